@@ -1,0 +1,18 @@
+"""Prioritized experience replay that is fast, exact and safe under concurrency.
+
+>>> import kary_replay as kr
+>>> fields = {"observation": kr.Field((4,), "float32"), "reward": kr.Field((), "float32")}
+>>> buffer = kr.PrioritizedReplayBuffer(1000, fields, seed=0)
+>>> index = buffer.add(observation=[0, 1, 2, 3], reward=1)
+>>> batch = buffer.sample(32)
+>>> buffer.update_priorities(batch.handle, td_error=batch.reward - 0.5)
+32
+"""
+
+from . import errors
+from .replay_buffer import PrioritizedReplayBuffer, ReplayBuffer
+from .sum_tree import SumTree
+from .types import HANDLE_DTYPE, Batch, Field
+
+__version__ = "0.1.0"
+__all__ = ["HANDLE_DTYPE", "Batch", "Field", "PrioritizedReplayBuffer", "ReplayBuffer", "SumTree", "errors"]

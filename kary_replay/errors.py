@@ -1,0 +1,23 @@
+"""The errors users can meet, each raised before anything has changed."""
+
+__all__ = ["EmptyBufferError", "FieldError", "IndexRangeError", "KaryReplayError"]
+
+
+class KaryReplayError(Exception):
+    """Base class of the errors below."""
+
+
+class EmptyBufferError(KaryReplayError, ValueError):
+    """Nothing to draw from: no row has been added yet, or every mass is zero."""
+
+
+class FieldError(KaryReplayError, TypeError, ValueError):
+    """The fields handed to ``add`` do not fit the buffer.
+
+    A field is unknown or missing, has the wrong shape, or a dtype that cannot be cast safely. It is both a TypeError (the
+    keywords of the call are wrong) and a ValueError (the data are).
+    """
+
+
+class IndexRangeError(KaryReplayError, IndexError, ValueError):
+    """An index is negative, or not below the capacity."""

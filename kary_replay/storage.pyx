@@ -1,0 +1,548 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# distutils: language = c++
+"""Slots, generations and lazy writing; docs/concurrency.md argues why it is right.
+
+A writer reserves slots under the lock (their mass becomes 0, their generation odd), copies its data holding no lock, and
+publishes under the lock (the generation becomes even, the mass the priority's). A reader takes no lock: it looks at a
+slot's generation before and after it copies, and draws another row where they differ.
+"""
+
+from cpython.ref cimport Py_INCREF
+from libc.math cimport pow
+from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport free, malloc
+
+import numpy as np
+
+cimport numpy as cnp
+
+from .errors import EmptyBufferError, IndexRangeError
+from .types import HANDLE_DTYPE
+from .validation import as_count
+
+from .block cimport (
+    Block, Header, acquire, aligned, load_acquire, load_relaxed, prefetch, read_field, release, sched_yield, store_relaxed,
+    store_release, uniform, write_field,
+)
+from .sum_tree cimport SumTree, rebuild, recompute, tree_nbytes
+
+from .sum_tree import DEFAULT_ARITY
+
+cnp.import_array()
+
+cdef extern from "numpy/arrayobject.h":
+    cnp.ndarray PyArray_Empty(int n_axes, cnp.npy_intp* shape, cnp.dtype dtype, int fortran)  # takes a reference to dtype
+
+cdef int64_t MAX_CAPACITY = <int64_t>1 << 40
+cdef enum:
+    CHUNK = 128           # rows drawn together
+    AHEAD = 12            # rows prefetched ahead of the copy
+    PREFETCHED = 512      # bytes of a row; the hardware follows a longer one by itself
+    WIDE = 256            # bytes from which a field is padded to whole 8-byte words
+    MAX_REDRAWS = 100000
+
+# What read_batch returns.
+cdef enum:
+    DRAWN = 0
+    EMPTY = 1
+    UNREADABLE = 2
+
+
+def _word_size(nbytes):
+    """Return the widest word that a field of ``nbytes`` is a whole number of; wide fields are padded to 8 instead."""
+    if nbytes >= WIDE:
+        return 8
+    return next(size for size in (8, 4, 2, 1) if nbytes % size == 0)
+
+
+cdef class Storage:
+    """The rows of a buffer of ``capacity`` slots; with ``prioritized``, a tree with one leaf per slot.
+
+    ``fields`` is a list of ``Field``; columns are handed in and out in its order. Private to the package.
+    """
+
+    def __cinit__(self, capacity, list fields, bint prioritized, seed):
+        cdef int64_t n_slots = as_count("capacity", capacity, MAX_CAPACITY)
+        cdef Py_ssize_t end = sizeof(uint64_t), size
+        cdef size_t tree_at = aligned(sizeof(Header)), rows_at
+        self.places = NULL
+        self.capacity = n_slots
+        self.fields = fields
+        self.n_fields = len(fields)
+        self.places = <Place*>malloc(max(self.n_fields, 1) * sizeof(Place))
+        if self.places == NULL:
+            raise MemoryError
+        # Widest words first: then each field is aligned to its word without holes between.
+        for i in sorted(range(self.n_fields), key=lambda i: -_word_size(fields[i].nbytes)):
+            size = _word_size(fields[i].nbytes)
+            self.places[i] = Place(end, fields[i].nbytes, size)
+            self.payload_nbytes += fields[i].nbytes
+            end += (fields[i].nbytes + size - 1) // size * size
+        self.row_nbytes = (end + 7) // 8 * 8
+        rows_at = tree_at + (tree_nbytes(n_slots, DEFAULT_ARITY) if prioritized else 0)
+        if n_slots > (<int64_t>1 << 47) // self.row_nbytes:
+            raise MemoryError(f"capacity {n_slots} needs {n_slots * self.row_nbytes / 2**40:.3g} TiB; choose a smaller one")
+        self.block = Block(rows_at + n_slots * self.row_nbytes, seed)
+        self.header = self.block.header
+        self.rows = self.block.base + rows_at
+        self.tree = SumTree(n_slots, DEFAULT_ARITY, self.block, tree_at) if prioritized else None
+        self.header.alpha = 1.0
+        self.header.max_priority = 1.0
+        self.header.max_mass = 1.0
+
+    def __dealloc__(self):
+        free(self.places)
+
+    def __len__(self):
+        return load_relaxed(&self.header.n_published)  # any recent value will do
+
+    @property
+    def alpha(self):
+        """The exponent in force."""
+        return load_relaxed(&self.header.alpha)
+
+    @property
+    def max_priority(self):
+        """The largest priority seen."""
+        return load_relaxed(&self.header.max_priority)
+
+    # ---------------------------------------------------------------------------------------------------- writing
+
+    def add(self, list columns, int64_t n, priorities):
+        """Write n rows and return their slots.
+
+        ``columns`` holds one contiguous array per field; ``priorities`` is None or a checked float64 array [n].
+        """
+        cdef cnp.npy_intp dims = n
+        index = cnp.PyArray_EMPTY(1, &dims, cnp.NPY_INT64, 0)
+        if n == 0:
+            return index
+        cdef int64_t* slot = <int64_t*>cnp.PyArray_DATA(index)
+        cdef const double* priority = NULL
+        cdef char** column = <char**>malloc(self.n_fields * sizeof(char*) + n * sizeof(int64_t))
+        cdef int64_t* scratch = <int64_t*>(column + self.n_fields)
+        cdef int64_t first = 0, taken, i
+        cdef int f
+        if column == NULL:
+            raise MemoryError
+        for f in range(self.n_fields):
+            array = columns[f]
+            assert cnp.PyArray_NBYTES(array) == n * self.places[f].nbytes, "a column does not fit its field"
+            column[f] = <char*>cnp.PyArray_DATA(array)
+        if priorities is not None:
+            priority = <const double*>cnp.PyArray_DATA(priorities)
+        with nogil:
+            while first < n:
+                taken = self.reserve(slot + first, n - first, scratch)
+                if taken == 0:  # every slot is another writer's, or writers are paused
+                    sched_yield()
+                    continue
+                for i in range(first, first + taken):
+                    self.write_row(slot[i], column, i)
+                self.publish(slot + first, taken, priority + first if priority != NULL else NULL, scratch)
+                first += taken
+        free(column)
+        return index
+
+    cdef int64_t reserve(self, int64_t* slot, int64_t n, int64_t* scratch) noexcept nogil:
+        """Make up to n slots ours, in ring order, and return how many: fewer where others hold the rest."""
+        cdef Header* header = self.header
+        cdef int64_t taken = 0, emptied = 0, seen, at
+        cdef uint64_t generation
+        acquire(header)
+        if header.n_paused == 0:
+            at = header.position
+            for seen in range(self.capacity):
+                if taken == n:
+                    break
+                generation = load_relaxed(self.generation(at))  # only changed under the lock, which we hold
+                if generation & 1 == 0:  # an odd one is a slow writer's that we have lapped: it keeps its slot
+                    if self.tree is not None and load_relaxed(self.tree.leaf + at) > 0:
+                        store_release(self.tree.leaf + at, 0.0)  # [leaf] pairs with the acquire in read_row
+                        scratch[emptied] = at
+                        emptied += 1
+                    # [reserve-slot] relaxed: the release of each word in write_field orders it before the row's words
+                    store_relaxed(self.generation(at), generation + 1)
+                    if at < header.n_started:
+                        store_relaxed(&header.n_published, header.n_published - 1)
+                    slot[taken] = at
+                    taken += 1
+                at += 1
+                if at > header.n_started:
+                    store_relaxed(&header.n_started, at)
+                    header.n_touched = max(header.n_touched, at)
+                if at == self.capacity:
+                    at = 0
+            header.position = at
+            store_relaxed(&header.n_writing, header.n_writing + taken)
+            if emptied > 0:
+                recompute(self.tree.tree, scratch, emptied)
+        release(header)
+        return taken
+
+    cdef void write_row(self, int64_t slot, char** column, int64_t i) noexcept nogil:
+        """Copy row i of the columns into a slot that we hold."""
+        cdef char* row = self.rows + slot * self.row_nbytes
+        cdef int f
+        for f in range(self.n_fields):
+            write_field(row + self.places[f].offset, column[f] + i * self.places[f].nbytes, self.places[f].nbytes,
+                        self.places[f].word_size)
+
+    cdef void publish(self, const int64_t* slot, int64_t n, const double* priority, int64_t* scratch) noexcept nogil:
+        """Make n written rows drawable; priority NULL gives them the largest seen."""
+        cdef Header* header = self.header
+        cdef int64_t i
+        cdef double mass
+        acquire(header)
+        for i in range(n):
+            # [publish-slot] release: pairs with the acquire in read_row; the row is visible before its generation is even
+            store_release(self.generation(slot[i]), load_relaxed(self.generation(slot[i])) + 1)
+            if self.tree is not None:
+                mass = header.max_mass
+                if priority != NULL:
+                    mass = pow(priority[i], header.alpha)
+                    if priority[i] > header.max_priority:
+                        store_relaxed(&header.max_priority, priority[i])
+                # [leaf] release: pairs with the acquire in read_row; a reader that sees this mass sees the new generation
+                store_release(self.tree.leaf + slot[i], mass)
+                scratch[i] = slot[i]
+        header.max_mass = pow(header.max_priority, header.alpha)
+        store_relaxed(&header.n_published, header.n_published + n)
+        store_relaxed(&header.n_writing, header.n_writing - n)
+        if self.tree is not None:
+            recompute(self.tree.tree, scratch, n)
+        release(header)
+
+    def update(self, cnp.ndarray handles, double[::1] priorities):
+        """Set the priorities of the rows whose handles are still current; return how many were.
+
+        ``handles`` is a contiguous array [B] of HANDLE_DTYPE, ``priorities`` is checked.
+        """
+        cdef int64_t n = priorities.shape[0], i, applied = 0
+        cdef Handle* handle = <Handle*>cnp.PyArray_DATA(handles)
+        cdef Header* header = self.header
+        cdef double* mass
+        cdef int64_t* scratch
+        cdef double alpha, largest
+        if n == 0:
+            return 0
+        for i in range(n):
+            if not 0 <= handle[i].index < self.capacity:
+                raise IndexRangeError(
+                    f"handle {i} has index {handle[i].index}: it must be in 0 … {self.capacity - 1}; "
+                    "pass the handle of a batch of this buffer"
+                )
+        mass = <double*>malloc(n * (sizeof(double) + sizeof(int64_t)))
+        if mass == NULL:
+            raise MemoryError
+        scratch = <int64_t*>(mass + n)
+        with nogil:
+            alpha = load_relaxed(&header.alpha)  # checked again under the lock
+            for i in range(n):
+                prefetch(self.tree.leaf + handle[i].index)
+                prefetch(self.generation(handle[i].index))
+                mass[i] = pow(priorities[i], alpha)
+            acquire(header)
+            if header.alpha != alpha:
+                for i in range(n):
+                    mass[i] = pow(priorities[i], header.alpha)
+            largest = header.max_priority
+            for i in range(n):
+                # Generations change only under the lock, so this one cannot move on before the mass is in (I6).
+                if load_relaxed(self.generation(handle[i].index)) == handle[i].generation:
+                    store_release(self.tree.leaf + handle[i].index, mass[i])  # [leaf] pairs with the acquire in read_row
+                    scratch[applied] = handle[i].index
+                    applied += 1
+                    largest = max(largest, priorities[i])
+            if largest > header.max_priority:
+                store_relaxed(&header.max_priority, largest)
+                header.max_mass = pow(largest, header.alpha)
+            if applied:
+                recompute(self.tree.tree, scratch, applied)
+            release(header)
+        free(mass)
+        return applied
+
+    def set_alpha(self, double alpha):
+        """Raise every priority to the new exponent: mass becomes mass ** (new / old)."""
+        cdef Header* header = self.header
+        cdef int64_t i
+        cdef double mass, ratio
+        with nogil:
+            acquire(header)
+            if alpha != header.alpha:
+                ratio = alpha / header.alpha if header.alpha > 0 else 0
+                for i in range(header.n_started):
+                    mass = load_relaxed(self.tree.leaf + i)  # only changed under the lock, which we hold
+                    if mass > 0:
+                        # From alpha = 0 the priorities cannot be told apart: the rows count as new.
+                        mass = pow(mass, ratio) if header.alpha > 0 else pow(header.max_priority, alpha)
+                        store_release(self.tree.leaf + i, max(mass, 5e-324))  # [leaf] pairs with the acquire in read_row
+                store_relaxed(&header.alpha, alpha)
+                header.max_mass = pow(header.max_priority, alpha)
+                rebuild(self.tree.tree)
+            release(header)
+
+    # ---------------------------------------------------------------------------------------------------- reading
+
+    def sample(self, batch_size, bint stratified, double beta):
+        """Draw rows; return (columns, index, handle, importance weights or None), all new arrays."""
+        cdef int64_t n = as_count("batch_size", batch_size), i
+        cdef cnp.npy_intp dims[32]
+        cdef list columns = []
+        cdef char** column = <char**>malloc(self.n_fields * sizeof(char*) + n * sizeof(double))
+        cdef double* mass = <double*>(column + self.n_fields)
+        cdef Handle* handle
+        cdef int64_t* index
+        cdef float* weight = NULL
+        cdef double smallest
+        cdef int outcome, f
+        if column == NULL:
+            raise MemoryError
+        try:
+            dims[0] = n
+            for f in range(self.n_fields):
+                field = self.fields[f]
+                shape = field.shape
+                for i in range(len(shape)):
+                    dims[i + 1] = shape[i]
+                dtype = field.dtype
+                Py_INCREF(dtype)
+                array = PyArray_Empty(len(shape) + 1, dims, dtype, 0)
+                column[f] = <char*>cnp.PyArray_DATA(array)
+                columns.append(array)
+            indices = cnp.PyArray_EMPTY(1, dims, cnp.NPY_INT64, 0)
+            index = <int64_t*>cnp.PyArray_DATA(indices)
+            Py_INCREF(HANDLE_DTYPE)
+            handles = PyArray_Empty(1, dims, HANDLE_DTYPE, 0)
+            handle = <Handle*>cnp.PyArray_DATA(handles)
+            weights = None
+            if self.tree is not None:
+                weights = cnp.PyArray_EMPTY(1, dims, cnp.NPY_FLOAT32, 0)
+                weight = <float*>cnp.PyArray_DATA(weights)
+            with nogil:
+                outcome = self.read_batch(column, n, handle, mass, stratified)
+                if outcome == DRAWN:
+                    for i in range(n):
+                        index[i] = handle[i].index
+                    if weight != NULL:
+                        # (N · P(i)) ** -beta over its maximum in the batch: N and the total cancel.
+                        smallest = mass[0]
+                        for i in range(1, n):
+                            smallest = min(smallest, mass[i])
+                        for i in range(n):
+                            weight[i] = <float>pow(smallest / mass[i], beta)
+        finally:
+            free(column)
+        if outcome == EMPTY:
+            raise EmptyBufferError("there is no row to draw: add some first (or every mass is zero)")
+        if outcome == UNREADABLE:
+            raise RuntimeError("masses were set on slots that hold no row: set masses only for slots that add returned")
+        return columns, indices, handles, weights
+
+    cdef int read_batch(self, char** column, int64_t n, Handle* handle, double* mass, bint stratified) noexcept nogil:
+        """Draw n rows into the columns."""
+        cdef double u[CHUNK]
+        cdef int64_t slot[CHUNK]
+        cdef int64_t start, count, i
+        cdef int attempts
+        for start from 0 <= start < n by CHUNK:
+            count = min(<int64_t>CHUNK, n - start)
+            uniform(self.header, u, count)
+            if not self.draw(u, slot, start, count, n, stratified):
+                for i in range(count):
+                    slot[i] = -1
+            for i in range(min(<int64_t>AHEAD, count)):
+                self.prefetch_row(slot[i])
+            for i in range(count):
+                if i + AHEAD < count:
+                    self.prefetch_row(slot[i + AHEAD])
+                attempts = 0
+                while not self.read_row(slot[i], column, start + i, handle + start + i, mass + start + i):
+                    # Another thread was faster. Draw this one again, from the same stratum.
+                    attempts += 1
+                    if attempts > MAX_REDRAWS and load_relaxed(&self.header.n_writing) == 0:  # any recent value will do
+                        return UNREADABLE
+                    if attempts > 16:
+                        sched_yield()
+                    uniform(self.header, u + i, 1)
+                    if not self.draw(u + i, slot + i, start + i, 1, n, stratified):
+                        slot[i] = -1
+                        if self.is_empty():
+                            return EMPTY
+        return DRAWN
+
+    cdef bint is_empty(self) noexcept nogil:
+        """Whether no row can be drawn and none is about to be; the lock makes it one moment."""
+        cdef bint empty
+        acquire(self.header)
+        empty = self.header.n_writing == 0 and (self.header.n_published == 0 if self.tree is None else self.tree.root() <= 0)
+        release(self.header)
+        return empty
+
+    cdef bint draw(self, double* u, int64_t* slot, int64_t first, int64_t n, int64_t batch_size, bint stratified) noexcept nogil:
+        """Turn n uniform numbers, the draws ``first`` … of a batch, into slots; False where there is nothing to draw."""
+        cdef int64_t i
+        cdef double total
+        if self.tree is None:
+            total = <double>load_relaxed(&self.header.n_started)  # any recent value will do: read_row checks each slot
+        else:
+            total = self.tree.root()
+        if total <= 0:
+            return False
+        for i in range(n):
+            u[i] = (first + i + u[i]) * (total / batch_size) if stratified else u[i] * total
+        if self.tree is None:
+            for i in range(n):
+                slot[i] = min(<int64_t>u[i], <int64_t>total - 1)
+        else:
+            self.tree.search(u, slot, n)
+        return True
+
+    cdef bint read_row(self, int64_t slot, char** column, int64_t i, Handle* handle, double* mass) noexcept nogil:
+        """Copy a slot's row into row i of the columns; False where it is empty, being written, or changed meanwhile."""
+        cdef char* row
+        cdef uint64_t generation
+        cdef int f
+        if slot < 0:
+            return False
+        row = self.rows + slot * self.row_nbytes
+        # [publish-slot] acquire: pairs with the release in publish
+        generation = load_acquire(<uint64_t*>row)
+        if generation == 0 or generation & 1:
+            return False
+        if self.tree is not None:
+            # [leaf] acquire: pairs with the releases in reserve, publish and update
+            mass[0] = load_acquire(self.tree.leaf + slot)
+            if mass[0] <= 0:
+                return False
+        for f in range(self.n_fields):
+            read_field(column[f] + i * self.places[f].nbytes, row + self.places[f].offset, self.places[f].nbytes,
+                       self.places[f].word_size)
+        # [reserve-slot] relaxed: the acquire of each word above keeps this second look behind it
+        if load_relaxed(<uint64_t*>row) != generation:
+            return False
+        handle.index = slot
+        handle.generation = generation
+        return True
+
+    cdef void prefetch_row(self, int64_t slot) noexcept nogil:
+        """Ask for the first cache lines of a row."""
+        cdef char* row = self.rows + slot * self.row_nbytes
+        cdef Py_ssize_t offset
+        if slot >= 0:
+            for offset in range(0, min(self.row_nbytes, <Py_ssize_t>PREFETCHED), 64):
+                prefetch(row + offset)
+            prefetch(row + min(self.row_nbytes, <Py_ssize_t>PREFETCHED) - 1)
+
+    cdef uint64_t* generation(self, int64_t slot) noexcept nogil:
+        """Where a slot's generation is."""
+        return <uint64_t*>(self.rows + slot * self.row_nbytes)
+
+    # ------------------------------------------------------------------------------------------------- as a whole
+
+    def view(self, int f):
+        """Return field f of every slot as a writable strided array [capacity, ...] onto the rows themselves."""
+        field = self.fields[f]
+        strides = (self.row_nbytes, *np.empty(field.shape, field.dtype).strides)
+        return np.ndarray((self.capacity, *field.shape), field.dtype, self._bytes(self.capacity), self.places[f].offset, strides)
+
+    def reset(self):
+        """Forget every row and priority. Generations rise, so that every handle handed out is stale."""
+        cdef int64_t i
+        with nogil:
+            self.pause()
+            for i in range(self.header.n_started):
+                # [publish-slot] release: pairs with the acquire in read_row; a row read meanwhile counts as changed
+                store_release(self.generation(i), load_relaxed(self.generation(i)) + 2)
+                if self.tree is not None:
+                    store_release(self.tree.leaf + i, 0.0)  # [leaf] pairs with the acquire in read_row
+            if self.tree is not None:
+                rebuild(self.tree.tree)
+            self.header.position = 0
+            store_relaxed(&self.header.n_published, <int64_t>0)
+            store_relaxed(&self.header.n_started, <int64_t>0)
+            store_relaxed(&self.header.max_priority, 1.0)
+            self.header.max_mass = 1.0
+            self.resume()
+
+    def snapshot(self):
+        """Return everything as a dict of numbers and arrays: a consistent cut, for which writers wait."""
+        cdef Header* header = self.header
+        with nogil:
+            self.pause()
+        try:
+            return {
+                "row_nbytes": self.row_nbytes,
+                "rows": self._bytes(header.n_touched).copy(),
+                "mass": None if self.tree is None else self.tree.get(np.arange(header.n_started)),
+                "position": header.position,
+                "n_started": header.n_started,
+                "alpha": header.alpha,
+                "max_priority": header.max_priority,
+                "random": self.block.random_state(),
+            }
+        finally:
+            with nogil:
+                self.resume()
+
+    def restore(self, dict state):
+        """Take over a snapshot. Nobody else may be using this storage yet."""
+        cdef Header* header = self.header
+        if state["row_nbytes"] != self.row_nbytes:
+            raise ValueError(f"the saved rows have {state['row_nbytes']} bytes, these {self.row_nbytes}: another version's layout")
+        header.n_touched = len(state["rows"]) // self.row_nbytes
+        header.n_started = header.n_published = state["n_started"]
+        header.position = state["position"]
+        header.alpha = state["alpha"]
+        header.max_priority = state["max_priority"]
+        header.max_mass = pow(header.max_priority, header.alpha)
+        self._bytes(header.n_touched)[:] = state["rows"]
+        self.block.set_random_state(state["random"])
+        if self.tree is not None:
+            self.tree.set(np.arange(header.n_started), state["mass"])
+
+    def check_invariants(self):
+        """Raise AssertionError naming the first invariant that is broken: I1 to I3 by the tree, then I4, I5 and the counters."""
+        cdef int64_t i
+        cdef uint64_t generation
+        cdef Header* header = self.header
+        if self.tree is not None:
+            self.tree.check_invariants()
+        with nogil:
+            self.pause()
+        try:
+            for i in range(self.capacity):
+                generation = load_relaxed(self.generation(i))
+                assert generation & 1 == 0, f"I5: slot {i} has the odd generation {generation}, and nobody is writing it"
+                if i < header.n_started:
+                    assert generation > 0, f"I5: slot {i} counts as used and has generation 0"
+                elif self.tree is not None:
+                    assert self.tree.leaf[i] == 0, f"I4: slot {i} holds no row and has mass {self.tree.leaf[i]}"
+            assert header.n_published == header.n_started, \
+                f"I5: {header.n_published} rows are published in {header.n_started} used slots, and nobody is writing"
+            assert 0 <= header.position < self.capacity, f"I5: position {header.position} is not a slot"
+        finally:
+            with nogil:
+                self.resume()
+
+    def _bytes(self, int64_t n):
+        """Return the first n rows as one writable uint8 array, which keeps the block alive."""
+        cdef cnp.npy_intp nbytes = n * self.row_nbytes
+        array = cnp.PyArray_SimpleNewFromData(1, &nbytes, cnp.NPY_UINT8, self.rows)
+        cnp.set_array_base(array, self.block)
+        return array
+
+    cdef void pause(self) noexcept nogil:
+        """Take the lock at a moment when nobody is writing a row."""
+        acquire(self.header)
+        store_relaxed(&self.header.n_paused, self.header.n_paused + 1)
+        while self.header.n_writing > 0:
+            release(self.header)
+            sched_yield()
+            acquire(self.header)
+
+    cdef void resume(self) noexcept nogil:
+        """End what pause began."""
+        store_relaxed(&self.header.n_paused, self.header.n_paused - 1)
+        release(self.header)

@@ -1,0 +1,50 @@
+"""A K-ary sum tree over float64 masses, searched without a lock.
+
+What is promised. Any number of threads may call any function at once.
+
+*At rest*, when no write is under way, every node equals the sum of its children bit for bit, and leaf i is drawn with
+probability mass_i / total. A parent is always recomputed from its children, never adjusted by a difference, so nothing
+drifts, however many updates there were.
+
+*Under concurrent writes* a search may read some nodes from before a write and some from after it. It then still ends at
+some leaf, or reports that it found none; it never leaves the tree. Which leaf it ends at may be biased by the masses in
+flight at that moment, and that leaf's mass may have become zero: the buffer looks again at the leaf, with its slot's
+generation, and draws again. ``SumTree.sample`` itself does the same with the leaf's mass.
+
+*Not promised.* The leaves of one batch are not a snapshot: a write may land between two of them.
+
+How. Writers hold the header's lock from the first leaf to the root. Searches take no lock and load nodes as relaxed
+atomics. docs/concurrency.md argues why this is enough.
+"""
+
+from libc.stdint cimport int64_t
+
+from .block cimport Block, Header
+
+
+cdef extern from "sum_tree.hpp" namespace "kary" nogil:
+    ctypedef struct Tree:
+        double** level
+        int64_t* width
+        int n_levels
+        int log2_arity
+
+    # These take the tree by address; sum_tree.hpp says what they do.
+    void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n)
+    void recompute(const Tree& tree, int64_t* node, int64_t n)
+    void rebuild(const Tree& tree)
+    double group_sum(const Tree& tree, const double* group)
+
+
+cdef size_t tree_nbytes(int64_t capacity, int arity) noexcept
+
+
+cdef class SumTree:
+    cdef Block block
+    cdef Header* header
+    cdef Tree tree
+    cdef double* leaf            # [capacity], then zeros up to a whole group
+    cdef readonly int64_t capacity
+    cdef readonly double max_mass
+    cdef void search(self, double* prefix, int64_t* leaf, int64_t n) noexcept nogil
+    cdef double root(self) noexcept nogil

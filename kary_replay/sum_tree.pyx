@@ -1,0 +1,371 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# distutils: language = c++
+"""The K-ary sum tree: draw an index with probability proportional to its mass.
+
+For K = 4 and 6 leaves of mass 3 1 4 1 5 9 the tree is ::
+
+    level 0                      [23]
+    level 1         [9          14           0          0]
+    level 2    [3  1  4  1][5  9  0  0]
+
+To find prefix 10: the root's children hold 9, 14, so the first one with prefix < cumulative sum is the second (9 + 14);
+what remains of the prefix is 10 - 9 = 1. Its children hold 5, 9: 1 < 5, so the answer is leaf 4.
+"""
+
+from libc.math cimport isfinite
+from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport free, malloc
+
+import numpy as np
+
+from .errors import EmptyBufferError
+from .validation import as_arity, as_count, as_float64, as_index
+
+from .block cimport (
+    Block, Header, acquire, aligned, load_acquire, load_relaxed, release, sched_yield, store_release, uniform,
+)
+
+DEFAULT_ARITY = 4
+"""The fastest arity measured; docs/design/ablations.md has the table."""
+
+cdef int64_t MAX_CAPACITY = <int64_t>1 << 40
+cdef enum:
+    CHUNK = 128      # searches that descend together: their groups fit the first-level cache
+    MAX_REDRAWS = 100000
+
+
+cdef size_t _layout(int64_t capacity, int arity, Tree* tree, char* base) noexcept:
+    """Place the levels from ``base`` on; return the bytes they take. With base NULL, only count."""
+    cdef int64_t width[48]
+    cdef int n_levels = 0, level
+    cdef int64_t nodes = capacity
+    cdef size_t offset = 0, stored
+    while True:  # from the leaves up
+        width[n_levels] = nodes
+        n_levels += 1
+        if n_levels > 1 and nodes == 1:
+            break
+        nodes = (nodes + arity - 1) // arity
+    for level in range(n_levels):  # from the root down
+        nodes = width[n_levels - 1 - level]
+        stored = nodes if level == 0 else (nodes + arity - 1) // arity * arity
+        if base != NULL:
+            tree.width[level] = nodes
+            tree.level[level] = <double*>(base + offset)
+        offset += aligned(stored * sizeof(double))
+    if base != NULL:
+        tree.n_levels = n_levels
+        tree.log2_arity = 0
+        while 1 << tree.log2_arity < arity:
+            tree.log2_arity += 1
+    return offset
+
+
+cdef size_t tree_nbytes(int64_t capacity, int arity) noexcept:
+    """Return the bytes a tree of this capacity takes in a block."""
+    return _layout(capacity, arity, NULL, NULL)
+
+
+cdef class SumTree:
+    """A K-ary sum tree over ``capacity`` float64 masses.
+
+    Parameters
+    ----------
+    capacity : int
+        Number of leaves, at least 1.
+    arity : int
+        Children per node: a power of two from 2 to 64. The default is the fastest measured.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If capacity or arity is out of range. Nothing is allocated then.
+
+    Notes
+    -----
+    About ``8 * arity / (arity - 1)`` bytes per leaf. Every method may run in any number of threads at once; they release the
+    GIL. Writers take turns, searches take no lock; sum_tree.pxd states what a search sees meanwhile.
+
+    Layout after Zhang, Kuppannagari & Prasanna (2021), arXiv:2110.01101, section IV.
+
+    Examples
+    --------
+    >>> tree = SumTree(6, arity=4)
+    >>> tree.set([0, 1, 2, 3, 4, 5], [3, 1, 4, 1, 5, 9])
+    >>> tree.total
+    23.0
+    >>> tree.find(10.0)
+    4
+    >>> tree.set(6, 1.0)
+    Traceback (most recent call last):
+        ...
+    kary_replay.errors.IndexRangeError: index 6 is out of range: it must be in 0 … 5
+    """
+
+    def __cinit__(self, capacity, arity=DEFAULT_ARITY, Block _block=None, size_t _offset=0):
+        cdef int64_t n_leaves = as_count("capacity", capacity, MAX_CAPACITY)
+        cdef int k = as_arity(arity)
+        cdef size_t head = aligned(sizeof(Header))
+        if _block is None:
+            _block = Block(head + tree_nbytes(n_leaves, k))
+            _offset = head
+        self.block = _block
+        self.header = _block.header
+        self.capacity = n_leaves
+        _layout(n_leaves, k, &self.tree, _block.base + _offset)
+        self.leaf = self.tree.level[self.tree.n_levels - 1]
+        # Twice as many leaves at most, padding and rounding included, so no sum of masses overflows.
+        self.max_mass = np.finfo(np.float64).max / (2.0 * n_leaves + 128)
+
+    @property
+    def arity(self):
+        """Children per node."""
+        return 1 << self.tree.log2_arity
+
+    @property
+    def total(self):
+        """Sum of all masses, float64. Costs one load; under concurrent writes, some recent value."""
+        return self.root()
+
+    @property
+    def nbytes(self):
+        """Bytes of all nodes, padding included."""
+        return tree_nbytes(self.capacity, self.arity)
+
+    def __len__(self):
+        return self.capacity
+
+    def __repr__(self):
+        return f"SumTree(capacity={self.capacity}, arity={self.arity}, total={self.total})"
+
+    def set(self, index, mass):
+        """Set the mass of one leaf or of many.
+
+        Parameters
+        ----------
+        index : int or array of int [B]
+            Leaves, each in 0 … capacity - 1. Where one comes twice, the last mass wins.
+        mass : float or array of float [B]
+            Finite, at least 0, at most ``max_mass``. One number sets every leaf of ``index``.
+
+        Raises
+        ------
+        IndexRangeError, ValueError, TypeError
+            Before any mass has changed.
+
+        Notes
+        -----
+        O(B · K · log_K(capacity)), under the tree's one lock. Searches go on meanwhile and may see part of the batch.
+        """
+        cdef int64_t[::1] leaves = np.atleast_1d(as_index(index, self.capacity))
+        values = np.atleast_1d(as_float64("mass", mass))
+        cdef Py_ssize_t n = leaves.shape[0], i
+        if values.shape[0] != n:
+            if values.shape[0] != 1:
+                raise ValueError(f"mass must be one number or have the length of index, {n}, got {values.shape[0]}")
+            values = np.repeat(values, n)
+        cdef double[::1] masses = values
+        cdef int64_t* touched
+        for i in range(n):
+            if not (0 <= masses[i] <= self.max_mass):  # NaN fails too
+                raise ValueError(f"mass must be finite and in 0 … {self.max_mass:.3g}, got {masses[i]} for index {leaves[i]}")
+        if n == 0:
+            return
+        touched = <int64_t*>malloc(n * sizeof(int64_t))
+        if touched == NULL:
+            raise MemoryError
+        with nogil:
+            for i in range(n):
+                touched[i] = leaves[i]
+            acquire(self.header)
+            for i in range(n):
+                # [leaf] release: pairs with the acquire in SumTree.sample
+                store_release(self.leaf + leaves[i], masses[i] + 0.0)  # + 0.0 turns -0.0 into 0.0
+            recompute(self.tree, touched, n)
+            release(self.header)
+        free(touched)
+
+    def get(self, index):
+        """Return the mass of one leaf (float) or of many (float64 [B]).
+
+        Raises IndexRangeError or TypeError for a bad index. O(B), no lock; concurrent writes may fall between two leaves.
+        """
+        leaves = as_index(index, self.capacity)
+        if leaves.ndim == 0:
+            return load_relaxed(self.leaf + <int64_t>leaves.item())  # any recent value will do
+        cdef int64_t[::1] where = leaves
+        cdef Py_ssize_t i, n = where.shape[0]
+        result = np.empty(n)
+        cdef double[::1] out = result
+        with nogil:
+            for i in range(n):
+                out[i] = load_relaxed(self.leaf + where[i])  # any recent value will do
+        return result
+
+    def find(self, prefix):
+        """Return the smallest i with ``prefix < mass[0] + … + mass[i]``.
+
+        Parameters
+        ----------
+        prefix : float or array of float [B]
+            Each at least 0 and below ``total``.
+
+        Returns
+        -------
+        int or int64 [B]
+            Never a leaf of mass 0, rounding included.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If a prefix is NaN, negative, or not below ``total``.
+
+        Notes
+        -----
+        O(B · K · log_K(capacity)); all B descend together, one level at a time. Sums are those of the tree: siblings are added
+        left to right (in blocks of eight for K > 8), then their parents. No lock: where a writer empties the leaf meanwhile, the
+        last other leaf with mass on the way is returned.
+        """
+        prefixes = as_float64("prefix", prefix)
+        cdef double[::1] p = np.array(prefixes, ndmin=1)  # a copy: the search uses it up
+        cdef Py_ssize_t n = p.shape[0], i
+        cdef double total = self.root()
+        for i in range(n):
+            if not (0 <= p[i] < total):
+                raise ValueError(f"prefix must be at least 0 and below the total, {total}, got {p[i]}")
+        result = np.empty(n, dtype=np.int64)
+        cdef int64_t[::1] leaves = result
+        cdef double q
+        with nogil:
+            self.search(&p[0] if n else NULL, &leaves[0] if n else NULL, n)
+            for i in range(n):
+                while leaves[i] < 0:  # a writer emptied that path meanwhile: take what is last now
+                    if self.root() <= 0:
+                        break
+                    sched_yield()
+                    q = self.root()
+                    self.search(&q, &leaves[i], 1)
+        if n and np.any(result < 0):
+            raise EmptyBufferError("every mass is zero: another thread emptied the tree meanwhile")
+        return result if prefixes.ndim else int(result[0])
+
+    def sample(self, batch_size, stratified=True, rng=None):
+        """Draw leaves with probability mass_i / total.
+
+        Parameters
+        ----------
+        batch_size : int
+            B, at least 1.
+        stratified : bool
+            True: draw i comes from the i-th of B equal parts of the total, which lowers the variance (Schaul et al. 2016,
+            arXiv:1511.05952, appendix B.2.1). False: B independent draws.
+        rng : None, int or numpy.random.Generator
+            None draws from the tree's own stream (seeded by the system), an int starts a new generator from that seed.
+
+        Returns
+        -------
+        int64 [B]
+            Leaves, repeats included, never one of mass 0.
+
+        Raises
+        ------
+        EmptyBufferError
+            If every mass is zero.
+        ValueError, TypeError
+            If batch_size is below 1, or rng is something else.
+
+        Notes
+        -----
+        O(B · K · log_K(capacity)) with the GIL released and no lock. A leaf that a writer empties meanwhile is drawn again.
+        """
+        cdef int64_t n = as_count("batch_size", batch_size)
+        cdef int64_t i, failed = 0
+        cdef bint strata = bool(stratified)
+        if rng is not None and not isinstance(rng, (int, np.integer, np.random.Generator)):
+            raise TypeError(f"rng must be None, an int or a numpy.random.Generator, got {type(rng).__name__}")
+        result = np.empty(n, dtype=np.int64)
+        prefixes = np.empty(n)
+        cdef int64_t[::1] leaves = result
+        cdef double[::1] p = prefixes
+        cdef double total
+        cdef int attempts
+        if rng is not None:
+            np.random.default_rng(rng).random(out=prefixes)
+        with nogil:
+            if rng is None:
+                uniform(self.header, &p[0], n)
+            total = self.root()
+            if total > 0:
+                for i in range(n):
+                    p[i] = (i + p[i]) * (total / n) if strata else p[i] * total
+                self.search(&p[0], &leaves[0], n)
+                for i in range(n):
+                    attempts = 0
+                    # [leaf] acquire: pairs with the release in SumTree.set
+                    while leaves[i] < 0 or load_acquire(self.leaf + leaves[i]) <= 0:
+                        total = self.root()
+                        attempts += 1
+                        if total <= 0 or attempts > MAX_REDRAWS:
+                            failed = 1
+                            break
+                        if attempts > 16:
+                            sched_yield()
+                        uniform(self.header, &p[i], 1)
+                        p[i] *= total
+                        self.search(&p[i], &leaves[i], 1)
+            else:
+                failed = 1
+        if failed:
+            raise EmptyBufferError("every mass is zero: set some masses before drawing")
+        return result
+
+    def check_invariants(self):
+        """Raise AssertionError naming the first invariant that is broken: I1 padding, I2 sums, I3 range.
+
+        O(capacity), under the lock; searches go on meanwhile.
+        """
+        cdef int level
+        cdef int64_t i, stored, n
+        cdef str broken = None
+        cdef int arity = self.arity
+        cdef double value
+        with nogil:
+            acquire(self.header)
+        try:
+            for level in range(1, self.tree.n_levels):
+                n = self.tree.width[level]
+                stored = (n + arity - 1) // arity * arity
+                for i in range(n, stored):
+                    assert self.tree.level[level][i] == 0, f"I1: padding node {i} of level {level} has mass"
+            for level in range(self.tree.n_levels - 2, -1, -1):
+                for i in range(self.tree.width[level]):
+                    value = group_sum(self.tree, self.tree.level[level + 1] + i * arity)
+                    assert self.tree.level[level][i] == value, \
+                        f"I2: node {i} of level {level} is {self.tree.level[level][i]}, its children sum to {value}"
+            for i in range(self.capacity):
+                assert isfinite(self.leaf[i]) and self.leaf[i] >= 0, f"I3: leaf {i} has mass {self.leaf[i]}"
+        finally:
+            with nogil:
+                release(self.header)
+
+    def __reduce__(self):
+        masses = self.get(np.arange(self.capacity))
+        return _restore, (self.capacity, self.arity, masses, self.block.random_state())
+
+    cdef void search(self, double* prefix, int64_t* leaf, int64_t n) noexcept nogil:
+        """Find n leaves in chunks that fit the cache; -1 where writers left none. ``prefix`` is used up."""
+        cdef int64_t start
+        for start from 0 <= start < n by CHUNK:
+            descend(self.tree, prefix + start, leaf + start, min(<int64_t>CHUNK, n - start))
+
+    cdef double root(self) noexcept nogil:
+        """The total. relaxed: a search is checked at its leaf, whatever total its prefix came from."""
+        return load_relaxed(self.tree.level[0])
+
+
+def _restore(capacity, arity, masses, random_state):
+    """Rebuild a pickled SumTree."""
+    cdef SumTree tree = SumTree(capacity, arity)
+    tree.set(np.arange(capacity), masses)
+    tree.block.set_random_state(random_state)
+    return tree

@@ -1,0 +1,153 @@
+"""What goes in and comes out: fields, batches, handles."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import FieldError
+
+__all__ = ["HANDLE_DTYPE", "Batch", "Field"]
+
+HANDLE_DTYPE = np.dtype([("index", np.int64), ("generation", np.uint64)])
+"""One drawn row: its slot, and which reuse of that slot it was."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """Shape and dtype of one field of a transition.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        Shape of one transition's value, without the batch axis; ``()`` for a scalar. Every axis is at least 1.
+    dtype : dtype-like
+        A boolean, integer, floating or complex dtype of fixed size.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where the shape or dtype is not of that kind.
+
+    Examples
+    --------
+    >>> Field((4, 84, 84), "uint8").nbytes
+    28224
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __init__(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        axes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+        try:
+            axes = tuple(operator.index(n) for n in axes)
+        except TypeError:
+            raise TypeError(f"shape must be a tuple of integers, got {shape!r}") from None
+        if any(n < 1 for n in axes):
+            raise ValueError(f"shape must have axes of at least 1, got {shape!r}")
+        kind = np.dtype(dtype).newbyteorder("=")
+        if kind.kind not in "biufc":
+            raise TypeError(f"dtype must be boolean, integer, floating or complex, got {dtype!r}")
+        object.__setattr__(self, "shape", axes)
+        object.__setattr__(self, "dtype", kind)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one transition's value."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def cast(self, name: str, value: npt.ArrayLike) -> tuple[npt.NDArray[Any], int | None]:
+        """Return ``value`` as a C-contiguous array of this dtype, and its batch size (None for one transition).
+
+        Raises
+        ------
+        FieldError
+            If the shape is neither ``shape`` nor ``(B, *shape)``, or a value would not survive the cast: floats never become
+            integers, integers only where every value fits, and no finite float becomes infinite.
+        """
+        try:
+            array = np.asarray(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise FieldError(f"{name} must be an array of {self._shapes()}: {error}") from None
+        if array.dtype != self.dtype:
+            array = self._convert(name, array)
+        n_axes = len(self.shape)
+        if array.ndim == n_axes and array.shape == self.shape:
+            batch_size = None
+        elif array.ndim == n_axes + 1 and array.shape[1:] == self.shape:
+            batch_size = array.shape[0]
+        else:
+            raise FieldError(f"{name} must have shape {self._shapes()}, got {array.shape}")
+        return np.ascontiguousarray(array), batch_size
+
+    def _shapes(self) -> str:
+        return f"{self.shape} or (B, {', '.join(map(str, self.shape))})"
+
+    def _convert(self, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        refusal = f"{name} has dtype {array.dtype}, which cannot be cast safely to {self.dtype}"
+        if self.dtype.kind in "iu" and array.dtype.kind in "iu":
+            limits = np.iinfo(self.dtype)
+            if array.size and (int(array.min()) < limits.min or int(array.max()) > limits.max):
+                raise FieldError(f"{refusal}: values must lie in {limits.min} … {limits.max}")
+            return array.astype(self.dtype)
+        if array.dtype.kind not in "biufc" or not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            raise FieldError(f"{refusal}; convert it first, for example with .astype({self.dtype.name!r})")
+        if self.dtype.itemsize >= array.dtype.itemsize:
+            return array.astype(self.dtype)
+        try:
+            with np.errstate(over="raise"):
+                return array.astype(self.dtype)
+        except FloatingPointError:
+            limit = np.finfo(self.dtype).max
+            raise FieldError(f"{refusal}: a finite value is beyond {limit}") from None
+
+
+class Batch:
+    """Rows drawn from a buffer: one attribute per field, each with a leading axis B.
+
+    A nested field is a dict of arrays. Every batch has ``index`` (int64 [B], the slots) and ``handle`` ([B] of
+    ``HANDLE_DTYPE``, for ``update_priorities``); a prioritized one has ``importance_weight`` (float32 [B], largest 1). The
+    arrays belong to the caller: nothing writes to them later. Also reads like a mapping: ``batch["reward"]``,
+    ``batch.keys()``, ``dict(batch)``.
+    """
+
+    index: npt.NDArray[np.int64]
+    handle: npt.NDArray[np.void]
+    importance_weight: npt.NDArray[np.float32]
+
+    def __init__(self, columns: dict[str, Any]) -> None:
+        self.__dict__.update(columns)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the batch has no field {name!r}; it has {', '.join(self.__dict__)}")
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self.__dict__[name]
+        except KeyError:
+            raise KeyError(f"{name!r}; the batch has {', '.join(self.__dict__)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__dict__)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def keys(self) -> Any:
+        """Return the names of the fields, then index, handle and importance_weight."""
+        return self.__dict__.keys()
+
+    def __repr__(self) -> str:
+        return f"Batch({', '.join(f'{name}={_shape(value)}' for name, value in self.__dict__.items())})"
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_shape(part)}" for name, part in value.items()) + "}"
+    return f"{value.dtype}{list(value.shape)}"

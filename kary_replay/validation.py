@@ -1,0 +1,86 @@
+"""Checks of arguments: each returns the value in its one form, or raises naming the argument, the value and the remedy."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import IndexRangeError
+
+
+def as_count(name: str, value: Any, limit: int | None = None) -> int:
+    """Return ``value`` as an int from 1 to ``limit``."""
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if count < 1:
+        raise ValueError(f"{name} must be at least 1, got {count}")
+    if limit is not None and count > limit:
+        raise ValueError(f"{name} must be at most {limit}, got {count}")
+    return count
+
+
+def as_arity(value: Any) -> int:
+    """Return ``value`` as a power of two from 2 to 64."""
+    arity = as_count("arity", value)
+    if arity not in (2, 4, 8, 16, 32, 64):
+        raise ValueError(f"arity must be a power of two from 2 to 64, got {arity}")
+    return arity
+
+
+def as_real(name: str, value: Any) -> float:
+    """Return ``value`` as a float; strings, complex numbers and arrays are refused."""
+    if isinstance(value, (bool, np.bool_, str, bytes)):
+        raise TypeError(f"{name} must be a real number, got {value!r}")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a real number, got {value!r}") from None
+
+
+def as_exponent(name: str, value: Any) -> float:
+    """Return ``value`` as a float from 0 to 1."""
+    number = as_real(name, value)
+    if not 0 <= number <= 1:
+        raise ValueError(f"{name} must be from 0 to 1, got {value!r}")
+    return number
+
+
+def as_seed(value: Any) -> np.random.SeedSequence:
+    """Return the seed sequence of ``value``: None (from the system), or integers of at least 0."""
+    try:
+        return np.random.SeedSequence(value)
+    except TypeError:
+        raise TypeError(f"seed must be None, an integer or a sequence of integers, got {value!r}") from None
+    except ValueError:
+        raise ValueError(f"seed must not be negative, got {value!r}") from None
+
+
+def as_index(index: Any, capacity: int) -> npt.NDArray[np.int64]:
+    """Return ``index`` as a contiguous int64 array, of at most one axis, with every value in 0 … capacity - 1."""
+    array = np.asarray(index)
+    if array.dtype.kind not in "iu" and array.size:
+        raise TypeError(f"index must be an integer or an array of integers, got dtype {array.dtype}")
+    if array.ndim > 1:
+        raise ValueError(f"index must be an integer or one-dimensional, got shape {array.shape}")
+    if array.size and (array.min() < 0 or array.max() >= capacity):
+        flat = array.ravel()
+        bad = flat[(flat < 0) | (flat >= capacity)][0]
+        raise IndexRangeError(f"index {bad} is out of range: it must be in 0 … {capacity - 1}")
+    return np.asarray(array, dtype=np.int64, order="C")
+
+
+def as_float64(name: str, value: Any) -> npt.NDArray[np.float64]:
+    """Return ``value`` as a contiguous float64 array of at most one axis."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"{name} must be a real number or an array of them, got dtype {array.dtype}")
+    if array.ndim > 1:
+        raise ValueError(f"{name} must be a number or one-dimensional, got shape {array.shape}")
+    return np.asarray(array, dtype=np.float64, order="C")

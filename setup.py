@@ -1,0 +1,38 @@
+"""The extension modules and the package map; everything else is in pyproject.toml."""
+
+import os
+import sys
+
+import numpy as np
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+# "thread" or "address": builds under a sanitizer, for `make sanitize`.
+sanitizer = os.environ.get("KARY_REPLAY_SANITIZER", "")
+flags = ["-std=c++17", "-O3", "-fno-math-errno"]
+if sanitizer:
+    flags += [f"-fsanitize={sanitizer}", "-g", "-O1", "-fno-omit-frame-pointer"]
+
+modules = ["block", "sum_tree", "storage"]
+extensions = [
+    Extension(
+        f"kary_replay.{name}",
+        [f"kary_replay/{name}.pyx"],
+        language="c++",
+        include_dirs=["kary_replay", np.get_include()],
+        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+        depends=[f"kary_replay/{header}.hpp" for header in ("atomic", "block", "philox", "sum_tree")],
+        extra_compile_args=flags,
+        extra_link_args=[f"-fsanitize={sanitizer}"] if sanitizer else [],
+    )
+    for name in modules
+]
+
+setup(
+    ext_modules=cythonize(
+        extensions,
+        build_dir=os.environ.get("KARY_REPLAY_BUILD", "build/cython"),
+        compiler_directives={"language_level": 3},
+        quiet="-q" in sys.argv,
+    ),
+)
