@@ -15,6 +15,15 @@ inline T load_relaxed(const T* p) {
     return value;
 }
 
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+// What the general one compiles to, less a detour through an integer register that costs a search a fifth of its time.
+inline double load_relaxed(const double* p) {
+    double value;
+    __asm__("movsd %1, %0" : "=x"(value) : "m"(*p));
+    return value;
+}
+#endif
+
 template <class T>
 inline T load_acquire(const T* p) {
     T value;
@@ -43,54 +52,49 @@ inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 // word. This is the seqlock without fences of Boehm (2012), "Can seqlocks get along with programming language memory
 // models?", section 4. Relaxed words would not do: nothing would order the second look after them.
 template <class Word>
-inline void read_words(char* to, const char* row, int64_t nbytes) {
-    const Word* words = reinterpret_cast<const Word*>(row);
-    const int64_t n = nbytes / static_cast<int64_t>(sizeof(Word));
-    for (int64_t i = 0; i < n; ++i) {
-        const Word word = load_acquire(words + i);  // [row-word] pairs with the release in write_words
-        std::memcpy(to + i * sizeof(Word), &word, sizeof(Word));
-    }
-    const int64_t rest = nbytes - n * static_cast<int64_t>(sizeof(Word));
-    if (rest != 0) {
-        const Word word = load_acquire(words + n);  // [row-word] as above; the row is padded to whole words
-        std::memcpy(to + nbytes - rest, &word, rest);
-    }
+inline void read_word(char* to, const char* row) {
+    const Word word = load_acquire(reinterpret_cast<const Word*>(row));  // [row-word] pairs with write_word's release
+    std::memcpy(to, &word, sizeof(Word));
 }
 
 template <class Word>
-inline void write_words(char* row, const char* from, int64_t nbytes) {
-    Word* words = reinterpret_cast<Word*>(row);
-    const int64_t n = nbytes / static_cast<int64_t>(sizeof(Word));
-    for (int64_t i = 0; i < n; ++i) {
-        Word word;
-        std::memcpy(&word, from + i * sizeof(Word), sizeof(Word));
-        store_release(words + i, word);  // [row-word] pairs with the acquire in read_words
-    }
-    const int64_t rest = nbytes - n * static_cast<int64_t>(sizeof(Word));
-    if (rest != 0) {
-        Word word = 0;
-        std::memcpy(&word, from + nbytes - rest, rest);
-        store_release(words + n, word);  // [row-word] as above
-    }
+inline void write_word(char* row, const char* from) {
+    Word word;
+    std::memcpy(&word, from, sizeof(Word));
+    store_release(reinterpret_cast<Word*>(row), word);  // [row-word] pairs with read_word's acquire
 }
 
-// `word_size` is the size in which a field is always read and written: 8, 4, 2 or 1 bytes.
-inline void read_field(char* to, const char* row, int64_t nbytes, int word_size) {
-    switch (word_size) {
-        case 8: return read_words<uint64_t>(to, row, nbytes);
-        case 4: return read_words<uint32_t>(to, row, nbytes);
-        case 2: return read_words<uint16_t>(to, row, nbytes);
-        default: return read_words<uint8_t>(to, row, nbytes);
-    }
+// One field of one row, from (kRead) or to the row. It is always cut into the same words: as wide as its place is aligned
+// (rows begin on 8-byte boundaries), then narrower ones for the rest.
+template <class Word, bool kRead>
+inline void move_words(char* row, char* value, int64_t nbytes) {
+    const auto move = [&](auto word, int64_t at) {
+        if constexpr (kRead) read_word<decltype(word)>(value + at, row + at);
+        else write_word<decltype(word)>(row + at, value + at);
+    };
+    int64_t at = 0;
+#pragma GCC unroll 4
+    for (; at + static_cast<int64_t>(sizeof(Word)) <= nbytes; at += sizeof(Word)) move(Word{}, at);
+    if (sizeof(Word) > 4 && nbytes & 4) move(uint32_t{}, at), at += 4;
+    if (sizeof(Word) > 2 && nbytes & 2) move(uint16_t{}, at), at += 2;
+    if (sizeof(Word) > 1 && nbytes & 1) move(uint8_t{}, at);
 }
 
-inline void write_field(char* row, const char* from, int64_t nbytes, int word_size) {
-    switch (word_size) {
-        case 8: return write_words<uint64_t>(row, from, nbytes);
-        case 4: return write_words<uint32_t>(row, from, nbytes);
-        case 2: return write_words<uint16_t>(row, from, nbytes);
-        default: return write_words<uint8_t>(row, from, nbytes);
-    }
+template <bool kRead>
+inline void move_field(char* row, char* value, int64_t offset, int64_t nbytes) {
+    row += offset;
+    if ((offset & 7) == 0) move_words<uint64_t, kRead>(row, value, nbytes);
+    else if ((offset & 3) == 0) move_words<uint32_t, kRead>(row, value, nbytes);
+    else if ((offset & 1) == 0) move_words<uint16_t, kRead>(row, value, nbytes);
+    else move_words<uint8_t, kRead>(row, value, nbytes);
+}
+
+inline void read_field(char* row, char* value, int64_t offset, int64_t nbytes) {
+    move_field<true>(row, value, offset, nbytes);
+}
+
+inline void write_field(char* row, char* value, int64_t offset, int64_t nbytes) {
+    move_field<false>(row, value, offset, nbytes);
 }
 
 }  // namespace kary

@@ -36,8 +36,8 @@ cdef extern from "atomic.hpp" namespace "kary" nogil:
     void store_release[T](T* p, T value)
     uint64_t fetch_add_relaxed(uint64_t* p, uint64_t n)
     void prefetch(const void* p)
-    void read_field(char* to, const char* row, int64_t nbytes, int word_size)
-    void write_field(char* row, const char* from_, int64_t nbytes, int word_size)
+    void read_field(char* row, char* value, int64_t offset, int64_t nbytes)
+    void write_field(char* row, char* value, int64_t offset, int64_t nbytes)
 
 
 cdef extern from "philox.hpp" namespace "kary" nogil:

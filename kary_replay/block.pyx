@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: language_level=3, cdivision=True
 """Allocate a block and draw from its random stream."""
 
 from libc.stdint cimport int64_t, uint64_t

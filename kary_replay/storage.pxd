@@ -1,6 +1,6 @@
 """Rows in slots, written lazily and read without a lock.
 
-A row is one transition: its slot's generation, then its fields, widest words first. The generation counts the uses of the
+A row is one transition: its slot's generation, then its fields, packed. The generation counts the uses of the
 slot: 0 never used, odd being written (I5), even holding a published row. It changes only under the header's lock.
 """
 
@@ -12,8 +12,7 @@ from .sum_tree cimport SumTree
 
 cdef struct Place:
     Py_ssize_t offset      # within the row
-    Py_ssize_t nbytes      # of one value, padding excluded
-    int word_size          # read and written in words of this size
+    Py_ssize_t nbytes      # of one value
 
 
 cdef packed struct Handle:
@@ -36,8 +35,8 @@ cdef class Storage:
     cdef uint64_t* generation(self, int64_t slot) noexcept nogil
     cdef int64_t reserve(self, int64_t* slot, int64_t n, int64_t* scratch) noexcept nogil
     cdef void publish(self, const int64_t* slot, int64_t n, const double* priority, int64_t* scratch) noexcept nogil
-    cdef void write_row(self, int64_t slot, char** column, int64_t i) noexcept nogil
-    cdef bint read_row(self, int64_t slot, char** column, int64_t i, Handle* handle, double* mass) noexcept nogil
+    cdef void read_rows(self, const int64_t* slot, int64_t n, char** column, int64_t first, Handle* handle,
+                        double* mass) noexcept nogil
     cdef void prefetch_row(self, int64_t slot) noexcept nogil
     cdef bint is_empty(self) noexcept nogil
     cdef bint draw(self, double* u, int64_t* slot, int64_t first, int64_t n, int64_t batch_size, bint stratified) noexcept nogil

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: language_level=3, cdivision=True
 # distutils: language = c++
 """Slots, generations and lazy writing; docs/concurrency.md argues why it is right.
 
@@ -24,7 +24,7 @@ from .block cimport (
     Block, Header, acquire, aligned, load_acquire, load_relaxed, prefetch, read_field, release, sched_yield, store_relaxed,
     store_release, uniform, write_field,
 )
-from .sum_tree cimport SumTree, rebuild, recompute, tree_nbytes
+from .sum_tree cimport SumTree, prefetch_path, rebuild, recompute, tree_nbytes
 
 from .sum_tree import DEFAULT_ARITY
 
@@ -36,9 +36,8 @@ cdef extern from "numpy/arrayobject.h":
 cdef int64_t MAX_CAPACITY = <int64_t>1 << 40
 cdef enum:
     CHUNK = 128           # rows drawn together
-    AHEAD = 12            # rows prefetched ahead of the copy
+    AHEAD = 8             # rows prefetched ahead
     PREFETCHED = 512      # bytes of a row; the hardware follows a longer one by itself
-    WIDE = 256            # bytes from which a field is padded to whole 8-byte words
     MAX_REDRAWS = 100000
 
 # What read_batch returns.
@@ -48,11 +47,18 @@ cdef enum:
     UNREADABLE = 2
 
 
-def _word_size(nbytes):
-    """Return the widest word that a field of ``nbytes`` is a whole number of; wide fields are padded to 8 instead."""
-    if nbytes >= WIDE:
-        return 8
-    return next(size for size in (8, 4, 2, 1) if nbytes % size == 0)
+def _packed(nbytes, start):
+    """Return an order of fields of these sizes, laid out without gaps from ``start``, that keeps most of them aligned to 8."""
+    left = sorted(range(len(nbytes)), key=lambda i: (nbytes[i] % 8 != 0, -nbytes[i]))
+    order = []
+    end = start
+    while left:
+        realigning = [i for i in left if end % 8 and (end + nbytes[i]) % 8 == 0]
+        chosen = realigning[-1] if realigning else left[0]
+        left.remove(chosen)
+        order.append(chosen)
+        end += nbytes[chosen]
+    return order
 
 
 cdef class Storage:
@@ -63,7 +69,7 @@ cdef class Storage:
 
     def __cinit__(self, capacity, list fields, bint prioritized, seed):
         cdef int64_t n_slots = as_count("capacity", capacity, MAX_CAPACITY)
-        cdef Py_ssize_t end = sizeof(uint64_t), size
+        cdef Py_ssize_t end = sizeof(uint64_t)
         cdef size_t tree_at = aligned(sizeof(Header)), rows_at
         self.places = NULL
         self.capacity = n_slots
@@ -72,12 +78,10 @@ cdef class Storage:
         self.places = <Place*>malloc(max(self.n_fields, 1) * sizeof(Place))
         if self.places == NULL:
             raise MemoryError
-        # Widest words first: then each field is aligned to its word without holes between.
-        for i in sorted(range(self.n_fields), key=lambda i: -_word_size(fields[i].nbytes)):
-            size = _word_size(fields[i].nbytes)
-            self.places[i] = Place(end, fields[i].nbytes, size)
+        for i in _packed([field.nbytes for field in fields], end):
+            self.places[i] = Place(end, fields[i].nbytes)
             self.payload_nbytes += fields[i].nbytes
-            end += (fields[i].nbytes + size - 1) // size * size
+            end += fields[i].nbytes
         self.row_nbytes = (end + 7) // 8 * 8
         rows_at = tree_at + (tree_nbytes(n_slots, DEFAULT_ARITY) if prioritized else 0)
         if n_slots > (<int64_t>1 << 47) // self.row_nbytes:
@@ -123,6 +127,8 @@ cdef class Storage:
         cdef int64_t* scratch = <int64_t*>(column + self.n_fields)
         cdef int64_t first = 0, taken, i
         cdef int f
+        cdef char* row
+        cdef Place place
         if column == NULL:
             raise MemoryError
         for f in range(self.n_fields):
@@ -138,7 +144,10 @@ cdef class Storage:
                     sched_yield()
                     continue
                 for i in range(first, first + taken):
-                    self.write_row(slot[i], column, i)
+                    row = self.rows + slot[i] * self.row_nbytes
+                    for f in range(self.n_fields):
+                        place = self.places[f]
+                        write_field(row, column[f] + i * place.nbytes, place.offset, place.nbytes)
                 self.publish(slot + first, taken, priority + first if priority != NULL else NULL, scratch)
                 first += taken
         free(column)
@@ -158,7 +167,7 @@ cdef class Storage:
                 generation = load_relaxed(self.generation(at))  # only changed under the lock, which we hold
                 if generation & 1 == 0:  # an odd one is a slow writer's that we have lapped: it keeps its slot
                     if self.tree is not None and load_relaxed(self.tree.leaf + at) > 0:
-                        store_release(self.tree.leaf + at, 0.0)  # [leaf] pairs with the acquire in read_row
+                        store_release(self.tree.leaf + at, 0.0)  # [leaf] pairs with the acquire in read_rows
                         scratch[emptied] = at
                         emptied += 1
                     # [reserve-slot] relaxed: the release of each word in write_field orders it before the row's words
@@ -180,14 +189,6 @@ cdef class Storage:
         release(header)
         return taken
 
-    cdef void write_row(self, int64_t slot, char** column, int64_t i) noexcept nogil:
-        """Copy row i of the columns into a slot that we hold."""
-        cdef char* row = self.rows + slot * self.row_nbytes
-        cdef int f
-        for f in range(self.n_fields):
-            write_field(row + self.places[f].offset, column[f] + i * self.places[f].nbytes, self.places[f].nbytes,
-                        self.places[f].word_size)
-
     cdef void publish(self, const int64_t* slot, int64_t n, const double* priority, int64_t* scratch) noexcept nogil:
         """Make n written rows drawable; priority NULL gives them the largest seen."""
         cdef Header* header = self.header
@@ -195,7 +196,7 @@ cdef class Storage:
         cdef double mass
         acquire(header)
         for i in range(n):
-            # [publish-slot] release: pairs with the acquire in read_row; the row is visible before its generation is even
+            # [publish-slot] release: pairs with the acquire in read_rows; the row is visible before its generation is even
             store_release(self.generation(slot[i]), load_relaxed(self.generation(slot[i])) + 1)
             if self.tree is not None:
                 mass = header.max_mass
@@ -203,7 +204,7 @@ cdef class Storage:
                     mass = pow(priority[i], header.alpha)
                     if priority[i] > header.max_priority:
                         store_relaxed(&header.max_priority, priority[i])
-                # [leaf] release: pairs with the acquire in read_row; a reader that sees this mass sees the new generation
+                # [leaf] release: pairs with the acquire in read_rows; a reader that sees this mass sees the new generation
                 store_release(self.tree.leaf + slot[i], mass)
                 scratch[i] = slot[i]
         header.max_mass = pow(header.max_priority, header.alpha)
@@ -239,7 +240,7 @@ cdef class Storage:
         with nogil:
             alpha = load_relaxed(&header.alpha)  # checked again under the lock
             for i in range(n):
-                prefetch(self.tree.leaf + handle[i].index)
+                prefetch_path(self.tree.tree, handle[i].index)
                 prefetch(self.generation(handle[i].index))
                 mass[i] = pow(priorities[i], alpha)
             acquire(header)
@@ -250,7 +251,7 @@ cdef class Storage:
             for i in range(n):
                 # Generations change only under the lock, so this one cannot move on before the mass is in (I6).
                 if load_relaxed(self.generation(handle[i].index)) == handle[i].generation:
-                    store_release(self.tree.leaf + handle[i].index, mass[i])  # [leaf] pairs with the acquire in read_row
+                    store_release(self.tree.leaf + handle[i].index, mass[i])  # [leaf] pairs with the acquire in read_rows
                     scratch[applied] = handle[i].index
                     applied += 1
                     largest = max(largest, priorities[i])
@@ -277,7 +278,7 @@ cdef class Storage:
                     if mass > 0:
                         # From alpha = 0 the priorities cannot be told apart: the rows count as new.
                         mass = pow(mass, ratio) if header.alpha > 0 else pow(header.max_priority, alpha)
-                        store_release(self.tree.leaf + i, max(mass, 5e-324))  # [leaf] pairs with the acquire in read_row
+                        store_release(self.tree.leaf + i, max(mass, 5e-324))  # [leaf] pairs with the acquire in read_rows
                 store_relaxed(&header.alpha, alpha)
                 header.max_mass = pow(header.max_priority, alpha)
                 rebuild(self.tree.tree)
@@ -344,32 +345,28 @@ cdef class Storage:
         """Draw n rows into the columns."""
         cdef double u[CHUNK]
         cdef int64_t slot[CHUNK]
-        cdef int64_t start, count, i
+        cdef int64_t start = 0, count, i
         cdef int attempts
-        for start from 0 <= start < n by CHUNK:
+        while start < n:
             count = min(<int64_t>CHUNK, n - start)
             uniform(self.header, u, count)
-            if not self.draw(u, slot, start, count, n, stratified):
-                for i in range(count):
-                    slot[i] = -1
-            for i in range(min(<int64_t>AHEAD, count)):
-                self.prefetch_row(slot[i])
+            if not self.draw(u, slot, start, count, n, stratified) and self.is_empty():
+                return EMPTY
+            self.read_rows(slot, count, column, start, handle + start, mass + start)
             for i in range(count):
-                if i + AHEAD < count:
-                    self.prefetch_row(slot[i + AHEAD])
                 attempts = 0
-                while not self.read_row(slot[i], column, start + i, handle + start + i, mass + start + i):
-                    # Another thread was faster. Draw this one again, from the same stratum.
+                while handle[start + i].index < 0:
+                    # Another thread was faster. Draw this one again, from the same part.
                     attempts += 1
                     if attempts > MAX_REDRAWS and load_relaxed(&self.header.n_writing) == 0:  # any recent value will do
                         return UNREADABLE
                     if attempts > 16:
                         sched_yield()
-                    uniform(self.header, u + i, 1)
-                    if not self.draw(u + i, slot + i, start + i, 1, n, stratified):
-                        slot[i] = -1
-                        if self.is_empty():
-                            return EMPTY
+                    uniform(self.header, u, 1)
+                    if not self.draw(u, slot, start + i, 1, n, stratified) and self.is_empty():
+                        return EMPTY
+                    self.read_rows(slot, 1, column, start + i, handle + start + i, mass + start + i)
+            start += count
         return DRAWN
 
     cdef bint is_empty(self) noexcept nogil:
@@ -381,59 +378,64 @@ cdef class Storage:
         return empty
 
     cdef bint draw(self, double* u, int64_t* slot, int64_t first, int64_t n, int64_t batch_size, bint stratified) noexcept nogil:
-        """Turn n uniform numbers, the draws ``first`` … of a batch, into slots; False where there is nothing to draw."""
+        """Turn n uniform numbers, the draws ``first`` … of a batch, into slots that read_rows checks; False where there was nothing to draw."""
         cdef int64_t i
         cdef double total
         if self.tree is None:
-            total = <double>load_relaxed(&self.header.n_started)  # any recent value will do: read_row checks each slot
+            total = <double>load_relaxed(&self.header.n_started)  # any recent value will do: read_rows checks each slot
         else:
             total = self.tree.root()
-        if total <= 0:
-            return False
         for i in range(n):
             u[i] = (first + i + u[i]) * (total / batch_size) if stratified else u[i] * total
         if self.tree is None:
             for i in range(n):
-                slot[i] = min(<int64_t>u[i], <int64_t>total - 1)
+                slot[i] = max(<int64_t>0, min(<int64_t>u[i], <int64_t>total - 1))
         else:
             self.tree.search(u, slot, n)
-        return True
+        return total > 0
 
-    cdef bint read_row(self, int64_t slot, char** column, int64_t i, Handle* handle, double* mass) noexcept nogil:
-        """Copy a slot's row into row i of the columns; False where it is empty, being written, or changed meanwhile."""
+    cdef void read_rows(self, const int64_t* slot, int64_t n, char** column, int64_t first, Handle* handle,
+                        double* mass) noexcept nogil:
+        """Copy n slots' rows into rows ``first`` … of the columns.
+
+        A handle's index becomes -1 where the row is missing, empty, being written, or changed during the copy.
+        """
+        cdef int64_t i
+        cdef int f
         cdef char* row
         cdef uint64_t generation
-        cdef int f
-        if slot < 0:
-            return False
-        row = self.rows + slot * self.row_nbytes
-        # [publish-slot] acquire: pairs with the release in publish
-        generation = load_acquire(<uint64_t*>row)
-        if generation == 0 or generation & 1:
-            return False
-        if self.tree is not None:
-            # [leaf] acquire: pairs with the releases in reserve, publish and update
-            mass[0] = load_acquire(self.tree.leaf + slot)
-            if mass[0] <= 0:
-                return False
-        for f in range(self.n_fields):
-            read_field(column[f] + i * self.places[f].nbytes, row + self.places[f].offset, self.places[f].nbytes,
-                       self.places[f].word_size)
-        # [reserve-slot] relaxed: the acquire of each word above keeps this second look behind it
-        if load_relaxed(<uint64_t*>row) != generation:
-            return False
-        handle.index = slot
-        handle.generation = generation
-        return True
+        cdef Place place
+        for i in range(min(<int64_t>AHEAD, n)):
+            self.prefetch_row(slot[i])
+        for i in range(n):
+            if i + AHEAD < n:
+                self.prefetch_row(slot[i + AHEAD])
+            row = self.rows + slot[i] * self.row_nbytes
+            handle[i].index = -1
+            # [publish-slot] acquire: pairs with the release in publish
+            generation = load_acquire(<uint64_t*>row)
+            if generation == 0 or generation & 1:
+                continue
+            if self.tree is not None:
+                # [leaf] acquire: pairs with the releases in reserve, publish and update
+                mass[i] = load_acquire(self.tree.leaf + slot[i])
+                if mass[i] <= 0:
+                    continue
+            for f in range(self.n_fields):
+                place = self.places[f]
+                read_field(row, column[f] + (first + i) * place.nbytes, place.offset, place.nbytes)
+            # [reserve-slot] relaxed: the acquire of each word above keeps this second look behind it
+            if load_relaxed(<uint64_t*>row) == generation:
+                handle[i].index = slot[i]
+                handle[i].generation = generation
 
     cdef void prefetch_row(self, int64_t slot) noexcept nogil:
         """Ask for the first cache lines of a row."""
         cdef char* row = self.rows + slot * self.row_nbytes
         cdef Py_ssize_t offset
-        if slot >= 0:
-            for offset in range(0, min(self.row_nbytes, <Py_ssize_t>PREFETCHED), 64):
-                prefetch(row + offset)
-            prefetch(row + min(self.row_nbytes, <Py_ssize_t>PREFETCHED) - 1)
+        for offset in range(0, min(self.row_nbytes, <Py_ssize_t>PREFETCHED), 64):
+            prefetch(row + offset)
+        prefetch(row + min(self.row_nbytes, <Py_ssize_t>PREFETCHED) - 1)
 
     cdef uint64_t* generation(self, int64_t slot) noexcept nogil:
         """Where a slot's generation is."""
@@ -453,10 +455,10 @@ cdef class Storage:
         with nogil:
             self.pause()
             for i in range(self.header.n_started):
-                # [publish-slot] release: pairs with the acquire in read_row; a row read meanwhile counts as changed
+                # [publish-slot] release: pairs with the acquire in read_rows; a row read meanwhile counts as changed
                 store_release(self.generation(i), load_relaxed(self.generation(i)) + 2)
                 if self.tree is not None:
-                    store_release(self.tree.leaf + i, 0.0)  # [leaf] pairs with the acquire in read_row
+                    store_release(self.tree.leaf + i, 0.0)  # [leaf] pairs with the acquire in read_rows
             if self.tree is not None:
                 rebuild(self.tree.tree)
             self.header.position = 0

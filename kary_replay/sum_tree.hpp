@@ -26,82 +26,107 @@ struct Tree {
 };
 
 // Siblings are added in blocks of at most eight, left to right, then the blocks, left to right. The sum of a group and
-// the search in it must use this one association: then prefix < parent implies that the search ends inside the group.
+// the search in it use this one association, so that at rest a prefix below the parent ends inside the group.
 template <int K>
 inline double group_sum(const double* group) {
     if constexpr (K <= 8) {
         // [node] relaxed: a stale sibling can only misdirect a search that runs meanwhile, and what a search returns
         // is checked against the leaf and its slot; the lock makes every sibling current for the writer itself.
         double sum = load_relaxed(group);
+#pragma GCC unroll 8
         for (int j = 1; j < K; ++j) sum += load_relaxed(group + j);
         return sum;
     } else {
         double sum = group_sum<8>(group);
+#pragma GCC unroll 8
         for (int j = 8; j < K; j += 8) sum += group_sum<8>(group + j);
         return sum;
     }
 }
 
-// The last child with mass, for a prefix at or beyond the group's sum: rounding on the way down, or a writer meanwhile.
-// -1 where every child is empty (a writer meanwhile).
+// The child that holds *prefix, which becomes the prefix within that child. The last child is never compared: at rest
+// the prefix is below the parent, so it is the only one left. Where rounding or a writer broke that, the last child may
+// be empty or padding, and whoever searched sees it at the leaf.
 template <int K>
-int last_child(const double* group, double* prefix) {
-    for (int j = K - 1; j >= 0; --j) {
-        const double mass = load_relaxed(group + j);  // [node] see group_sum
-        if (mass > 0) {
-            *prefix = mass;  // at or beyond the child's sum too, so its last descendant follows
-            return j;
+inline int64_t find_child(const double* group, double* prefix) {
+    constexpr int block = K <= 8 ? 1 : 8;  // siblings in a candidate: first a block of eight, then one of the eight
+    constexpr int n = K / block;
+    const double p = *prefix;
+    double before[n];  // before[j]: sum of the candidates left of j
+    before[0] = 0;
+    int64_t j = 0;
+#pragma GCC unroll 8
+    for (int c = 0; c + 1 < n; ++c) {
+        if constexpr (block == 1) {
+            before[c + 1] = before[c] + load_relaxed(group + c);  // [node] see group_sum
+        } else {
+            before[c + 1] = before[c] + group_sum<8>(group + 8 * c);
         }
+        j += p >= before[c + 1];
     }
-    return -1;
+    *prefix = p - before[j];
+    if constexpr (block == 1) return j;
+    else return 8 * j + find_child<8>(group + 8 * j, prefix);
 }
 
-// The child that holds *prefix, which becomes the prefix within that child.
-template <int K>
-inline int find_child(const double* group, double* prefix) {
-    constexpr int n = K <= 8 ? K : K / 8;     // candidates in this step: siblings, or blocks of eight
-    constexpr int block = K <= 8 ? 1 : 8;
-    double before[n + 1];                     // before[j] = sum of the candidates left of j
-    before[0] = 0;
-    const double p = *prefix;
-    int j = 0;
-    double sum = 0;
-    for (int c = 0; c < n; ++c) {
-        double mass;
-        if constexpr (block == 1) mass = load_relaxed(group + c);  // [node] see group_sum
-        else mass = group_sum<8>(group + 8 * c);
-        sum = c == 0 ? mass : sum + mass;
-        before[c + 1] = sum;
-        j += p >= sum;
-    }
-    if (__builtin_expect(j == n, 0)) return last_child<K>(group, prefix);
-    *prefix = p - before[j];
-    if constexpr (block == 1) {
-        return j;
-    } else {
-        const int child = find_child<8>(group + 8 * j, prefix);
-        return child < 0 ? -1 : 8 * j + child;
+template <int K, bool kPadded, bool kLeaves>
+inline void descend_level(const Tree& tree, int l, double* prefix, int64_t* node, int64_t n) {
+    const double* level = tree.level[l];
+    const int64_t last = tree.width[l] - 1;
+    for (int64_t i = 0; i < n; ++i) {
+        const int64_t first = node[i] * K;
+        int64_t child = first + find_child<K>(level + first, prefix + i);
+        if constexpr (kPadded) child = child < last ? child : last;  // padding has no children
+        node[i] = child;
+        if constexpr (!kLeaves) {
+            for (int j = 0; j < K; j += 8) prefetch(tree.level[l + 1] + child * K + j);
+        }
     }
 }
 
 // Descends n searches together, one level at a time, and prefetches each one's next group: the cache misses of a level
-// overlap instead of queueing up behind each other.
+// overlap instead of queueing up behind each other. Uses up `prefix`; leaves each search's leaf, always one of the
+// tree's own, in `node`.
 template <int K>
 void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n) {
+    const int leaves = tree.n_levels - 1;
     for (int64_t i = 0; i < n; ++i) node[i] = 0;
-    for (int l = 1; l < tree.n_levels; ++l) {
-        const double* level = tree.level[l];
-        const double* next = l + 1 < tree.n_levels ? tree.level[l + 1] : nullptr;
-        for (int64_t i = 0; i < n; ++i) {
-            if (node[i] < 0) continue;
-            const int64_t first = node[i] * K;
-            const int child = find_child<K>(level + first, prefix + i);
-            node[i] = child < 0 ? -1 : first + child;
-            if (next != nullptr && child >= 0) {
-                for (int j = 0; j < K; j += 8) prefetch(next + node[i] * K + j);
-            }
-        }
+    for (int l = 1; l < leaves; ++l) {
+        if (tree.width[l] % K != 0) descend_level<K, true, false>(tree, l, prefix, node, n);
+        else descend_level<K, false, false>(tree, l, prefix, node, n);
     }
+    descend_level<K, true, true>(tree, leaves, prefix, node, n);
+}
+
+// The last leaf with mass at or left of `leaf`, or -1: where a search should have ended whose leaf is empty, at rest.
+template <int K>
+int64_t last_with_mass(const Tree& tree, int64_t leaf) {
+    int l = tree.n_levels - 1;
+    int64_t node = leaf;
+    while (load_relaxed(tree.level[l] + node) <= 0) {  // [node] see group_sum, here and below
+        while (node % K == 0) {  // nothing is left of it in its group: look left of its parent
+            if (l == 0) return -1;
+            node /= K;
+            --l;
+        }
+        if (l == 0) return -1;
+        --node;
+    }
+    for (; l + 1 < tree.n_levels; ++l) {
+        const double* children = tree.level[l + 1] + node * K;
+        int64_t j = K - 1;
+        while (load_relaxed(children + j) <= 0) {
+            if (--j < 0) return -1;
+        }
+        node = node * K + j;
+    }
+    return node;
+}
+
+// Asks for the cache lines that an update of this leaf will write: in the levels above they are few and stay cached.
+template <int K>
+inline void prefetch_path(const Tree& tree, int64_t leaf) {
+    for (int l = tree.n_levels - 1; l > 0 && tree.width[l] > 4096; --l, leaf /= K) prefetch(tree.level[l] + leaf);
 }
 
 // Recomputes every ancestor of the n given leaves. The caller holds the lock. `node` is used up as scratch.
@@ -153,6 +178,11 @@ inline void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n) 
 }
 inline void recompute(const Tree& tree, int64_t* node, int64_t n) { KARY_FOR_ARITY(recompute<K>(tree, node, n)) }
 inline void rebuild(const Tree& tree) { KARY_FOR_ARITY(rebuild<K>(tree)) }
+inline void prefetch_path(const Tree& tree, int64_t leaf) { KARY_FOR_ARITY(prefetch_path<K>(tree, leaf)) }
+inline int64_t last_with_mass(const Tree& tree, int64_t leaf) {
+    KARY_FOR_ARITY(return last_with_mass<K>(tree, leaf))
+    return -1;
+}
 inline double group_sum(const Tree& tree, const double* group) {
     KARY_FOR_ARITY(return group_sum<K>(group))
     return 0;

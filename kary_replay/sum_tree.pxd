@@ -6,8 +6,8 @@ What is promised. Any number of threads may call any function at once.
 probability mass_i / total. A parent is always recomputed from its children, never adjusted by a difference, so nothing
 drifts, however many updates there were.
 
-*Under concurrent writes* a search may read some nodes from before a write and some from after it. It then still ends at
-some leaf, or reports that it found none; it never leaves the tree. Which leaf it ends at may be biased by the masses in
+*Under concurrent writes* a search may read some nodes from before a write and some from after it. It still ends at some
+leaf and never leaves the tree. Which leaf it ends at may be biased by the masses in
 flight at that moment, and that leaf's mass may have become zero: the buffer looks again at the leaf, with its slot's
 generation, and draws again. ``SumTree.sample`` itself does the same with the leaf's mass.
 
@@ -29,11 +29,13 @@ cdef extern from "sum_tree.hpp" namespace "kary" nogil:
         int n_levels
         int log2_arity
 
-    # These take the tree by address; sum_tree.hpp says what they do.
+    # sum_tree.hpp says what they do.
     void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n)
     void recompute(const Tree& tree, int64_t* node, int64_t n)
     void rebuild(const Tree& tree)
     double group_sum(const Tree& tree, const double* group)
+    int64_t last_with_mass(const Tree& tree, int64_t leaf)
+    void prefetch_path(const Tree& tree, int64_t leaf)
 
 
 cdef size_t tree_nbytes(int64_t capacity, int arity) noexcept
@@ -46,5 +48,6 @@ cdef class SumTree:
     cdef double* leaf            # [capacity], then zeros up to a whole group
     cdef readonly int64_t capacity
     cdef readonly double max_mass
+    cdef int check_range(self, const int64_t* leaf, int64_t n) except -1
     cdef void search(self, double* prefix, int64_t* leaf, int64_t n) noexcept nogil
     cdef double root(self) noexcept nogil

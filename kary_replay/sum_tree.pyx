@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: language_level=3, cdivision=True
 # distutils: language = c++
 """The K-ary sum tree: draw an index with probability proportional to its mass.
 
@@ -18,12 +18,16 @@ from libc.stdlib cimport free, malloc
 
 import numpy as np
 
-from .errors import EmptyBufferError
+cimport numpy as cnp
+
+from .errors import EmptyBufferError, IndexRangeError
 from .validation import as_arity, as_count, as_float64, as_index
 
 from .block cimport (
-    Block, Header, acquire, aligned, load_acquire, load_relaxed, release, sched_yield, store_release, uniform,
+    Block, Header, acquire, aligned, load_acquire, load_relaxed, release, store_release, uniform,
 )
+
+cnp.import_array()
 
 DEFAULT_ARITY = 4
 """The fastest arity measured; docs/design/ablations.md has the table."""
@@ -31,7 +35,6 @@ DEFAULT_ARITY = 4
 cdef int64_t MAX_CAPACITY = <int64_t>1 << 40
 cdef enum:
     CHUNK = 128      # searches that descend together: their groups fit the first-level cache
-    MAX_REDRAWS = 100000
 
 
 cdef size_t _layout(int64_t capacity, int arity, Tree* tree, char* base) noexcept:
@@ -157,18 +160,20 @@ cdef class SumTree:
         -----
         O(B · K · log_K(capacity)), under the tree's one lock. Searches go on meanwhile and may see part of the batch.
         """
-        cdef int64_t[::1] leaves = np.atleast_1d(as_index(index, self.capacity))
-        values = np.atleast_1d(as_float64("mass", mass))
-        cdef Py_ssize_t n = leaves.shape[0], i
-        if values.shape[0] != n:
-            if values.shape[0] != 1:
-                raise ValueError(f"mass must be one number or have the length of index, {n}, got {values.shape[0]}")
-            values = np.repeat(values, n)
-        cdef double[::1] masses = values
+        cdef cnp.ndarray indices = as_index(index), masses = as_float64("mass", mass)
+        cdef const int64_t* leaf = <const int64_t*>cnp.PyArray_DATA(indices)
+        cdef const double* value = <const double*>cnp.PyArray_DATA(masses)
+        cdef int64_t n = cnp.PyArray_SIZE(indices), i
+        cdef int64_t step = 0 if cnp.PyArray_SIZE(masses) == 1 else 1
         cdef int64_t* touched
+        if step == 1 and cnp.PyArray_SIZE(masses) != n:
+            raise ValueError(f"mass must be one number or have the length of index, {n}, got {masses.size}")
+        self.check_range(leaf, n)
         for i in range(n):
-            if not (0 <= masses[i] <= self.max_mass):  # NaN fails too
-                raise ValueError(f"mass must be finite and in 0 … {self.max_mass:.3g}, got {masses[i]} for index {leaves[i]}")
+            if not (0 <= value[i * step] <= self.max_mass):  # NaN fails too
+                raise ValueError(
+                    f"mass must be finite and in 0 … {self.max_mass:.3g}, got {value[i * step]} for index {leaf[i]}"
+                )
         if n == 0:
             return
         touched = <int64_t*>malloc(n * sizeof(int64_t))
@@ -176,11 +181,12 @@ cdef class SumTree:
             raise MemoryError
         with nogil:
             for i in range(n):
-                touched[i] = leaves[i]
+                touched[i] = leaf[i]
+                prefetch_path(self.tree, leaf[i])
             acquire(self.header)
             for i in range(n):
                 # [leaf] release: pairs with the acquire in SumTree.sample
-                store_release(self.leaf + leaves[i], masses[i] + 0.0)  # + 0.0 turns -0.0 into 0.0
+                store_release(self.leaf + leaf[i], value[i * step] + 0.0)  # + 0.0 turns -0.0 into 0.0
             recompute(self.tree, touched, n)
             release(self.header)
         free(touched)
@@ -190,17 +196,18 @@ cdef class SumTree:
 
         Raises IndexRangeError or TypeError for a bad index. O(B), no lock; concurrent writes may fall between two leaves.
         """
-        leaves = as_index(index, self.capacity)
-        if leaves.ndim == 0:
-            return load_relaxed(self.leaf + <int64_t>leaves.item())  # any recent value will do
-        cdef int64_t[::1] where = leaves
-        cdef Py_ssize_t i, n = where.shape[0]
-        result = np.empty(n)
-        cdef double[::1] out = result
+        cdef cnp.ndarray indices = as_index(index)
+        cdef const int64_t* leaf = <const int64_t*>cnp.PyArray_DATA(indices)
+        cdef cnp.npy_intp n = cnp.PyArray_SIZE(indices), i
+        self.check_range(leaf, n)
+        if cnp.PyArray_NDIM(indices) == 0:
+            return load_relaxed(self.leaf + leaf[0])  # any recent value will do
+        cdef cnp.ndarray masses = cnp.PyArray_EMPTY(1, &n, cnp.NPY_FLOAT64, 0)
+        cdef double* mass = <double*>cnp.PyArray_DATA(masses)
         with nogil:
             for i in range(n):
-                out[i] = load_relaxed(self.leaf + where[i])  # any recent value will do
-        return result
+                mass[i] = load_relaxed(self.leaf + leaf[i])  # any recent value will do
+        return masses
 
     def find(self, prefix):
         """Return the smallest i with ``prefix < mass[0] + … + mass[i]``.
@@ -222,32 +229,32 @@ cdef class SumTree:
 
         Notes
         -----
-        O(B · K · log_K(capacity)); all B descend together, one level at a time. Sums are those of the tree: siblings are added
-        left to right (in blocks of eight for K > 8), then their parents. No lock: where a writer empties the leaf meanwhile, the
-        last other leaf with mass on the way is returned.
+        O(B · K · log_K(capacity)); all B descend together, one level at a time, with the GIL released and no lock. Sums are
+        those of the tree: siblings are added left to right (in blocks of eight for K > 8), then their parents.
         """
-        prefixes = as_float64("prefix", prefix)
-        cdef double[::1] p = np.array(prefixes, ndmin=1)  # a copy: the search uses it up
-        cdef Py_ssize_t n = p.shape[0], i
+        cdef cnp.ndarray prefixes = as_float64("prefix", prefix)
+        cdef cnp.npy_intp n = cnp.PyArray_SIZE(prefixes), i
+        cdef cnp.ndarray scratch = prefixes.copy()  # the search uses it up
+        cdef double* p = <double*>cnp.PyArray_DATA(scratch)
+        cdef cnp.ndarray leaves = cnp.PyArray_EMPTY(1, &n, cnp.NPY_INT64, 0)
+        cdef int64_t* leaf = <int64_t*>cnp.PyArray_DATA(leaves)
         cdef double total = self.root()
+        cdef bint emptied = False
         for i in range(n):
             if not (0 <= p[i] < total):
                 raise ValueError(f"prefix must be at least 0 and below the total, {total}, got {p[i]}")
-        result = np.empty(n, dtype=np.int64)
-        cdef int64_t[::1] leaves = result
-        cdef double q
         with nogil:
-            self.search(&p[0] if n else NULL, &leaves[0] if n else NULL, n)
+            self.search(p, leaf, n)
             for i in range(n):
-                while leaves[i] < 0:  # a writer emptied that path meanwhile: take what is last now
-                    if self.root() <= 0:
-                        break
-                    sched_yield()
-                    q = self.root()
-                    self.search(&q, &leaves[i], 1)
-        if n and np.any(result < 0):
-            raise EmptyBufferError("every mass is zero: another thread emptied the tree meanwhile")
-        return result if prefixes.ndim else int(result[0])
+                # At rest only rounding ends a search at an empty leaf: just right of the one with mass.
+                if load_relaxed(self.leaf + leaf[i]) <= 0:
+                    leaf[i] = last_with_mass(self.tree, leaf[i])
+                    while leaf[i] < 0 and self.root() > 0:  # a writer emptied all of that meanwhile
+                        leaf[i] = last_with_mass(self.tree, self.capacity - 1)
+                    emptied |= leaf[i] < 0
+        if emptied:
+            raise EmptyBufferError("every mass became zero during the search")
+        return leaves if cnp.PyArray_NDIM(prefixes) else leaf[0]
 
     def sample(self, batch_size, stratified=True, rng=None):
         """Draw leaves with probability mass_i / total.
@@ -278,46 +285,37 @@ cdef class SumTree:
         -----
         O(B · K · log_K(capacity)) with the GIL released and no lock. A leaf that a writer empties meanwhile is drawn again.
         """
-        cdef int64_t n = as_count("batch_size", batch_size)
-        cdef int64_t i, failed = 0
+        cdef cnp.npy_intp n = as_count("batch_size", batch_size), i
         cdef bint strata = bool(stratified)
-        if rng is not None and not isinstance(rng, (int, np.integer, np.random.Generator)):
-            raise TypeError(f"rng must be None, an int or a numpy.random.Generator, got {type(rng).__name__}")
-        result = np.empty(n, dtype=np.int64)
-        prefixes = np.empty(n)
-        cdef int64_t[::1] leaves = result
-        cdef double[::1] p = prefixes
+        cdef bint own_stream = rng is None
+        cdef cnp.ndarray leaves = cnp.PyArray_EMPTY(1, &n, cnp.NPY_INT64, 0)
+        cdef int64_t* leaf = <int64_t*>cnp.PyArray_DATA(leaves)
+        cdef cnp.ndarray uniforms = cnp.PyArray_EMPTY(1, &n, cnp.NPY_FLOAT64, 0)
+        cdef double* u = <double*>cnp.PyArray_DATA(uniforms)
         cdef double total
-        cdef int attempts
-        if rng is not None:
-            np.random.default_rng(rng).random(out=prefixes)
+        cdef bint empty = False
+        if not own_stream:
+            if not isinstance(rng, (int, np.integer, np.random.Generator)):
+                raise TypeError(f"rng must be None, an int or a numpy.random.Generator, got {type(rng).__name__}")
+            np.random.default_rng(rng).random(out=uniforms)
         with nogil:
-            if rng is None:
-                uniform(self.header, &p[0], n)
+            if own_stream:
+                uniform(self.header, u, n)
             total = self.root()
-            if total > 0:
-                for i in range(n):
-                    p[i] = (i + p[i]) * (total / n) if strata else p[i] * total
-                self.search(&p[0], &leaves[0], n)
-                for i in range(n):
-                    attempts = 0
-                    # [leaf] acquire: pairs with the release in SumTree.set
-                    while leaves[i] < 0 or load_acquire(self.leaf + leaves[i]) <= 0:
-                        total = self.root()
-                        attempts += 1
-                        if total <= 0 or attempts > MAX_REDRAWS:
-                            failed = 1
-                            break
-                        if attempts > 16:
-                            sched_yield()
-                        uniform(self.header, &p[i], 1)
-                        p[i] *= total
-                        self.search(&p[i], &leaves[i], 1)
-            else:
-                failed = 1
-        if failed:
+            for i in range(n):
+                u[i] = (i + u[i]) * (total / n) if strata else u[i] * total
+            self.search(u, leaf, n)
+            for i in range(n):
+                # [leaf] acquire: pairs with the release in SumTree.set. An empty leaf: rounding, or a writer meanwhile.
+                while not empty and load_acquire(self.leaf + leaf[i]) <= 0:
+                    total = self.root()
+                    empty = total <= 0
+                    uniform(self.header, u + i, 1)
+                    u[i] = (i + u[i]) * (total / n) if strata else u[i] * total
+                    self.search(u + i, leaf + i, 1)
+        if empty:
             raise EmptyBufferError("every mass is zero: set some masses before drawing")
-        return result
+        return leaves
 
     def check_invariants(self):
         """Raise AssertionError naming the first invariant that is broken: I1 padding, I2 sums, I3 range.
@@ -352,8 +350,16 @@ cdef class SumTree:
         masses = self.get(np.arange(self.capacity))
         return _restore, (self.capacity, self.arity, masses, self.block.random_state())
 
+    cdef int check_range(self, const int64_t* leaf, int64_t n) except -1:
+        """Raise IndexRangeError unless every index is a leaf."""
+        cdef int64_t i
+        for i in range(n):
+            if not (0 <= leaf[i] < self.capacity):
+                raise IndexRangeError(f"index {leaf[i]} is out of range: it must be in 0 … {self.capacity - 1}")
+        return 0
+
     cdef void search(self, double* prefix, int64_t* leaf, int64_t n) noexcept nogil:
-        """Find n leaves in chunks that fit the cache; -1 where writers left none. ``prefix`` is used up."""
+        """Find n leaves, in chunks that fit the cache; maybe empty ones where a writer is at work. ``prefix`` is used up."""
         cdef int64_t start
         for start from 0 <= start < n by CHUNK:
             descend(self.tree, prefix + start, leaf + start, min(<int64_t>CHUNK, n - start))

@@ -62,17 +62,16 @@ def as_seed(value: Any) -> np.random.SeedSequence:
         raise ValueError(f"seed must not be negative, got {value!r}") from None
 
 
-def as_index(index: Any, capacity: int) -> npt.NDArray[np.int64]:
-    """Return ``index`` as a contiguous int64 array, of at most one axis, with every value in 0 … capacity - 1."""
+def as_index(index: Any) -> npt.NDArray[np.int64]:
+    """Return ``index`` as a contiguous int64 array of at most one axis; its range is for the caller to check."""
     array = np.asarray(index)
-    if array.dtype.kind not in "iu" and array.size:
-        raise TypeError(f"index must be an integer or an array of integers, got dtype {array.dtype}")
+    if array.dtype != np.int64:
+        if array.dtype.kind not in "iu" and array.size:
+            raise TypeError(f"index must be an integer or an array of integers, got dtype {array.dtype}")
+        if array.size and array.max() > np.iinfo(np.int64).max:
+            raise IndexRangeError(f"index {array.max()} is out of range: it is larger than any capacity")
     if array.ndim > 1:
         raise ValueError(f"index must be an integer or one-dimensional, got shape {array.shape}")
-    if array.size and (array.min() < 0 or array.max() >= capacity):
-        flat = array.ravel()
-        bad = flat[(flat < 0) | (flat >= capacity)][0]
-        raise IndexRangeError(f"index {bad} is out of range: it must be in 0 … {capacity - 1}")
     return np.asarray(array, dtype=np.int64, order="C")
 
 
