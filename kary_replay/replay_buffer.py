@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import FieldError
-from .storage import Storage
+from .storage import Storage, as_columns
 from .sum_tree import SumTree
 from .types import HANDLE_DTYPE, Batch, Field
 from .validation import as_exponent, as_float64, as_real
@@ -68,8 +68,11 @@ class ReplayBuffer:
         taken = [name for name in self._fields if name in RESERVED]
         if taken:
             raise ValueError(f"fields must not be named {', '.join(RESERVED)}, got {', '.join(taken)}")
-        self._leaves = list(_leaves(self._fields))
-        self._storage = Storage(capacity, [field for _, field in self._leaves], self._prioritized, seed)
+        paths, self._leaves = map(list, zip(*_leaves(self._fields), strict=True))
+        self._paths: list[tuple[str, ...]] = paths
+        self._names = [_name(path) for path in paths]
+        self._nested = any(len(path) > 1 for path in paths)
+        self._storage = Storage(capacity, self._names, self._leaves, self._prioritized, seed)
 
     @classmethod
     def from_spaces(
@@ -194,7 +197,7 @@ class ReplayBuffer:
         O(B · bytes of a row), with the GIL released and no lock. A row that another thread overwrites during the copy is drawn
         again.
         """
-        return self._batch(*self._storage.sample(batch_size, False, 0.0))
+        return self._batch(self._storage.sample(batch_size, False, 0.0))
 
     def field_view(self, name: str) -> Any:
         """Return one field of all slots, onto the storage itself, for adapters and for looking inside.
@@ -220,7 +223,7 @@ class ReplayBuffer:
         """
         if name not in self._fields:
             raise FieldError(f"name must be one of {', '.join(self._fields)}, got {name!r}")
-        views = iter([self._storage.view(i) for i, (path, _) in enumerate(self._leaves) if path[0] == name])
+        views = iter([self._storage.view(i) for i, path in enumerate(self._paths) if path[0] == name])
         return _map_leaves({name: self._fields[name]}, lambda _: next(views))[name]
 
     def reset(self) -> None:
@@ -245,31 +248,20 @@ class ReplayBuffer:
 
     def _columns(self, fields: dict[str, Any]) -> tuple[list[npt.NDArray[Any]], int]:
         """Return the checked columns in storage order, and B."""
-        columns = []
-        batch_size = first = None
-        for path, field in self._leaves:
-            value, name = _look_up(fields, path)
-            column, n = field.cast(name, value)
-            if first is None:
-                first, batch_size = name, n
-            elif n != batch_size:
-                raise FieldError(f"{name} has {_rows(n)}, {first} has {_rows(batch_size)}: give all fields the same leading axis")
-            columns.append(column)
-        if len(fields) != len(self._fields) or len(self._leaves) != len(self._fields):
+        if len(fields) != len(self._fields) or self._nested:
             _refuse_unknown(fields, self._fields, "")
-        return columns, 1 if batch_size is None else batch_size
+        try:
+            values = [_look_up(fields, path) for path in self._paths] if self._nested else [fields[name] for name in self._names]
+        except KeyError as error:
+            raise FieldError(f"field {error.args[0]} is missing: every field must be given") from None
+        return as_columns(values, self._names, self._leaves)
 
-    def _batch(self, columns: list[Any], index: Any, handle: Any, weight: Any) -> Batch:
-        if len(self._leaves) == len(self._fields):
-            batch = dict(zip(self._fields, columns, strict=True))
-        else:
-            rest = iter(columns)
-            batch = _map_leaves(self._fields, lambda _: next(rest))
-        if weight is not None:
-            batch["importance_weight"] = weight
-        batch["index"] = index
-        batch["handle"] = handle
-        return Batch(batch)
+    def _batch(self, columns: dict[str, Any]) -> Batch:
+        """Return what the storage drew, nested like the fields."""
+        if self._nested:
+            drawn = iter([columns.pop(name) for name in self._names])
+            columns = {**_map_leaves(self._fields, lambda _: next(drawn)), **columns}
+        return Batch(columns)
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
@@ -411,7 +403,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             priorities = as_float64("priority", priority)
             if priorities.ndim and priorities.shape[0] != n:
                 raise ValueError(f"priority must be one number or have length {n}, got {priorities.shape[0]}")
-            self._check_priorities("priority", priorities, 0.0)
+            limit = self.tree.max_mass
+            bad = np.flatnonzero(~((priorities > 0) & (priorities <= limit)))
+            if bad.size:
+                value = priorities.reshape(-1)[bad[0]]
+                raise ValueError(f"priority must be above 0 and at most {limit:.3g}, got {value} at position {bad[0]}")
             priorities = np.ascontiguousarray(np.broadcast_to(priorities, (n,)))
         return self._storage.add(columns, n, priorities)
 
@@ -443,7 +439,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         O(B · (bytes of a row + K · log_K(capacity))), with the GIL released and no lock. A row that another thread overwrites
         during the copy is drawn again from the same part.
         """
-        return self._batch(*self._storage.sample(batch_size, stratified, self._beta))
+        return self._batch(self._storage.sample(batch_size, stratified, self._beta))
 
     def update_priorities(self, handle: npt.NDArray[np.void], td_error: npt.ArrayLike) -> int:
         """Set priorities to |td_error| + priority_epsilon.
@@ -470,29 +466,15 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         O(B · K · log_K(capacity)), GIL released, under the lock.
         """
         handles = np.asarray(handle)
-        if handles.dtype != HANDLE_DTYPE:
+        if handles.dtype is not HANDLE_DTYPE and handles.dtype != HANDLE_DTYPE:
             raise TypeError(f"handle must be the handle of a batch (dtype {HANDLE_DTYPE}), got dtype {handles.dtype}")
-        handles = np.ascontiguousarray(handles).reshape(-1)
         errors = np.asarray(td_error)
         if errors.ndim == 2 and errors.shape[1] == 1:
             errors = errors[:, 0]
-        errors = np.abs(as_float64("td_error", errors)).reshape(-1)
-        if errors.shape != handles.shape:
-            raise ValueError(f"td_error must have one value per handle, {len(handles)}, got {len(errors)}")
-        self._check_priorities("td_error", errors, self._priority_epsilon)
-        return self._storage.update(handles, errors + self._priority_epsilon)
-
-    def _check_priorities(self, name: str, value: npt.NDArray[np.float64], epsilon: float) -> None:
-        """Refuse what is NaN, infinite, so large that masses could overflow, or (with epsilon added) not above 0."""
-        if not value.size:
-            return
-        largest, smallest = value.max(), value.min()  # NaN if there is one
-        if smallest + epsilon > 0 and largest <= self.tree.max_mass:
-            return
-        flat = value.reshape(-1)
-        bad = np.flatnonzero(~((flat + epsilon > 0) & (flat <= self.tree.max_mass)))[0]
-        what = "finite" if epsilon else "finite and above 0"
-        raise ValueError(f"{name} must be {what} (at most {self.tree.max_mass:.3g}), got {flat[bad]} at position {bad}")
+        errors = as_float64("td_error", errors)
+        if errors.size != handles.size:
+            raise ValueError(f"td_error must have one value per handle, {handles.size}, got {errors.size}")
+        return self._storage.update(np.ascontiguousarray(handles), errors, self._priority_epsilon)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "beta": self._beta, "priority_epsilon": self._priority_epsilon}
@@ -546,16 +528,16 @@ def _map_leaves(fields: dict[str, Any], function: Any) -> dict[str, Any]:
     }
 
 
-def _look_up(fields: Mapping[str, Any], path: tuple[str, ...]) -> tuple[Any, str]:
-    """Return the value at a path, and its name for messages."""
+def _look_up(fields: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    """Return the value at a path; KeyError with the name of what is missing."""
     value: Any = fields
     for depth, key in enumerate(path):
         if not isinstance(value, Mapping):
             raise FieldError(f"{_name(path[:depth])} must be a mapping with {key!r}, got {type(value).__name__}")
         if key not in value:
-            raise FieldError(f"field {_name(path[: depth + 1])} is missing: every field must be given")
+            raise KeyError(_name(path[: depth + 1]))
         value = value[key]
-    return value, _name(path)
+    return value
 
 
 def _name(path: tuple[str, ...]) -> str:
@@ -566,9 +548,5 @@ def _refuse_unknown(given: Mapping[str, Any], fields: Mapping[str, Any], where: 
     for name, value in given.items():
         if name not in fields:
             raise FieldError(f"field {where}{name} is unknown; the fields are {', '.join(fields)}")
-        if not isinstance(fields[name], Field):
+        if isinstance(fields[name], Mapping) and isinstance(value, Mapping):
             _refuse_unknown(value, fields[name], f"{where}{name}.")
-
-
-def _rows(n: int | None) -> str:
-    return "no batch axis" if n is None else f"{n} rows"

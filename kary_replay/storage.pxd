@@ -30,6 +30,7 @@ cdef class Storage:
     cdef char* rows
     cdef Place* places
     cdef int n_fields
+    cdef list names
     cdef list fields
 
     cdef uint64_t* generation(self, int64_t slot) noexcept nogil

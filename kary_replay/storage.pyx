@@ -8,7 +8,7 @@ slot's generation before and after it copies, and draws another row where they d
 """
 
 from cpython.ref cimport Py_INCREF
-from libc.math cimport pow
+from libc.math cimport fabs, pow
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 
@@ -16,7 +16,7 @@ import numpy as np
 
 cimport numpy as cnp
 
-from .errors import EmptyBufferError, IndexRangeError
+from .errors import EmptyBufferError, FieldError, IndexRangeError
 from .types import HANDLE_DTYPE
 from .validation import as_count
 
@@ -61,18 +61,64 @@ def _packed(nbytes, start):
     return order
 
 
+cdef int64_t _rows_of(object value, cnp.dtype dtype, tuple shape):
+    """Return B if ``value`` is a contiguous array [B, *shape] of this dtype, -1 if it is one of ``shape``, else -2."""
+    cdef cnp.ndarray array
+    cdef int n_axes = len(shape), extra, i
+    if not isinstance(value, cnp.ndarray):
+        return -2
+    array = value
+    extra = cnp.PyArray_NDIM(array) - n_axes
+    if cnp.PyArray_TYPE(array) != dtype.type_num or not 0 <= extra <= 1 or not cnp.PyArray_ISCARRAY_RO(array):
+        return -2
+    for i in range(n_axes):
+        if cnp.PyArray_DIM(array, i + extra) != <object>shape[i]:
+            return -2
+    return cnp.PyArray_DIM(array, 0) if extra else -1
+
+
+def as_columns(list values, list names, list fields):
+    """Return the values as contiguous columns of their fields, and their common B (1 for one transition without batch axis).
+
+    Raises FieldError where a value does not fit its field, or the leading axes differ.
+    """
+    cdef list columns = []
+    cdef int64_t n = 0, rows
+    cdef Py_ssize_t i
+    for i in range(len(fields)):
+        value = values[i]
+        rows = _rows_of(value, fields[i].dtype, fields[i].shape)
+        if rows == -2:
+            value, batch_size = fields[i].cast(names[i], value)
+            rows = -1 if batch_size is None else batch_size
+        if i == 0:
+            n = rows
+        elif rows != n:
+            raise FieldError(
+                f"{names[i]} has {_say_rows(rows)}, {names[0]} has {_say_rows(n)}: give all fields the same leading axis"
+            )
+        columns.append(value)
+    return columns, 1 if n == -1 else n
+
+
+def _say_rows(rows):
+    return "no batch axis" if rows == -1 else f"{rows} rows"
+
+
 cdef class Storage:
     """The rows of a buffer of ``capacity`` slots; with ``prioritized``, a tree with one leaf per slot.
 
-    ``fields`` is a list of ``Field``; columns are handed in and out in its order. Private to the package.
+    ``fields`` is a list of ``Field``, the columns handed in are in its order; ``names`` are the keys of what sample returns.
+    Private to the package.
     """
 
-    def __cinit__(self, capacity, list fields, bint prioritized, seed):
+    def __cinit__(self, capacity, list names, list fields, bint prioritized, seed):
         cdef int64_t n_slots = as_count("capacity", capacity, MAX_CAPACITY)
         cdef Py_ssize_t end = sizeof(uint64_t)
         cdef size_t tree_at = aligned(sizeof(Header)), rows_at
         self.places = NULL
         self.capacity = n_slots
+        self.names = names
         self.fields = fields
         self.n_fields = len(fields)
         self.places = <Place*>malloc(max(self.n_fields, 1) * sizeof(Place))
@@ -214,39 +260,48 @@ cdef class Storage:
             recompute(self.tree.tree, scratch, n)
         release(header)
 
-    def update(self, cnp.ndarray handles, double[::1] priorities):
-        """Set the priorities of the rows whose handles are still current; return how many were.
+    def update(self, cnp.ndarray handles, cnp.ndarray td_errors, double epsilon):
+        """Set the priorities |td_error| + epsilon of the rows whose handles are still current; return how many were.
 
-        ``handles`` is a contiguous array [B] of HANDLE_DTYPE, ``priorities`` is checked.
+        ``handles`` is a contiguous array [B] of HANDLE_DTYPE, ``td_errors`` a contiguous float64 array [B].
         """
-        cdef int64_t n = priorities.shape[0], i, applied = 0
+        cdef int64_t n = cnp.PyArray_SIZE(handles), i, applied = 0
         cdef Handle* handle = <Handle*>cnp.PyArray_DATA(handles)
+        cdef double* td_error = <double*>cnp.PyArray_DATA(td_errors)
         cdef Header* header = self.header
+        cdef double* priority
         cdef double* mass
         cdef int64_t* scratch
         cdef double alpha, largest
-        if n == 0:
-            return 0
         for i in range(n):
             if not 0 <= handle[i].index < self.capacity:
                 raise IndexRangeError(
                     f"handle {i} has index {handle[i].index}: it must be in 0 … {self.capacity - 1}; "
                     "pass the handle of a batch of this buffer"
                 )
-        mass = <double*>malloc(n * (sizeof(double) + sizeof(int64_t)))
-        if mass == NULL:
+            if not fabs(td_error[i]) <= self.tree.max_mass:  # NaN fails too
+                raise ValueError(
+                    f"td_error must be finite (at most {self.tree.max_mass:.3g}), got {td_error[i]} at position {i}; "
+                    "has the loss diverged?"
+                )
+        if n == 0:
+            return 0
+        priority = <double*>malloc(n * (2 * sizeof(double) + sizeof(int64_t)))
+        if priority == NULL:
             raise MemoryError
+        mass = priority + n
         scratch = <int64_t*>(mass + n)
         with nogil:
             alpha = load_relaxed(&header.alpha)  # checked again under the lock
             for i in range(n):
                 prefetch_path(self.tree.tree, handle[i].index)
                 prefetch(self.generation(handle[i].index))
-                mass[i] = pow(priorities[i], alpha)
+                priority[i] = fabs(td_error[i]) + epsilon
+                mass[i] = pow(priority[i], alpha)
             acquire(header)
             if header.alpha != alpha:
                 for i in range(n):
-                    mass[i] = pow(priorities[i], header.alpha)
+                    mass[i] = pow(priority[i], header.alpha)
             largest = header.max_priority
             for i in range(n):
                 # Generations change only under the lock, so this one cannot move on before the mass is in (I6).
@@ -254,14 +309,14 @@ cdef class Storage:
                     store_release(self.tree.leaf + handle[i].index, mass[i])  # [leaf] pairs with the acquire in read_rows
                     scratch[applied] = handle[i].index
                     applied += 1
-                    largest = max(largest, priorities[i])
+                    largest = max(largest, priority[i])
             if largest > header.max_priority:
                 store_relaxed(&header.max_priority, largest)
                 header.max_mass = pow(largest, header.alpha)
             if applied:
                 recompute(self.tree.tree, scratch, applied)
             release(header)
-        free(mass)
+        free(priority)
         return applied
 
     def set_alpha(self, double alpha):
@@ -287,10 +342,11 @@ cdef class Storage:
     # ---------------------------------------------------------------------------------------------------- reading
 
     def sample(self, batch_size, bint stratified, double beta):
-        """Draw rows; return (columns, index, handle, importance weights or None), all new arrays."""
+        """Draw rows; return a dict of new arrays: the fields, importance_weight with a tree, index, handle."""
         cdef int64_t n = as_count("batch_size", batch_size), i
         cdef cnp.npy_intp dims[32]
-        cdef list columns = []
+        cdef dict batch = {}
+        cdef cnp.ndarray array
         cdef char** column = <char**>malloc(self.n_fields * sizeof(char*) + n * sizeof(double))
         cdef double* mass = <double*>(column + self.n_fields)
         cdef Handle* handle
@@ -311,16 +367,15 @@ cdef class Storage:
                 Py_INCREF(dtype)
                 array = PyArray_Empty(len(shape) + 1, dims, dtype, 0)
                 column[f] = <char*>cnp.PyArray_DATA(array)
-                columns.append(array)
-            indices = cnp.PyArray_EMPTY(1, dims, cnp.NPY_INT64, 0)
-            index = <int64_t*>cnp.PyArray_DATA(indices)
-            Py_INCREF(HANDLE_DTYPE)
-            handles = PyArray_Empty(1, dims, HANDLE_DTYPE, 0)
-            handle = <Handle*>cnp.PyArray_DATA(handles)
-            weights = None
+                batch[self.names[f]] = array
             if self.tree is not None:
-                weights = cnp.PyArray_EMPTY(1, dims, cnp.NPY_FLOAT32, 0)
-                weight = <float*>cnp.PyArray_DATA(weights)
+                batch["importance_weight"] = array = cnp.PyArray_EMPTY(1, dims, cnp.NPY_FLOAT32, 0)
+                weight = <float*>cnp.PyArray_DATA(array)
+            batch["index"] = array = cnp.PyArray_EMPTY(1, dims, cnp.NPY_INT64, 0)
+            index = <int64_t*>cnp.PyArray_DATA(array)
+            Py_INCREF(HANDLE_DTYPE)
+            batch["handle"] = array = PyArray_Empty(1, dims, HANDLE_DTYPE, 0)
+            handle = <Handle*>cnp.PyArray_DATA(array)
             with nogil:
                 outcome = self.read_batch(column, n, handle, mass, stratified)
                 if outcome == DRAWN:
@@ -339,7 +394,7 @@ cdef class Storage:
             raise EmptyBufferError("there is no row to draw: add some first (or every mass is zero)")
         if outcome == UNREADABLE:
             raise RuntimeError("masses were set on slots that hold no row: set masses only for slots that add returned")
-        return columns, indices, handles, weights
+        return batch
 
     cdef int read_batch(self, char** column, int64_t n, Handle* handle, double* mass, bint stratified) noexcept nogil:
         """Draw n rows into the columns."""
