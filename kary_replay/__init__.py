@@ -10,7 +10,8 @@
 """
 
 from . import errors
-from .replay_buffer import PrioritizedReplayBuffer, ReplayBuffer
+from .prioritized_replay_buffer import PrioritizedReplayBuffer
+from .replay_buffer import ReplayBuffer
 from .sum_tree import SumTree
 from .types import HANDLE_DTYPE, Batch, Field
 

@@ -1,18 +1,8 @@
-"""Rows in slots, written lazily and read without a lock.
-
-A row is one transition: its slot's generation, then its fields, packed. The generation counts the uses of the
-slot: 0 never used, odd being written (I5), even holding a published row. It changes only under the header's lock.
-"""
+"""Rows in and out of slots: written lazily, read without a lock."""
 
 from libc.stdint cimport int64_t, uint64_t
 
-from .block cimport Block, Header
-from .sum_tree cimport SumTree
-
-
-cdef struct Place:
-    Py_ssize_t offset      # within the row
-    Py_ssize_t nbytes      # of one value
+from .slots cimport Slots
 
 
 cdef packed struct Handle:
@@ -20,27 +10,9 @@ cdef packed struct Handle:
     uint64_t generation
 
 
-cdef class Storage:
-    cdef readonly int64_t capacity
-    cdef readonly Py_ssize_t row_nbytes     # from one row to the next
-    cdef readonly Py_ssize_t payload_nbytes  # of the fields alone
-    cdef readonly SumTree tree              # None for uniform draws
-    cdef readonly Block block
-    cdef Header* header
-    cdef char* rows
-    cdef Place* places
-    cdef int n_fields
-    cdef list names
-    cdef list fields
-
-    cdef uint64_t* generation(self, int64_t slot) noexcept nogil
-    cdef int64_t reserve(self, int64_t* slot, int64_t n, int64_t* scratch) noexcept nogil
-    cdef void publish(self, const int64_t* slot, int64_t n, const double* priority, int64_t* scratch) noexcept nogil
+cdef class Storage(Slots):
+    cdef int read_batch(self, char** column, int64_t n, Handle* handle, double* mass, bint stratified) noexcept nogil
+    cdef bint draw(self, double* u, int64_t* slot, int64_t first, int64_t n, int64_t batch_size, bint stratified) noexcept nogil
     cdef void read_rows(self, const int64_t* slot, int64_t n, char** column, int64_t first, Handle* handle,
                         double* mass) noexcept nogil
     cdef void prefetch_row(self, int64_t slot) noexcept nogil
-    cdef bint is_empty(self) noexcept nogil
-    cdef bint draw(self, double* u, int64_t* slot, int64_t first, int64_t n, int64_t batch_size, bint stratified) noexcept nogil
-    cdef int read_batch(self, char** column, int64_t n, Handle* handle, double* mass, bint stratified) noexcept nogil
-    cdef void pause(self) noexcept nogil
-    cdef void resume(self) noexcept nogil

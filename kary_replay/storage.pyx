@@ -1,18 +1,15 @@
 # cython: language_level=3, cdivision=True
 # distutils: language = c++
-"""Slots, generations and lazy writing; docs/concurrency.md argues why it is right.
+"""Rows in and out; docs/concurrency.md argues why it is right.
 
-A writer reserves slots under the lock (their mass becomes 0, their generation odd), copies its data holding no lock, and
-publishes under the lock (the generation becomes even, the mass the priority's). A reader takes no lock: it looks at a
-slot's generation before and after it copies, and draws another row where they differ.
+A writer copies its rows into slots it has reserved, holding no lock. A reader takes no lock either: it looks at a slot's
+generation before and after it copies the row, and draws another one where they differ.
 """
 
 from cpython.ref cimport Py_INCREF
 from libc.math cimport fabs, pow
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
-
-import numpy as np
 
 cimport numpy as cnp
 
@@ -21,19 +18,17 @@ from .types import HANDLE_DTYPE
 from .validation import as_count
 
 from .block cimport (
-    Block, Header, acquire, aligned, load_acquire, load_relaxed, prefetch, read_field, release, sched_yield, store_relaxed,
-    store_release, uniform, write_field,
+    Header, acquire, load_acquire, load_relaxed, prefetch, read_field, release, sched_yield, store_relaxed, store_release,
+    uniform, write_field,
 )
-from .sum_tree cimport SumTree, prefetch_path, rebuild, recompute, tree_nbytes
-
-from .sum_tree import DEFAULT_ARITY
+from .slots cimport Place, Slots
+from .sum_tree cimport prefetch_path, recompute
 
 cnp.import_array()
 
 cdef extern from "numpy/arrayobject.h":
     cnp.ndarray PyArray_Empty(int n_axes, cnp.npy_intp* shape, cnp.dtype dtype, int fortran)  # takes a reference to dtype
 
-cdef int64_t MAX_CAPACITY = <int64_t>1 << 40
 cdef enum:
     CHUNK = 128           # rows drawn together
     AHEAD = 8             # rows prefetched ahead
@@ -45,20 +40,6 @@ cdef enum:
     DRAWN = 0
     EMPTY = 1
     UNREADABLE = 2
-
-
-def _packed(nbytes, start):
-    """Return an order of fields of these sizes, laid out without gaps from ``start``, that keeps most of them aligned to 8."""
-    left = sorted(range(len(nbytes)), key=lambda i: (nbytes[i] % 8 != 0, -nbytes[i]))
-    order = []
-    end = start
-    while left:
-        realigning = [i for i in left if end % 8 and (end + nbytes[i]) % 8 == 0]
-        chosen = realigning[-1] if realigning else left[0]
-        left.remove(chosen)
-        order.append(chosen)
-        end += nbytes[chosen]
-    return order
 
 
 cdef int64_t _rows_of(object value, cnp.dtype dtype, tuple shape):
@@ -105,56 +86,8 @@ def _say_rows(rows):
     return "no batch axis" if rows == -1 else f"{rows} rows"
 
 
-cdef class Storage:
-    """The rows of a buffer of ``capacity`` slots; with ``prioritized``, a tree with one leaf per slot.
-
-    ``fields`` is a list of ``Field``, the columns handed in are in its order; ``names`` are the keys of what sample returns.
-    Private to the package.
-    """
-
-    def __cinit__(self, capacity, list names, list fields, bint prioritized, seed):
-        cdef int64_t n_slots = as_count("capacity", capacity, MAX_CAPACITY)
-        cdef Py_ssize_t end = sizeof(uint64_t)
-        cdef size_t tree_at = aligned(sizeof(Header)), rows_at
-        self.places = NULL
-        self.capacity = n_slots
-        self.names = names
-        self.fields = fields
-        self.n_fields = len(fields)
-        self.places = <Place*>malloc(max(self.n_fields, 1) * sizeof(Place))
-        if self.places == NULL:
-            raise MemoryError
-        for i in _packed([field.nbytes for field in fields], end):
-            self.places[i] = Place(end, fields[i].nbytes)
-            self.payload_nbytes += fields[i].nbytes
-            end += fields[i].nbytes
-        self.row_nbytes = (end + 7) // 8 * 8
-        rows_at = tree_at + (tree_nbytes(n_slots, DEFAULT_ARITY) if prioritized else 0)
-        if n_slots > (<int64_t>1 << 47) // self.row_nbytes:
-            raise MemoryError(f"capacity {n_slots} needs {n_slots * self.row_nbytes / 2**40:.3g} TiB; choose a smaller one")
-        self.block = Block(rows_at + n_slots * self.row_nbytes, seed)
-        self.header = self.block.header
-        self.rows = self.block.base + rows_at
-        self.tree = SumTree(n_slots, DEFAULT_ARITY, self.block, tree_at) if prioritized else None
-        self.header.alpha = 1.0
-        self.header.max_priority = 1.0
-        self.header.max_mass = 1.0
-
-    def __dealloc__(self):
-        free(self.places)
-
-    def __len__(self):
-        return load_relaxed(&self.header.n_published)  # any recent value will do
-
-    @property
-    def alpha(self):
-        """The exponent in force."""
-        return load_relaxed(&self.header.alpha)
-
-    @property
-    def max_priority(self):
-        """The largest priority seen."""
-        return load_relaxed(&self.header.max_priority)
+cdef class Storage(Slots):
+    """Slots and what moves rows in and out of them. Columns come in the order of the fields. Private to the package."""
 
     # ---------------------------------------------------------------------------------------------------- writing
 
@@ -198,67 +131,6 @@ cdef class Storage:
                 first += taken
         free(column)
         return index
-
-    cdef int64_t reserve(self, int64_t* slot, int64_t n, int64_t* scratch) noexcept nogil:
-        """Make up to n slots ours, in ring order, and return how many: fewer where others hold the rest."""
-        cdef Header* header = self.header
-        cdef int64_t taken = 0, emptied = 0, seen, at
-        cdef uint64_t generation
-        acquire(header)
-        if header.n_paused == 0:
-            at = header.position
-            for seen in range(self.capacity):
-                if taken == n:
-                    break
-                generation = load_relaxed(self.generation(at))  # only changed under the lock, which we hold
-                if generation & 1 == 0:  # an odd one is a slow writer's that we have lapped: it keeps its slot
-                    if self.tree is not None and load_relaxed(self.tree.leaf + at) > 0:
-                        store_release(self.tree.leaf + at, 0.0)  # [leaf] pairs with the acquire in read_rows
-                        scratch[emptied] = at
-                        emptied += 1
-                    # [reserve-slot] relaxed: the release of each word in write_field orders it before the row's words
-                    store_relaxed(self.generation(at), generation + 1)
-                    if at < header.n_started:
-                        store_relaxed(&header.n_published, header.n_published - 1)
-                    slot[taken] = at
-                    taken += 1
-                at += 1
-                if at > header.n_started:
-                    store_relaxed(&header.n_started, at)
-                    header.n_touched = max(header.n_touched, at)
-                if at == self.capacity:
-                    at = 0
-            header.position = at
-            store_relaxed(&header.n_writing, header.n_writing + taken)
-            if emptied > 0:
-                recompute(self.tree.tree, scratch, emptied)
-        release(header)
-        return taken
-
-    cdef void publish(self, const int64_t* slot, int64_t n, const double* priority, int64_t* scratch) noexcept nogil:
-        """Make n written rows drawable; priority NULL gives them the largest seen."""
-        cdef Header* header = self.header
-        cdef int64_t i
-        cdef double mass
-        acquire(header)
-        for i in range(n):
-            # [publish-slot] release: pairs with the acquire in read_rows; the row is visible before its generation is even
-            store_release(self.generation(slot[i]), load_relaxed(self.generation(slot[i])) + 1)
-            if self.tree is not None:
-                mass = header.max_mass
-                if priority != NULL:
-                    mass = pow(priority[i], header.alpha)
-                    if priority[i] > header.max_priority:
-                        store_relaxed(&header.max_priority, priority[i])
-                # [leaf] release: pairs with the acquire in read_rows; a reader that sees this mass sees the new generation
-                store_release(self.tree.leaf + slot[i], mass)
-                scratch[i] = slot[i]
-        header.max_mass = pow(header.max_priority, header.alpha)
-        store_relaxed(&header.n_published, header.n_published + n)
-        store_relaxed(&header.n_writing, header.n_writing - n)
-        if self.tree is not None:
-            recompute(self.tree.tree, scratch, n)
-        release(header)
 
     def update(self, cnp.ndarray handles, cnp.ndarray td_errors, double epsilon):
         """Set the priorities |td_error| + epsilon of the rows whose handles are still current; return how many were.
@@ -318,26 +190,6 @@ cdef class Storage:
             release(header)
         free(priority)
         return applied
-
-    def set_alpha(self, double alpha):
-        """Raise every priority to the new exponent: mass becomes mass ** (new / old)."""
-        cdef Header* header = self.header
-        cdef int64_t i
-        cdef double mass, ratio
-        with nogil:
-            acquire(header)
-            if alpha != header.alpha:
-                ratio = alpha / header.alpha if header.alpha > 0 else 0
-                for i in range(header.n_started):
-                    mass = load_relaxed(self.tree.leaf + i)  # only changed under the lock, which we hold
-                    if mass > 0:
-                        # From alpha = 0 the priorities cannot be told apart: the rows count as new.
-                        mass = pow(mass, ratio) if header.alpha > 0 else pow(header.max_priority, alpha)
-                        store_release(self.tree.leaf + i, max(mass, 5e-324))  # [leaf] pairs with the acquire in read_rows
-                store_relaxed(&header.alpha, alpha)
-                header.max_mass = pow(header.max_priority, alpha)
-                rebuild(self.tree.tree)
-            release(header)
 
     # ---------------------------------------------------------------------------------------------------- reading
 
@@ -424,14 +276,6 @@ cdef class Storage:
             start += count
         return DRAWN
 
-    cdef bint is_empty(self) noexcept nogil:
-        """Whether no row can be drawn and none is about to be; the lock makes it one moment."""
-        cdef bint empty
-        acquire(self.header)
-        empty = self.header.n_writing == 0 and (self.header.n_published == 0 if self.tree is None else self.tree.root() <= 0)
-        release(self.header)
-        return empty
-
     cdef bint draw(self, double* u, int64_t* slot, int64_t first, int64_t n, int64_t batch_size, bint stratified) noexcept nogil:
         """Turn n uniform numbers, the draws ``first`` … of a batch, into slots that read_rows checks; False where there was nothing to draw."""
         cdef int64_t i
@@ -491,115 +335,3 @@ cdef class Storage:
         for offset in range(0, min(self.row_nbytes, <Py_ssize_t>PREFETCHED), 64):
             prefetch(row + offset)
         prefetch(row + min(self.row_nbytes, <Py_ssize_t>PREFETCHED) - 1)
-
-    cdef uint64_t* generation(self, int64_t slot) noexcept nogil:
-        """Where a slot's generation is."""
-        return <uint64_t*>(self.rows + slot * self.row_nbytes)
-
-    # ------------------------------------------------------------------------------------------------- as a whole
-
-    def view(self, int f):
-        """Return field f of every slot as a writable strided array [capacity, ...] onto the rows themselves."""
-        field = self.fields[f]
-        strides = (self.row_nbytes, *np.empty(field.shape, field.dtype).strides)
-        return np.ndarray((self.capacity, *field.shape), field.dtype, self._bytes(self.capacity), self.places[f].offset, strides)
-
-    def reset(self):
-        """Forget every row and priority. Generations rise, so that every handle handed out is stale."""
-        cdef int64_t i
-        with nogil:
-            self.pause()
-            for i in range(self.header.n_started):
-                # [publish-slot] release: pairs with the acquire in read_rows; a row read meanwhile counts as changed
-                store_release(self.generation(i), load_relaxed(self.generation(i)) + 2)
-                if self.tree is not None:
-                    store_release(self.tree.leaf + i, 0.0)  # [leaf] pairs with the acquire in read_rows
-            if self.tree is not None:
-                rebuild(self.tree.tree)
-            self.header.position = 0
-            store_relaxed(&self.header.n_published, <int64_t>0)
-            store_relaxed(&self.header.n_started, <int64_t>0)
-            store_relaxed(&self.header.max_priority, 1.0)
-            self.header.max_mass = 1.0
-            self.resume()
-
-    def snapshot(self):
-        """Return everything as a dict of numbers and arrays: a consistent cut, for which writers wait."""
-        cdef Header* header = self.header
-        with nogil:
-            self.pause()
-        try:
-            return {
-                "row_nbytes": self.row_nbytes,
-                "rows": self._bytes(header.n_touched).copy(),
-                "mass": None if self.tree is None else self.tree.get(np.arange(header.n_started)),
-                "position": header.position,
-                "n_started": header.n_started,
-                "alpha": header.alpha,
-                "max_priority": header.max_priority,
-                "random": self.block.random_state(),
-            }
-        finally:
-            with nogil:
-                self.resume()
-
-    def restore(self, dict state):
-        """Take over a snapshot. Nobody else may be using this storage yet."""
-        cdef Header* header = self.header
-        if state["row_nbytes"] != self.row_nbytes:
-            raise ValueError(f"the saved rows have {state['row_nbytes']} bytes, these {self.row_nbytes}: another version's layout")
-        header.n_touched = len(state["rows"]) // self.row_nbytes
-        header.n_started = header.n_published = state["n_started"]
-        header.position = state["position"]
-        header.alpha = state["alpha"]
-        header.max_priority = state["max_priority"]
-        header.max_mass = pow(header.max_priority, header.alpha)
-        self._bytes(header.n_touched)[:] = state["rows"]
-        self.block.set_random_state(state["random"])
-        if self.tree is not None:
-            self.tree.set(np.arange(header.n_started), state["mass"])
-
-    def check_invariants(self):
-        """Raise AssertionError naming the first invariant that is broken: I1 to I3 by the tree, then I4, I5 and the counters."""
-        cdef int64_t i
-        cdef uint64_t generation
-        cdef Header* header = self.header
-        if self.tree is not None:
-            self.tree.check_invariants()
-        with nogil:
-            self.pause()
-        try:
-            for i in range(self.capacity):
-                generation = load_relaxed(self.generation(i))
-                assert generation & 1 == 0, f"I5: slot {i} has the odd generation {generation}, and nobody is writing it"
-                if i < header.n_started:
-                    assert generation > 0, f"I5: slot {i} counts as used and has generation 0"
-                elif self.tree is not None:
-                    assert self.tree.leaf[i] == 0, f"I4: slot {i} holds no row and has mass {self.tree.leaf[i]}"
-            assert header.n_published == header.n_started, \
-                f"I5: {header.n_published} rows are published in {header.n_started} used slots, and nobody is writing"
-            assert 0 <= header.position < self.capacity, f"I5: position {header.position} is not a slot"
-        finally:
-            with nogil:
-                self.resume()
-
-    def _bytes(self, int64_t n):
-        """Return the first n rows as one writable uint8 array, which keeps the block alive."""
-        cdef cnp.npy_intp nbytes = n * self.row_nbytes
-        array = cnp.PyArray_SimpleNewFromData(1, &nbytes, cnp.NPY_UINT8, self.rows)
-        cnp.set_array_base(array, self.block)
-        return array
-
-    cdef void pause(self) noexcept nogil:
-        """Take the lock at a moment when nobody is writing a row."""
-        acquire(self.header)
-        store_relaxed(&self.header.n_paused, self.header.n_paused + 1)
-        while self.header.n_writing > 0:
-            release(self.header)
-            sched_yield()
-            acquire(self.header)
-
-    cdef void resume(self) noexcept nogil:
-        """End what pause began."""
-        store_relaxed(&self.header.n_paused, self.header.n_paused - 1)
-        release(self.header)

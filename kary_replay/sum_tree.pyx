@@ -13,7 +13,7 @@ what remains of the prefix is 10 - 9 = 1. Its children hold 5, 9: 1 < 5, so the 
 """
 
 from libc.math cimport isfinite
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 
 import numpy as np
@@ -324,7 +324,6 @@ cdef class SumTree:
         """
         cdef int level
         cdef int64_t i, stored, n
-        cdef str broken = None
         cdef int arity = self.arity
         cdef double value
         with nogil:

@@ -1,0 +1,60 @@
+# `make run` and `make test` need Python >= 3.10 with its headers, a C++ compiler and make; they set up the rest in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(wildcard kary_replay/*.pyx kary_replay/*.pxd kary_replay/*.hpp)
+
+.PHONY: run test stress sanitize bench bench-full lint format clean
+
+run: $(VENV)/built
+	$(BIN)/python docs/recipes/sb3_cartpole.py
+
+test: $(VENV)/built
+	$(BIN)/python -m pytest
+
+# ---------------------------------------------------------------------------------------------------------------- set-up
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "$(PYTHON) is older than Python 3.10; name a newer one: make PYTHON=python3.12 ..."; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "setuptools>=77" wheel "Cython>=3.1" "numpy>=2.0"
+	# torch first and by itself, so that nothing else may choose another build of it
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev]"
+	touch $@
+
+$(VENV)/built: $(VENV)/installed setup.py $(SOURCES)
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	touch $@
+
+# ------------------------------------------------------------------------------------------------------------- long runs
+
+stress: $(VENV)/built
+	$(BIN)/python tests/concurrency/stress.py --operations 1e7
+
+sanitize: $(VENV)/built
+	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh thread
+	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh address
+
+bench: $(VENV)/built
+	$(BIN)/python -m pytest bench
+
+bench-full: $(VENV)/built
+	$(BIN)/python -m pytest bench
+
+# --------------------------------------------------------------------------------------------------------------- the code
+
+lint: $(VENV)/built
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/cython-lint kary_replay
+	$(BIN)/mypy
+
+format: $(VENV)/built
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info kary_replay/*.so

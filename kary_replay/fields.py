@@ -1,0 +1,80 @@
+"""Nested mappings of fields: from the user or a space, to a flat list and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from .errors import FieldError
+from .types import Field
+
+Fields = Mapping[str, Any]  # name -> Field, or again such a mapping
+
+
+def checked_fields(fields: Any, name: str) -> dict[str, Any]:
+    """Return a private copy of a mapping of fields, or raise."""
+    if not isinstance(fields, Mapping):
+        raise TypeError(f"{name} must be a mapping of names to Field, got {type(fields).__name__}")
+    if not fields:
+        raise ValueError(f"{name} must name at least one field")
+    checked: dict[str, Any] = {}
+    for key, value in fields.items():
+        if not isinstance(key, str):
+            raise TypeError(f"{name} must have strings as names, got {key!r}")
+        if not isinstance(value, (Field, Mapping)):
+            raise TypeError(f"{name}[{key!r}] must be a Field or a mapping of them, got {type(value).__name__}")
+        checked[key] = value if isinstance(value, Field) else checked_fields(value, f"{name}[{key!r}]")
+    return checked
+
+
+def fields_of_space(space: Any, name: str) -> Any:
+    """Return the Field of a gymnasium space, or the nested fields of a Dict space."""
+    parts = getattr(space, "spaces", None)
+    if isinstance(parts, Mapping):
+        return {key: fields_of_space(part, f"{name}[{key!r}]") for key, part in parts.items()}
+    shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
+    if shape is None or dtype is None or parts is not None:
+        raise TypeError(f"{name} must be a space of fixed shape and dtype or a Dict of them, got {space!r}; flatten it first")
+    return Field(tuple(shape), dtype)
+
+
+def leaves_of(fields: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Field]]:
+    """Yield the path and Field of every leaf, in order."""
+    for name, value in fields.items():
+        if isinstance(value, Field):
+            yield (*path, name), value
+        else:
+            yield from leaves_of(value, (*path, name))
+
+
+def map_leaves(fields: dict[str, Any], function: Callable[[Field], Any]) -> dict[str, Any]:
+    """Return the same nesting with ``function(field)`` for every Field, in order."""
+    return {
+        name: function(value) if isinstance(value, Field) else map_leaves(value, function) for name, value in fields.items()
+    }
+
+
+def look_up(fields: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    """Return the value at a path; KeyError with the name of what is missing."""
+    value: Any = fields
+    for depth, key in enumerate(path):
+        if not isinstance(value, Mapping):
+            raise FieldError(f"{name_of(path[:depth])} must be a mapping with {key!r}, got {type(value).__name__}")
+        if key not in value:
+            raise KeyError(name_of(path[: depth + 1]))
+        value = value[key]
+    return value
+
+
+def name_of(path: tuple[str, ...]) -> str:
+    """Return a path as messages name it: observation['camera']."""
+    return path[0] + "".join(f"[{key!r}]" for key in path[1:])
+
+
+def refuse_unknown(given: Mapping[str, Any], fields: Mapping[str, Any], where: str = "") -> None:
+    """Raise FieldError if a name, at any depth, is not one of the fields."""
+    for name, value in given.items():
+        if name not in fields:
+            raise FieldError(f"field {where}{name} is unknown; the fields are {', '.join(fields)}")
+        if isinstance(fields[name], Mapping) and isinstance(value, Mapping):
+            refuse_unknown(value, fields[name], f"{where}{name}.")
