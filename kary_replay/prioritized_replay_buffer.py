@@ -45,8 +45,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     Examples
     --------
-    >>> fields = {"observation": Field((2,), "float32"), "reward": Field((), "float32")}
-    >>> buffer = PrioritizedReplayBuffer(100, fields, alpha=0.6, beta=0.4, seed=0)
+    >>> import kary_replay as kr
+    >>> fields = {"observation": kr.Field((2,), "float32"), "reward": kr.Field((), "float32")}
+    >>> buffer = kr.PrioritizedReplayBuffer(100, fields, alpha=0.6, beta=0.4, seed=0)
     >>> index = buffer.add(observation=[[0, 1], [2, 3]], reward=[0.5, 1.0])
     >>> batch = buffer.sample(2)
     >>> buffer.update_priorities(batch.handle, [0.1, -2.0])

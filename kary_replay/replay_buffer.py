@@ -49,7 +49,9 @@ class ReplayBuffer:
 
     Examples
     --------
-    >>> buffer = ReplayBuffer(100, {"observation": Field((2,), "float32"), "reward": Field((), "float32")}, seed=0)
+    >>> import kary_replay as kr
+    >>> fields = {"observation": kr.Field((2,), "float32"), "reward": kr.Field((), "float32")}
+    >>> buffer = kr.ReplayBuffer(100, fields, seed=0)
     >>> buffer.add(observation=[[0, 1], [2, 3]], reward=[0.5, 1.0])
     array([0, 1])
     >>> buffer.sample(4)

@@ -276,8 +276,12 @@ cdef class Storage(Slots):
             start += count
         return DRAWN
 
-    cdef bint draw(self, double* u, int64_t* slot, int64_t first, int64_t n, int64_t batch_size, bint stratified) noexcept nogil:
-        """Turn n uniform numbers, the draws ``first`` … of a batch, into slots that read_rows checks; False where there was nothing to draw."""
+    cdef bint draw(self, double* u, int64_t* slot, int64_t first, int64_t n, int64_t batch_size,
+                   bint stratified) noexcept nogil:
+        """Turn n uniform numbers, the draws ``first`` … of a batch, into slots for read_rows to check.
+
+        False where nothing was there to draw from; the slots are then arbitrary, and valid all the same.
+        """
         cdef int64_t i
         cdef double total
         if self.tree is None:

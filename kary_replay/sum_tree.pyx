@@ -93,7 +93,8 @@ cdef class SumTree:
 
     Examples
     --------
-    >>> tree = SumTree(6, arity=4)
+    >>> import kary_replay as kr
+    >>> tree = kr.SumTree(6, arity=4)
     >>> tree.set([0, 1, 2, 3, 4, 5], [3, 1, 4, 1, 5, 9])
     >>> tree.total
     23.0
