@@ -263,14 +263,15 @@ cdef class Storage(Slots):
             for i in range(count):
                 attempts = 0
                 while handle[start + i].index < 0:
-                    # Another thread was faster. Draw this one again, from the same part.
+                    # Another thread was faster, or rounding led to an empty leaf: draw this one again, from the same
+                    # part unless that part seems to hold nothing.
                     attempts += 1
                     if attempts > MAX_REDRAWS and load_relaxed(&self.header.n_writing) == 0:  # any recent value will do
                         return UNREADABLE
                     if attempts > 16:
                         sched_yield()
                     uniform(self.header, u, 1)
-                    if not self.draw(u, slot, start + i, 1, n, stratified) and self.is_empty():
+                    if not self.draw(u, slot, start + i, 1, n, stratified and attempts <= 16) and self.is_empty():
                         return EMPTY
                     self.read_rows(slot, 1, column, start + i, handle + start + i, mass + start + i)
             start += count

@@ -9,7 +9,7 @@ drifts, however many updates there were.
 *Under concurrent writes* a search may read some nodes from before a write and some from after it. It still ends at some
 leaf and never leaves the tree. Which leaf it ends at may be biased by the masses in
 flight at that moment, and that leaf's mass may have become zero: the buffer looks again at the leaf, with its slot's
-generation, and draws again. ``SumTree.sample`` itself does the same with the leaf's mass.
+generation, and draws again. ``SumTree.sample`` itself goes on to the nearest leaf with mass.
 
 *Not promised.* The leaves of one batch are not a snapshot: a write may land between two of them.
 
@@ -50,4 +50,5 @@ cdef class SumTree:
     cdef readonly double max_mass
     cdef int check_range(self, const int64_t* leaf, int64_t n) except -1
     cdef void search(self, double* prefix, int64_t* leaf, int64_t n) noexcept nogil
+    cdef int64_t settle(self, int64_t leaf) noexcept nogil
     cdef double root(self) noexcept nogil

@@ -240,20 +240,16 @@ cdef class SumTree:
         cdef cnp.ndarray leaves = cnp.PyArray_EMPTY(1, &n, cnp.NPY_INT64, 0)
         cdef int64_t* leaf = <int64_t*>cnp.PyArray_DATA(leaves)
         cdef double total = self.root()
-        cdef bint emptied = False
+        cdef bint empty = False
         for i in range(n):
             if not (0 <= p[i] < total):
                 raise ValueError(f"prefix must be at least 0 and below the total, {total}, got {p[i]}")
         with nogil:
             self.search(p, leaf, n)
             for i in range(n):
-                # At rest only rounding ends a search at an empty leaf: just right of the one with mass.
-                if load_relaxed(self.leaf + leaf[i]) <= 0:
-                    leaf[i] = last_with_mass(self.tree, leaf[i])
-                    while leaf[i] < 0 and self.root() > 0:  # a writer emptied all of that meanwhile
-                        leaf[i] = last_with_mass(self.tree, self.capacity - 1)
-                    emptied |= leaf[i] < 0
-        if emptied:
+                leaf[i] = self.settle(leaf[i])
+                empty |= leaf[i] < 0
+        if empty:
             raise EmptyBufferError("every mass became zero during the search")
         return leaves if cnp.PyArray_NDIM(prefixes) else leaf[0]
 
@@ -284,7 +280,8 @@ cdef class SumTree:
 
         Notes
         -----
-        O(B · K · log_K(capacity)) with the GIL released and no lock. A leaf that a writer empties meanwhile is drawn again.
+        O(B · K · log_K(capacity)) with the GIL released and no lock. Where a writer empties a leaf meanwhile, the next one with
+        mass to its left is returned.
         """
         cdef cnp.npy_intp n = as_count("batch_size", batch_size), i
         cdef bint strata = bool(stratified)
@@ -307,13 +304,8 @@ cdef class SumTree:
                 u[i] = (i + u[i]) * (total / n) if strata else u[i] * total
             self.search(u, leaf, n)
             for i in range(n):
-                # [leaf] acquire: pairs with the release in SumTree.set. An empty leaf: rounding, or a writer meanwhile.
-                while not empty and load_acquire(self.leaf + leaf[i]) <= 0:
-                    total = self.root()
-                    empty = total <= 0
-                    uniform(self.header, u + i, 1)
-                    u[i] = (i + u[i]) * (total / n) if strata else u[i] * total
-                    self.search(u + i, leaf + i, 1)
+                leaf[i] = self.settle(leaf[i])
+                empty |= leaf[i] < 0
         if empty:
             raise EmptyBufferError("every mass is zero: set some masses before drawing")
         return leaves
@@ -363,6 +355,18 @@ cdef class SumTree:
         cdef int64_t start
         for start from 0 <= start < n by CHUNK:
             descend(self.tree, prefix + start, leaf + start, min(<int64_t>CHUNK, n - start))
+
+    cdef int64_t settle(self, int64_t leaf) noexcept nogil:
+        """Return a leaf with mass for where a search ended, or -1 if every mass is zero."""
+        # At rest only rounding ends a search at an empty leaf, and then just right of the one it belongs to.
+        # [leaf] acquire: pairs with the release in SumTree.set
+        while load_acquire(self.leaf + leaf) <= 0:
+            leaf = last_with_mass(self.tree, leaf)
+            if leaf < 0:  # a writer emptied all of that meanwhile
+                if self.root() <= 0:
+                    return -1
+                leaf = self.capacity - 1
+        return leaf
 
     cdef double root(self) noexcept nogil:
         """The total. relaxed: a search is checked at its leaf, whatever total its prefix came from."""
