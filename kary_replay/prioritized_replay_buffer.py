@@ -11,7 +11,7 @@ from .fields import Fields
 from .replay_buffer import ReplayBuffer
 from .sum_tree import SumTree
 from .types import HANDLE_DTYPE, Batch
-from .validation import as_exponent, as_float64, as_real
+from .validation import as_array, as_exponent, as_float64, as_real
 
 __all__ = ["PrioritizedReplayBuffer"]
 
@@ -160,7 +160,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             bad = np.flatnonzero(~((priorities > 0) & (priorities <= limit)))
             if bad.size:
                 value = priorities.reshape(-1)[bad[0]]
-                raise ValueError(f"priority must be above 0 and at most {limit:.3g}, got {value} at position {bad[0]}")
+                raise ValueError(f"priority must be finite, above 0, at most {limit:.3g}, got {value} at position {bad[0]}")
             priorities = np.ascontiguousarray(np.broadcast_to(priorities, (n,)))
         return self._storage.add(columns, n, priorities)
 
@@ -218,10 +218,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         -----
         O(B · K · log_K(capacity)), GIL released, under the lock.
         """
-        handles = np.asarray(handle)
+        handles = as_array("handle", handle)
         if handles.dtype is not HANDLE_DTYPE and handles.dtype != HANDLE_DTYPE:
             raise TypeError(f"handle must be the handle of a batch (dtype {HANDLE_DTYPE}), got dtype {handles.dtype}")
-        errors = np.asarray(td_error)
+        errors = as_array("td_error", td_error)
         if errors.ndim == 2 and errors.shape[1] == 1:
             errors = errors[:, 0]
         errors = as_float64("td_error", errors)

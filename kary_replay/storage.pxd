@@ -12,7 +12,8 @@ cdef packed struct Handle:
 
 cdef class Storage(Slots):
     cdef int read_batch(self, char** column, int64_t n, Handle* handle, double* mass, bint stratified) noexcept nogil
-    cdef bint draw(self, double* u, int64_t* slot, int64_t first, int64_t n, int64_t batch_size,
+    cdef double extent(self) noexcept nogil
+    cdef void draw(self, double* u, int64_t* slot, int64_t first, int64_t n, int64_t batch_size,
                    bint stratified) noexcept nogil
     cdef void read_rows(self, const int64_t* slot, int64_t n, char** column, int64_t first, Handle* handle,
                         double* mass) noexcept nogil

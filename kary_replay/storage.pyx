@@ -177,6 +177,8 @@ cdef class Storage(Slots):
             largest = header.max_priority
             for i in range(n):
                 # Generations change only under the lock, so this one cannot move on before the mass is in (I6).
+                if handle[i].index >= header.n_started or handle[i].generation & 1:
+                    continue  # no batch ever had this handle: the slot holds no row
                 if load_relaxed(self.generation(handle[i].index)) == handle[i].generation:
                     store_release(self.tree.leaf + handle[i].index, mass[i])  # [leaf] pairs with the acquire in read_rows
                     scratch[applied] = handle[i].index
@@ -256,9 +258,9 @@ cdef class Storage(Slots):
         cdef int attempts
         while start < n:
             count = min(<int64_t>CHUNK, n - start)
-            uniform(self.header, u, count)
-            if not self.draw(u, slot, start, count, n, stratified) and self.is_empty():
+            if self.extent() <= 0 and self.is_empty():
                 return EMPTY
+            self.draw(u, slot, start, count, n, stratified)
             self.read_rows(slot, count, column, start, handle + start, mass + start)
             for i in range(count):
                 attempts = 0
@@ -270,33 +272,30 @@ cdef class Storage(Slots):
                         return UNREADABLE
                     if attempts > 16:
                         sched_yield()
-                    uniform(self.header, u, 1)
-                    if not self.draw(u, slot, start + i, 1, n, stratified and attempts <= 16) and self.is_empty():
+                    if self.extent() <= 0 and self.is_empty():
                         return EMPTY
+                    self.draw(u, slot, start + i, 1, n, stratified and attempts <= 16)
                     self.read_rows(slot, 1, column, start + i, handle + start + i, mass + start + i)
             start += count
         return DRAWN
 
-    cdef bint draw(self, double* u, int64_t* slot, int64_t first, int64_t n, int64_t batch_size,
-                   bint stratified) noexcept nogil:
-        """Turn n uniform numbers, the draws ``first`` … of a batch, into slots for read_rows to check.
+    cdef double extent(self) noexcept nogil:
+        """What is divided among the draws: the total mass, or the number of slots in use. Any recent value will do."""
+        return <double>load_relaxed(&self.header.n_started) if self.tree is None else self.tree.root()
 
-        False where nothing was there to draw from; the slots are then arbitrary, and valid all the same.
-        """
+    cdef void draw(self, double* u, int64_t* slot, int64_t first, int64_t n, int64_t batch_size,
+                   bint stratified) noexcept nogil:
+        """Draw n slots, draws ``first`` … of a batch, for read_rows to check. ``u`` is scratch."""
         cdef int64_t i
-        cdef double total
-        if self.tree is None:
-            total = <double>load_relaxed(&self.header.n_started)  # any recent value will do: read_rows checks each slot
-        else:
-            total = self.tree.root()
+        cdef double extent = self.extent()
+        uniform(self.header, u, n)
         for i in range(n):
-            u[i] = (first + i + u[i]) * (total / batch_size) if stratified else u[i] * total
+            u[i] = (first + i + u[i]) * (extent / batch_size) if stratified else u[i] * extent
         if self.tree is None:
             for i in range(n):
-                slot[i] = max(<int64_t>0, min(<int64_t>u[i], <int64_t>total - 1))
+                slot[i] = min(<int64_t>u[i], self.capacity - 1)
         else:
             self.tree.search(u, slot, n)
-        return total > 0
 
     cdef void read_rows(self, const int64_t* slot, int64_t n, char** column, int64_t first, Handle* handle,
                         double* mass) noexcept nogil:

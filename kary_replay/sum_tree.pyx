@@ -21,7 +21,7 @@ import numpy as np
 cimport numpy as cnp
 
 from .errors import EmptyBufferError, IndexRangeError
-from .validation import as_arity, as_count, as_float64, as_index
+from .validation import as_arity, as_count, as_float64, as_generator, as_index
 
 from .block cimport (
     Block, Header, acquire, aligned, load_acquire, load_relaxed, release, store_release, uniform,
@@ -292,10 +292,10 @@ cdef class SumTree:
         cdef double* u = <double*>cnp.PyArray_DATA(uniforms)
         cdef double total
         cdef bint empty = False
+        if self.root() <= 0:
+            raise EmptyBufferError("every mass is zero: set some masses before drawing")
         if not own_stream:
-            if not isinstance(rng, (int, np.integer, np.random.Generator)):
-                raise TypeError(f"rng must be None, an int or a numpy.random.Generator, got {type(rng).__name__}")
-            np.random.default_rng(rng).random(out=uniforms)
+            as_generator(rng).random(out=uniforms)
         with nogil:
             if own_stream:
                 uniform(self.header, u, n)
@@ -307,7 +307,7 @@ cdef class SumTree:
                 leaf[i] = self.settle(leaf[i])
                 empty |= leaf[i] < 0
         if empty:
-            raise EmptyBufferError("every mass is zero: set some masses before drawing")
+            raise EmptyBufferError("every mass became zero during the search")
         return leaves
 
     def check_invariants(self):

@@ -98,7 +98,7 @@ class Field:
             return array.astype(self.dtype)
         if array.dtype.kind not in "biufc" or not np.can_cast(array.dtype, self.dtype, "same_kind"):
             raise FieldError(f"{refusal}; convert it first, for example with .astype({self.dtype.name!r})")
-        if self.dtype.itemsize >= array.dtype.itemsize:
+        if np.can_cast(array.dtype, self.dtype, "safe"):
             return array.astype(self.dtype)
         try:
             with np.errstate(over="raise"):

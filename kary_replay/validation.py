@@ -62,9 +62,26 @@ def as_seed(value: Any) -> np.random.SeedSequence:
         raise ValueError(f"seed must not be negative, got {value!r}") from None
 
 
+def as_generator(rng: Any) -> np.random.Generator:
+    """Return ``rng`` if it is a generator, or a new one from an integer seed."""
+    if isinstance(rng, (bool, np.bool_)) or not isinstance(rng, (int, np.integer, np.random.Generator)):
+        raise TypeError(f"rng must be None, an integer or a numpy.random.Generator, got {type(rng).__name__}")
+    if not isinstance(rng, np.random.Generator) and rng < 0:
+        raise ValueError(f"rng must not be negative, got {rng}")
+    return np.random.default_rng(rng)
+
+
+def as_array(name: str, value: Any) -> npt.NDArray[Any]:
+    """Return ``value`` as an array of whatever dtype and shape it has."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name} must be a number or an array of them: {error}") from None
+
+
 def as_index(index: Any) -> npt.NDArray[np.int64]:
     """Return ``index`` as a contiguous int64 array of at most one axis; its range is for the caller to check."""
-    array = np.asarray(index)
+    array = as_array("index", index)
     if array.dtype != np.int64:
         if array.dtype.kind not in "iu" and array.size:
             raise TypeError(f"index must be an integer or an array of integers, got dtype {array.dtype}")
@@ -77,7 +94,7 @@ def as_index(index: Any) -> npt.NDArray[np.int64]:
 
 def as_float64(name: str, value: Any) -> npt.NDArray[np.float64]:
     """Return ``value`` as a contiguous float64 array of at most one axis."""
-    array = np.asarray(value)
+    array = as_array(name, value)
     if array.dtype.kind not in "iuf":
         raise TypeError(f"{name} must be a real number or an array of them, got dtype {array.dtype}")
     if array.ndim > 1:
