@@ -151,9 +151,9 @@ cdef class Storage(Slots):
                     f"handle {i} has index {handle[i].index}: it must be in 0 … {self.capacity - 1}; "
                     "pass the handle of a batch of this buffer"
                 )
-            if not fabs(td_error[i]) <= self.tree.max_mass:  # NaN fails too
+            if not fabs(td_error[i]) <= self.tree.mass_limit:  # NaN fails too
                 raise ValueError(
-                    f"td_error must be finite (at most {self.tree.max_mass:.3g}), got {td_error[i]} at position {i}; "
+                    f"td_error must be finite (at most {self.tree.mass_limit:.3g}), got {td_error[i]} at position {i}; "
                     "has the loss diverged?"
                 )
         if n == 0:

@@ -46,8 +46,8 @@ cdef class SumTree:
     cdef Header* header
     cdef Tree tree
     cdef double* leaf            # [capacity], then zeros up to a whole group
-    cdef readonly int64_t capacity
-    cdef readonly double max_mass
+    cdef int64_t n_leaves
+    cdef double mass_limit
     cdef int check_range(self, const int64_t* leaf, int64_t n) except -1
     cdef void search(self, double* prefix, int64_t* leaf, int64_t n) noexcept nogil
     cdef int64_t settle(self, int64_t leaf) noexcept nogil

@@ -30,7 +30,7 @@ from .block cimport (
 cnp.import_array()
 
 DEFAULT_ARITY = 4
-"""The fastest arity measured; docs/design/ablations.md has the table."""
+"""The fastest arity measured; docs/benchmarks.md has the table."""
 
 cdef int64_t MAX_CAPACITY = <int64_t>1 << 40
 cdef enum:
@@ -115,11 +115,21 @@ cdef class SumTree:
             _offset = head
         self.block = _block
         self.header = _block.header
-        self.capacity = n_leaves
+        self.n_leaves = n_leaves
         _layout(n_leaves, k, &self.tree, _block.base + _offset)
         self.leaf = self.tree.level[self.tree.n_levels - 1]
         # Twice as many leaves at most, padding and rounding included, so no sum of masses overflows.
-        self.max_mass = np.finfo(np.float64).max / (2.0 * n_leaves + 128)
+        self.mass_limit = np.finfo(np.float64).max / (2.0 * n_leaves + 128)
+
+    @property
+    def capacity(self):
+        """Number of leaves."""
+        return self.n_leaves
+
+    @property
+    def max_mass(self):
+        """The largest mass a leaf may have: so many of them cannot overflow the total."""
+        return self.mass_limit
 
     @property
     def arity(self):
@@ -134,13 +144,13 @@ cdef class SumTree:
     @property
     def nbytes(self):
         """Bytes of all nodes, padding included."""
-        return tree_nbytes(self.capacity, self.arity)
+        return tree_nbytes(self.n_leaves, self.arity)
 
     def __len__(self):
-        return self.capacity
+        return self.n_leaves
 
     def __repr__(self):
-        return f"SumTree(capacity={self.capacity}, arity={self.arity}, total={self.total})"
+        return f"SumTree(capacity={self.n_leaves}, arity={self.arity}, total={self.total})"
 
     def set(self, index, mass):
         """Set the mass of one leaf or of many.
@@ -171,9 +181,9 @@ cdef class SumTree:
             raise ValueError(f"mass must be one number or have the length of index, {n}, got {masses.size}")
         self.check_range(leaf, n)
         for i in range(n):
-            if not (0 <= value[i * step] <= self.max_mass):  # NaN fails too
+            if not (0 <= value[i * step] <= self.mass_limit):  # NaN fails too
                 raise ValueError(
-                    f"mass must be finite and in 0 … {self.max_mass:.3g}, got {value[i * step]} for index {leaf[i]}"
+                    f"mass must be finite and in 0 … {self.mass_limit:.3g}, got {value[i * step]} for index {leaf[i]}"
                 )
         if n == 0:
             return
@@ -332,22 +342,22 @@ cdef class SumTree:
                     value = group_sum(self.tree, self.tree.level[level + 1] + i * arity)
                     assert self.tree.level[level][i] == value, \
                         f"I2: node {i} of level {level} is {self.tree.level[level][i]}, its children sum to {value}"
-            for i in range(self.capacity):
+            for i in range(self.n_leaves):
                 assert isfinite(self.leaf[i]) and self.leaf[i] >= 0, f"I3: leaf {i} has mass {self.leaf[i]}"
         finally:
             with nogil:
                 release(self.header)
 
     def __reduce__(self):
-        masses = self.get(np.arange(self.capacity))
-        return _restore, (self.capacity, self.arity, masses, self.block.random_state())
+        masses = self.get(np.arange(self.n_leaves))
+        return _restore, (self.n_leaves, self.arity, masses, self.block.random_state())
 
     cdef int check_range(self, const int64_t* leaf, int64_t n) except -1:
         """Raise IndexRangeError unless every index is a leaf."""
         cdef int64_t i
         for i in range(n):
-            if not (0 <= leaf[i] < self.capacity):
-                raise IndexRangeError(f"index {leaf[i]} is out of range: it must be in 0 … {self.capacity - 1}")
+            if not (0 <= leaf[i] < self.n_leaves):
+                raise IndexRangeError(f"index {leaf[i]} is out of range: it must be in 0 … {self.n_leaves - 1}")
         return 0
 
     cdef void search(self, double* prefix, int64_t* leaf, int64_t n) noexcept nogil:
@@ -365,7 +375,7 @@ cdef class SumTree:
             if leaf < 0:  # a writer emptied all of that meanwhile
                 if self.root() <= 0:
                     return -1
-                leaf = self.capacity - 1
+                leaf = self.n_leaves - 1
         return leaf
 
     cdef double root(self) noexcept nogil:

@@ -1,0 +1,10 @@
+"""Prioritized replay for Stable-Baselines3, by ``replay_buffer_class`` alone.
+
+>>> from stable_baselines3 import DQN
+>>> from kary_replay.adapters.sb3 import PrioritizedReplayBuffer
+>>> model = DQN("MlpPolicy", "CartPole-v1", replay_buffer_class=PrioritizedReplayBuffer)
+"""
+
+from kary_replay.adapters.sb3.replay_buffer import PrioritizedReplayBuffer
+
+__all__ = ["PrioritizedReplayBuffer"]

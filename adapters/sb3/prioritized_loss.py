@@ -1,0 +1,212 @@
+"""How a loss that knows nothing of priorities is weighted, and how its TD errors find their way back.
+
+``train()`` of an SB3 algorithm has no place for importance weights. It does have one path that every
+batch takes: rewards → target → loss. So the rewards of a batch are a `PrioritizedTensor`, and ::
+
+    target = rewards + (1 - dones) * gamma * next_q     the target is one too, by __torch_function__
+    loss = F.mse_loss(current_q, target)                arrives in SampledBatch.loss, which
+                                                          - remembers |current_q - target| per row,
+                                                          - multiplies each row's loss by its weight,
+                                                          - returns the mean, an ordinary tensor
+
+The mark is passed on by a list of operations that leave row i of the batch at row i, and by no others.
+An operation off the list returns an ordinary tensor: a weight may get lost, which the buffer warns about,
+but it is never applied to the wrong row.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+_plain = torch._C.DisableTorchFunctionSubclass  # inside it, a PrioritizedTensor is a tensor like any other
+
+
+class SampledBatch:
+    """What must be remembered of one sampled batch until its TD errors are back in the tree.
+
+    Parameters
+    ----------
+    handle : np.ndarray
+        The native buffer's handles of the rows, [B].
+    importance_weight : torch.Tensor
+        Float32 [B, 1], on the device of the batch.
+    pending : list of SampledBatch
+        Where the batch enters itself when it has TD errors to write back; the buffer empties it.
+    """
+
+    __slots__ = ("handle", "importance_weight", "pending", "td_error")
+
+    def __init__(self, handle: np.ndarray, importance_weight: torch.Tensor, pending: list[SampledBatch]) -> None:
+        self.handle = handle
+        self.importance_weight = importance_weight
+        self.pending = pending
+        self.td_error: np.ndarray | None = None  # [B], the largest |TD error| of any loss so far
+
+    def __len__(self) -> int:
+        return len(self.handle)
+
+    def mark(self, tensor: torch.Tensor) -> PrioritizedTensor:
+        """Return `tensor` (leading axis B, row i of the batch at row i) as one that knows its batch."""
+        marked = tensor if type(tensor) is PrioritizedTensor else tensor.as_subclass(PrioritizedTensor)
+        marked.batch = self
+        return marked
+
+    def record(self, td_error: np.ndarray) -> None:
+        """Take in the TD errors of one loss, [B, …]; of several, as with twin critics, the largest counts."""
+        magnitude = np.abs(td_error)
+        if magnitude.ndim > 1:
+            magnitude = magnitude.reshape(len(self), -1).mean(axis=1) if magnitude.size > len(self) else magnitude.reshape(-1)
+        self.td_error = magnitude if self.td_error is None else np.maximum(self.td_error, magnitude)
+        if self not in self.pending:
+            self.pending.append(self)
+
+    def loss(
+        self,
+        function: Callable[..., torch.Tensor],
+        input: torch.Tensor,
+        target: torch.Tensor,
+        reduction: str = "mean",
+        **options: Any,
+    ) -> torch.Tensor:
+        """Compute `function(input, target)` with each row's loss multiplied by its importance weight.
+
+        Parameters
+        ----------
+        function : callable
+            One of `LOSSES`.
+        input, target : torch.Tensor
+            Shape [B, …], with the same number of axes.
+        reduction : {"mean", "sum", "none"}
+            Of the weighted losses; "none" returns them one by one.
+        **options
+            What else the loss takes, such as ``beta`` or ``delta``.
+
+        Returns
+        -------
+        torch.Tensor
+            An ordinary tensor. With all weights 1, value and gradient are those of the unweighted loss.
+
+        Raises
+        ------
+        ValueError
+            If one of the shapes is not that of a batch, the reduction is unknown, or an option would
+            weight or average the loss in a way of its own.
+        """
+        if input.dim() != target.dim() or input.shape[:1] != target.shape[:1] or input.shape[:1] != (len(self),):
+            raise ValueError(
+                f"{function.__name__}: input {tuple(input.shape)} and target {tuple(target.shape)} must both have "
+                f"the {len(self)} rows of the batch as their leading axis and the same number of axes; reshape one of them"
+            )
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f"{function.__name__}: reduction={reduction!r} must be 'mean', 'sum' or 'none'")
+        for name in ("weight", "size_average", "reduce"):
+            if options.pop(name, None) is not None:
+                raise ValueError(
+                    f"{function.__name__}: {name}= cannot be combined with the importance weights of a prioritized batch; "
+                    "leave it out, and multiply the result of reduction='none' by weights of your own"
+                )
+        losses = function(input, target, reduction="none", **options)
+        self.record((input.detach() - target.detach()).cpu().double().numpy())
+        weight = self.importance_weight
+        if reduction == "mean" and losses.numel() == len(self):
+            return torch.dot(losses.view(-1), weight.view(-1) / len(self))
+        losses = losses * (weight if losses.dim() == 2 else weight.view(-1, *(1,) * (losses.dim() - 1)))
+        if reduction == "none":
+            return losses
+        return losses.mean() if reduction == "mean" else losses.sum()
+
+
+class PrioritizedTensor(torch.Tensor):
+    """A tensor whose row i belongs to row i of a sampled batch; arithmetic passes that on, a loss uses it.
+
+    ``tensor.as_subclass(torch.Tensor)`` is the same data without the mark, for a loss that should be
+    neither weighted nor taken for a TD error. Copies by `copy` and `pickle` are without it, too.
+    """
+
+    batch: SampledBatch | None = None  # None: no longer marked, because an in-place operation may have moved rows
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        with _plain():
+            if func in LOSSES:
+                batch = _common_batch(args)  # torch hands on input and target by position, the rest by keyword
+                if batch is not None:
+                    return batch.loss(func, *args, **kwargs)
+            result = func(*args, **kwargs)
+            if isinstance(result, torch.Tensor):
+                batch = _batch_of_result(func, result, args, kwargs)
+                if batch is not None:
+                    return batch.mark(result)
+                if type(result) is cls:
+                    result.batch = None
+            return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        return copy.deepcopy(self.as_subclass(torch.Tensor), memo)
+
+    def __reduce_ex__(self, protocol: int) -> Any:
+        return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
+
+
+LOSSES = frozenset({F.l1_loss, F.mse_loss, F.smooth_l1_loss, F.huber_loss})
+
+
+def _operations(names: str) -> frozenset[Any]:
+    """Return every spelling of the operations: function, method, in place, and as an operator from either side."""
+    spellings = [f"{before}{name}{after}" for name in names.split() for before, after in _AFFIXES]
+    return frozenset(
+        getattr(owner, spelling) for owner in (torch, torch.Tensor) for spelling in spellings if hasattr(owner, spelling)
+    )
+
+
+_AFFIXES = (("", ""), ("", "_"), ("__", "__"), ("__r", "__"), ("__i", "__"))
+
+# Row i of the result is computed from row i of the operands, as long as broadcasting adds no leading axis.
+_ELEMENTWISE = _operations(
+    "add sub subtract mul multiply div divide truediv true_divide floordiv floor_divide remainder pow "
+    "neg negative abs absolute square sqrt exp log sign tanh sigmoid relu nan_to_num clamp clip clamp_min clamp_max "
+    "min max minimum maximum fmin fmax where lerp addcmul addcdiv masked_fill clone detach requires_grad_ "
+    "to type type_as float double half bfloat16 cpu cuda contiguous pin_memory expand expand_as"
+) | {torch.Tensor.data.__get__}
+
+# Axes come and go, but the order of the elements stays: if the leading axis still has B rows, they are the rows.
+_RESHAPING = _operations("reshape view view_as flatten squeeze unsqueeze")
+
+
+def _common_batch(operands: Iterable[Any], n_axes: int | None = None) -> SampledBatch | None:
+    """Return the batch of the operands, or those with `n_axes` axes; None if there is none, or more than one."""
+    common = None
+    for x in operands:
+        if type(x) is PrioritizedTensor and x.batch is not common and x.batch is not None and (n_axes is None or x.dim() == n_axes):
+            if common is not None:
+                return None
+            common = x.batch
+    return common
+
+
+def _batch_of_result(func: Any, result: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SampledBatch | None:
+    """Return the batch whose row i is at row i of `result`, if that is certain."""
+    if func in _ELEMENTWISE:
+        batch = _common_batch((*args, *kwargs.values()), result.dim())
+    elif func in _RESHAPING or (func is torch.Tensor.__getitem__ and _keeps_rows(args[1])):
+        batch = _common_batch(args)
+    else:
+        return None
+    return batch if batch is not None and result.shape[:1] == (len(batch),) else None
+
+
+def _keeps_rows(index: Any) -> bool:
+    """Tell whether `tensor[index]` takes all rows in order: a full slice first, then nothing that gathers."""
+    first, *rest = index if isinstance(index, tuple) else (index,)
+    return (
+        isinstance(first, slice)
+        and first == slice(None)
+        and all(i is None or i is Ellipsis or isinstance(i, (int, slice)) for i in rest)
+    )

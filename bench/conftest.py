@@ -1,0 +1,162 @@
+"""The glue between pytest-benchmark and bench.timing: options, the `compare` fixture, the table and the JSON at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench import grid, machine
+from bench.table import render
+from bench.timing import Bar, Contender, Record, interleave, interleave_windows
+
+COLD_ROUNDS = 201  # single calls are short and scatter more
+RESULTS = Path(__file__).parent / "results"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("kary-replay benchmarks")
+    group.addoption("--full", action="store_true", help="every grid point: slots 1e5, 1e6, 1e7 × batch 32, 256, 4096")
+    group.addoption("--rounds", type=int, default=51, help="repetitions of each comparison (default: %(default)s)")
+    group.addoption("--window", type=float, default=0.5, help="seconds of one window of the thread scenarios")
+    group.addoption("--results", metavar="NAME", help="write bench/results/NAME.json")
+    group.addoption("--enforce-bars", action="store_true", help="a missed bar fails its test")
+
+
+class Session:
+    """What the run has gathered so far."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.machine = machine.describe()
+        self.neighbours = machine.Neighbours()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[SESSION] = Session()
+
+
+SESSION: pytest.StashKey[Session] = pytest.StashKey()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Fill in the grid: tests ask for `slots`, or `slots` and `batch`, and get what --full says."""
+    full = metafunc.config.getoption("--full")
+    names = metafunc.fixturenames
+    if "batch" in names:
+        points = grid.points(full)
+        metafunc.parametrize(("slots", "batch"), points, indirect=["slots"], scope="module", ids=grid.ids(points))
+    elif "slots" in names:
+        slots = grid.slots(full)
+        metafunc.parametrize("slots", slots, indirect=True, scope="module", ids=[f"{n:.0e}" for n in slots])
+
+
+@pytest.fixture(scope="module")
+def slots(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    np.random.seed(0)  # the rivals draw from the global stream
+
+
+class Compare:
+    """What the `compare` fixture offers. One call per test."""
+
+    def __init__(self, request: pytest.FixtureRequest, benchmark: Any) -> None:
+        self._request = request
+        self._benchmark = benchmark
+        self._rounds: int = request.config.getoption("--rounds")
+
+    def times(
+        self,
+        scenario: str,
+        parameters: dict[str, Any],
+        ours: Contender,
+        rivals: Sequence[Contender],
+        bars: Sequence[Bar] = (),
+        notes: dict[str, str] | None = None,
+        cold: bool = False,
+    ) -> Record:
+        """Seconds per operation, interleaved; `cold` is explained at `interleave`."""
+        record = interleave(self._benchmark, ours, rivals, COLD_ROUNDS if cold else self._rounds, cold)
+        return self._name(record, scenario, parameters, bars, notes)
+
+    def rates(
+        self,
+        scenario: str,
+        parameters: dict[str, Any],
+        ours: str,
+        windows: dict[str, Callable[[], float]],
+        bars: Sequence[Bar] = (),
+        rounds: int = 7,
+        unit: str = "1/s",
+    ) -> Record:
+        """Operations per second over fixed windows, interleaved."""
+        record = interleave_windows(self._benchmark, ours, windows, rounds)
+        record.unit = unit
+        return self._name(record, scenario, parameters, bars, None)
+
+    def _name(
+        self,
+        record: Record,
+        scenario: str,
+        parameters: dict[str, Any],
+        bars: Sequence[Bar],
+        notes: dict[str, str] | None,
+    ) -> Record:
+        record.scenario, record.parameters, record.notes = scenario, parameters, notes or {}
+        record.add_bars(bars)
+        return self.keep(record)
+
+    def keep(self, record: Record) -> Record:
+        """Hands a finished record to the table, to the JSON file and to pytest-benchmark's own."""
+        self._benchmark.group = record.scenario
+        self._benchmark.extra_info.update(
+            parameters=record.parameters,
+            medians=record.medians(),
+            ratios=record.ratios(),
+            ratio_quartiles=record.ratio_quartiles(),
+            bars=record.bars,
+        )
+        self._request.config.stash[SESSION].records.append(record)
+        if self._request.config.getoption("--enforce-bars"):
+            missed = [f"{bar['text']}: reached {bar['reached']:.2f}" for bar in record.bars if not bar["met"]]
+            assert not missed, "; ".join(missed)
+        return record
+
+
+@pytest.fixture
+def compare(request: pytest.FixtureRequest, benchmark: Any) -> Compare:
+    return Compare(request, benchmark)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    records = config.stash[SESSION].records
+    if not records:
+        return
+    terminalreporter.section("ours against the others (medians, interleaved)")
+    terminalreporter.write_line(render(records))
+    others = config.stash[SESSION].neighbours.cores_used()
+    if others > 0.1:
+        terminalreporter.write_line(
+            f"\nOther processes used {others:.2f} cores meanwhile: the thread scenarios are not to be trusted."
+        )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    name = session.config.getoption("--results")
+    gathered = session.config.stash[SESSION]
+    if not name or not gathered.records:
+        return
+    RESULTS.mkdir(exist_ok=True)
+    gathered.machine["cores_used_by_others"] = round(gathered.neighbours.cores_used(), 2)
+    lines = ",\n".join(json.dumps(asdict(record)) for record in gathered.records)
+    text = f'{{"machine": {json.dumps(gathered.machine, indent=1)},\n"records": [\n{lines}\n]}}\n'
+    (RESULTS / f"{name}.json").write_text(text)

@@ -1,0 +1,137 @@
+"""What a figure depends on besides the code: processor, memory settings, compiler, versions, commit. No names, no paths."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sysconfig
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+LIBRARIES = ("numpy", "kary-replay", "tianshou", "numba", "cpprb", "stable-baselines3", "torch", "pytest-benchmark", "cython")
+
+
+def _first_line(*command: str) -> str | None:
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return output.splitlines()[0].strip() if output else ""
+
+
+def _text(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None
+
+
+def _processor() -> dict[str, Any]:
+    result: dict[str, Any] = {"model": platform.processor() or platform.machine()}
+    for line in (_text("/proc/cpuinfo") or "").splitlines():
+        key, _, value = line.partition(":")
+        key = key.strip()
+        if key == "model name":
+            result["model"] = value.strip()
+        elif key in ("cpu family", "model"):
+            result["family" if key == "cpu family" else "model_number"] = value.strip()
+        elif not key:
+            break  # the first processor is enough
+    caches = {}
+    for index in range(8):
+        folder = f"/sys/devices/system/cpu/cpu0/cache/index{index}"
+        level, kind, size = (_text(f"{folder}/{name}") for name in ("level", "type", "size"))
+        if level and kind != "Instruction":
+            caches[f"L{level}"] = size
+    result["caches_per_instance"] = caches
+    affinity = getattr(os, "sched_getaffinity", None)
+    result["cores"] = len(affinity(0)) if affinity else os.cpu_count()
+    return result
+
+
+def _memory_gib() -> float | None:
+    for line in (_text("/proc/meminfo") or "").splitlines():
+        if line.startswith("MemTotal:"):
+            return round(int(line.split()[1]) / 2**20, 1)
+    return None
+
+
+def _compiler() -> dict[str, Any]:
+    """Return what kary_replay says it was built with, else the compiler found now."""
+    import kary_replay
+
+    info = getattr(kary_replay, "build_info", None)
+    if callable(info):
+        info = info()
+    if isinstance(info, dict):
+        return info
+    command = (os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++").split()[0]
+    # The first word is the command, which may be a path; the version is what matters.
+    line = _first_line(Path(command).name, "--version")
+    return {"found_now": line, "flags": "not recorded"}
+
+
+def _versions() -> dict[str, str]:
+    result = {"python": platform.python_version(), "implementation": platform.python_implementation()}
+    for name in LIBRARIES:
+        try:
+            result[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return result
+
+
+def _commit() -> str | None:
+    commit = _first_line("git", "rev-parse", "--short=12", "HEAD")
+    if commit and _first_line("git", "status", "--porcelain", "--untracked-files=no"):
+        commit += " with uncommitted changes"
+    return commit
+
+
+def _busy_seconds() -> float:
+    """Processor seconds that all processes together have used since the machine started; 0 where the system does not tell."""
+    line = (_text("/proc/stat") or "").partition("\n")[0].split()
+    if not line:
+        return 0.0
+    user, nice, system, _idle, _waiting, interrupts, soft_interrupts, *_ = map(int, line[1:])
+    return (user + nice + system + interrupts + soft_interrupts) / os.sysconf("SC_CLK_TCK")
+
+
+class Neighbours:
+    """How many cores other processes have used since this was made."""
+
+    def __init__(self) -> None:
+        self._start, self._others = perf_counter(), self._used()
+
+    @staticmethod
+    def _used() -> float:
+        times = os.times()
+        return _busy_seconds() - (times.user + times.system + times.children_user + times.children_system)
+
+    def cores_used(self) -> float:
+        """Return their average number of cores since then."""
+        return max(0.0, (self._used() - self._others) / max(perf_counter() - self._start, 1e-9))
+
+
+def describe() -> dict[str, Any]:
+    """Describe the machine and the software, for the head of a results file."""
+    return {
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "processor": _processor(),
+        "memory_gib": _memory_gib(),
+        "system": platform.system(),
+        "transparent_huge_pages": _text("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "compiler": _compiler(),
+        "versions": _versions(),
+        "commit": _commit(),
+    }
+
+
+def resident_bytes() -> int | None:
+    """Resident memory of this process, where the system tells."""
+    statm = _text("/proc/self/statm")
+    return int(statm.split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm else None

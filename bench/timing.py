@@ -1,0 +1,257 @@
+"""Interleaved repetitions: every round times ours and each rival, one after the other.
+
+Two runs made minutes apart differ by more than some of the ratios here (clock speed, neighbours, page placement). So the
+rivals are timed in the `setup` callback of the very round in which pytest-benchmark times ours, and a slow spell of the
+machine hits both sides of a ratio.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+from time import perf_counter, thread_time
+from typing import Any
+
+import numpy as np
+
+from bench.machine import Neighbours
+
+TARGET_SECONDS = 0.0015  # one repetition: thousands of timer ticks, yet shorter than a scheduler's time slice
+WARM_SECONDS = 0.010  # before the clock starts, so that each finds the caches as its own calls leave them
+MAX_CALLS = 4_000
+SCRUB_BYTES = 8 << 20
+MAX_NEIGHBOURS = 0.1  # cores that other processes may use while a window of the thread scenarios lasts
+WINDOW_ATTEMPTS = 3  # a disturbed window is measured again
+MIN_UNDISTURBED = 5  # rounds; with fewer, every round counts
+Inputs = Sequence[tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One side of a comparison: a call, and how to make fresh arguments for n calls outside the timing."""
+
+    name: str
+    call: Callable[..., object]
+    inputs: Callable[[int], Inputs]
+    operations: int = 1  # what one call does; times are reported per operation
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A promise: ours is at least `minimum` times faster than each of `rivals`."""
+
+    rivals: tuple[str, ...]
+    minimum: float
+
+    def verdict(self, ratios: dict[str, float]) -> bool:
+        return all(ratios[name] >= self.minimum for name in self.rivals)
+
+    def __str__(self) -> str:
+        return f"≥ {self.minimum:g}× {' and '.join(self.rivals)}"
+
+
+@dataclass
+class Record:
+    """One comparison, as it is written to the JSON file."""
+
+    scenario: str
+    parameters: dict[str, Any]
+    unit: str  # of every number in `repetitions`; lower is better, unless it ends in "/s"
+    ours: str
+    repetitions: dict[str, list[float]]
+    calls: dict[str, int] = field(default_factory=dict)
+    disturbed: dict[str, list[int]] = field(default_factory=dict)  # rounds in which another process took the core
+    bars: list[dict[str, Any]] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)  # contender -> why it is missing, or what to know about it
+
+    def counted(self, *names: str) -> list[int]:
+        """Return the rounds that count for these contenders: those that had the core to themselves, if enough had."""
+        n_rounds = len(self.repetitions[names[0]])
+        left_out = {number for name in names for number in self.disturbed.get(name, ())}
+        if n_rounds - len(left_out) < MIN_UNDISTURBED:
+            left_out = set()
+        return [number for number in range(n_rounds) if number not in left_out]
+
+    def medians(self) -> dict[str, float]:
+        """Each contender's median over the rounds that count for it."""
+        return {
+            name: median(values[number] for number in self.counted(name)) for name, values in self.repetitions.items() if values
+        }
+
+    def ratios(self) -> dict[str, float]:
+        """How many times better ours is than each of the others, from the medians."""
+        medians = self.medians()
+        mine = medians[self.ours]
+        return {
+            name: (mine / value if self.unit.endswith("/s") else value / mine)
+            for name, value in medians.items()
+            if name != self.ours
+        }
+
+    def ratio_quartiles(self) -> dict[str, list[float]]:
+        """Quartiles of the same ratio taken round by round: its scatter."""
+        result = {}
+        mine = self.repetitions[self.ours]
+        for name, values in self.repetitions.items():
+            rounds = self.counted(self.ours, name)
+            if name == self.ours or len(rounds) < 2:
+                continue
+            pairs = [(values[number], mine[number]) for number in rounds]
+            result[name] = quantiles([m / v if self.unit.endswith("/s") else v / m for v, m in pairs], n=4)
+        return result
+
+    def add_bars(self, bars: Sequence[Bar]) -> None:
+        """Judges the promises and keeps the verdicts beside the figures."""
+        ratios = self.ratios()
+        for bar in bars:
+            worst = min(ratios[name] for name in bar.rivals)
+            self.bars.append({"text": str(bar), "minimum": bar.minimum, "reached": worst, "met": bar.verdict(ratios)})
+
+
+def run(call: Callable[..., object], inputs: Inputs) -> None:
+    """Run the timed loop, the same for every contender."""
+    for arguments in inputs:
+        call(*arguments)
+
+
+def timed(contender: Contender, n_calls: int, before: Callable[[], object]) -> tuple[float, bool]:
+    """Seconds of one repetition, and whether another process got in between.
+
+    Its inputs are made, and `before` has run, before the clock starts.
+    """
+    inputs = contender.inputs(n_calls)
+    before()
+    watch = Watch()
+    start = perf_counter()
+    run(contender.call, inputs)
+    seconds = perf_counter() - start
+    return seconds, watch.disturbed()
+
+
+class Watch:
+    """Tells whether this thread had its core to itself: then its processor time is the wall time."""
+
+    def __init__(self) -> None:
+        self._wall, self._processor = perf_counter(), thread_time()
+
+    def disturbed(self) -> bool:
+        wall, processor = perf_counter() - self._wall, thread_time() - self._processor
+        return wall - processor > max(0.02 * wall, 20e-6)
+
+
+def calibrate(contender: Contender, target_seconds: float = TARGET_SECONDS) -> int:
+    """How many calls make one repetition of about `target_seconds`; warms the contender up on the way."""
+    n_calls = 1
+    while True:
+        seconds = min(timed(contender, n_calls, int)[0] for _ in range(3))
+        if seconds >= target_seconds / 2 or n_calls >= MAX_CALLS:
+            wanted = round(n_calls * target_seconds / max(seconds, 1e-9))
+            return max(1, min(wanted, MAX_CALLS))
+        n_calls = min(MAX_CALLS, 2 * n_calls)
+
+
+class Scrub:
+    """Reads and writes 8 MiB of other memory, as a gradient step between two batches does."""
+
+    def __init__(self) -> None:
+        self._other = np.ones(SCRUB_BYTES // 8)
+
+    def __call__(self) -> None:
+        self._other += 1.0
+
+
+def interleave(benchmark: Any, ours: Contender, rivals: Sequence[Contender], rounds: int, cold: bool = False) -> Record:
+    """Time ours under pytest-benchmark and the rivals in the same rounds. Return every repetition.
+
+    Warm: each contender makes untimed calls first, then as many timed ones as take about TARGET_SECONDS. Cold: single
+    calls, and before each of them 8 MiB of other memory pass through the caches.
+    """
+    contenders = [ours, *rivals]
+    repetitions: dict[str, list[float]] = {c.name: [] for c in contenders}
+    record = Record(scenario="", parameters={}, unit="s", ours=ours.name, repetitions=repetitions)
+    if not benchmark.enabled:  # --benchmark-disable: a smoke test, one call each
+        for contender in contenders:
+            repetitions[contender.name].append(timed(contender, 1, int)[0])
+        return record
+
+    gc.collect()
+    gc.disable()
+    try:
+        if cold:
+            calls = {c.name: 1 for c in contenders}
+            befores: dict[str, Callable[[], object]] = dict.fromkeys(calls, Scrub())
+        else:
+            calls = {c.name: calibrate(c) for c in contenders}
+            befores = {c.name: _warm_up(c, calls[c.name]) for c in contenders}
+        record.calls = calls
+        n_round, watch = 0, Watch()
+        record.disturbed = {c.name: [] for c in contenders}
+
+        def setup() -> tuple[tuple[Any, ...], dict[str, Any]]:
+            nonlocal watch
+            for i in range(len(rivals)):
+                rival = rivals[(i + n_round) % len(rivals)]  # none is always first
+                n_calls = calls[rival.name]
+                seconds, was_disturbed = timed(rival, n_calls, befores[rival.name])
+                repetitions[rival.name].append(seconds / (n_calls * rival.operations))
+                if was_disturbed:
+                    record.disturbed[rival.name].append(n_round)
+            # pytest-benchmark allows one iteration with a setup; ours loops inside, so tell it what to divide by.
+            benchmark.stats.iterations = calls[ours.name] * ours.operations
+            inputs = ours.inputs(calls[ours.name])
+            befores[ours.name]()
+            watch = Watch()
+            return (ours.call, inputs), {}
+
+        def teardown(*_: Any) -> None:
+            nonlocal n_round
+            if watch.disturbed():
+                record.disturbed[ours.name].append(n_round)
+            n_round += 1
+
+        benchmark.pedantic(run, setup=setup, teardown=teardown, rounds=rounds)
+        repetitions[ours.name].extend(benchmark.stats.stats.data)
+    finally:
+        gc.enable()
+    return record
+
+
+def _warm_up(contender: Contender, n_calls: int) -> Callable[[], object]:
+    """Untimed calls with inputs of their own, for about WARM_SECONDS."""
+    n_warm = max(1, round(n_calls * WARM_SECONDS / TARGET_SECONDS))
+    return lambda: run(contender.call, contender.inputs(n_warm))
+
+
+def interleave_windows(benchmark: Any, ours: str, windows: dict[str, Callable[[], float]], rounds: int) -> Record:
+    """Run each window once per round and keep the rate it returns; ours is the one pytest-benchmark sees."""
+    repetitions: dict[str, list[float]] = {name: [] for name in windows}
+    others = [name for name in windows if name != ours]
+    disturbed: dict[str, list[int]] = {name: [] for name in windows}
+
+    def measure(name: str) -> None:
+        for _ in range(WINDOW_ATTEMPTS if benchmark.enabled else 1):
+            neighbours = Neighbours()
+            rate = windows[name]()
+            was_disturbed = neighbours.cores_used() > MAX_NEIGHBOURS
+            if not was_disturbed:
+                break
+        repetitions[name].append(rate)
+        if was_disturbed:
+            disturbed[name].append(len(repetitions[name]) - 1)
+
+    def setup() -> tuple[tuple[str], dict[str, Any]]:
+        for name in others:
+            measure(name)
+        return (ours,), {}
+
+    gc.collect()
+    gc.disable()
+    try:
+        benchmark.pedantic(measure, setup=setup, rounds=rounds if benchmark.enabled else 1)
+    finally:
+        gc.enable()
+    record = Record(scenario="", parameters={}, unit="rows/s", ours=ours, repetitions=repetitions)
+    record.disturbed = disturbed
+    return record

@@ -1,0 +1,160 @@
+"""Short seeded SB3 runs, buffers that repeat each other's draws, and a NumPy account of what priorities should be."""
+
+from __future__ import annotations
+
+import importlib
+from unittest import mock
+
+import numpy as np
+import torch
+from stable_baselines3 import DDPG, DQN, SAC, TD3
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.env_util import make_vec_env
+
+from kary_replay.adapters.sb3 import PrioritizedReplayBuffer
+
+ALGORITHMS = {algorithm.__name__: algorithm for algorithm in (DQN, DDPG, TD3, SAC)}
+
+torch.set_num_threads(1)
+
+
+def learn(name, buffer_class, *, n_envs=1, steps=240, seed=3, batch_size=25, env=None, **buffer_kwargs):
+    """Train a tiny network for `steps`, with several gradient steps between additions and a buffer that wraps."""
+    env = env or make_vec_env("CartPole-v1" if name == "DQN" else "Pendulum-v1", n_envs)
+    extra = {"target_update_interval": 40} if name == "DQN" else {}
+    model = ALGORITHMS[name](
+        "MlpPolicy", env, learning_starts=60, buffer_size=150, batch_size=batch_size, train_freq=8, gradient_steps=5,
+        policy_kwargs={"net_arch": [8]}, replay_buffer_class=buffer_class, replay_buffer_kwargs=buffer_kwargs, seed=seed,
+        device="cpu", **extra,
+    )  # fmt: skip
+    return model.learn(steps)
+
+
+def state_of(model):
+    """Every number that training changes: networks, target networks, optimizers, entropy coefficient."""
+    names, tensor_names = model._get_torch_save_params()
+    state = {name: getattr(model, name.split(".")[0]) for name in names}
+    for name in names:
+        for part in name.split(".")[1:]:
+            state[name] = getattr(state[name], part)
+    tensors = {}
+    for name, holder in state.items():
+        _collect(name, holder.state_dict(), tensors)
+    return tensors | {name: getattr(model, name).detach().clone() for name in tensor_names}
+
+
+def _collect(path, value, into):
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _collect(f"{path}.{key}", item, into)
+    elif isinstance(value, torch.Tensor):
+        into[path] = value.clone()
+
+
+class RecordedDraws(PrioritizedReplayBuffer):
+    """Ours, noting the slots of every batch."""
+
+    draws: list[np.ndarray]
+
+    def sample(self, batch_size, env=None):
+        samples = super().sample(batch_size, env)
+        self.__dict__.setdefault("draws", []).append(samples.rewards.batch.handle["index"].copy())
+        return samples
+
+
+class RepeatedDraws(ReplayBuffer):
+    """SB3's own buffer, made to draw given slots where it would draw at random."""
+
+    def __init__(self, *args, draws, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.draws = iter(draws)
+        np.random.randint(2**31 - 1)  # the seed that ours draws
+
+    def sample(self, batch_size, env=None):
+        rows, envs = np.divmod(next(self.draws), self.n_envs)
+        with mock.patch.object(np.random, "randint", side_effect=[rows, envs]):
+            return super().sample(batch_size, env)
+
+
+class Account(PrioritizedReplayBuffer):
+    """Ours, beside the priorities that each slot should have, kept in NumPy from the outside."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.expected = np.zeros(self.buffer_size * self.n_envs)  # raw priorities by slot
+        self.largest = 1.0
+        self.slots = self.td_error = self.weights = None
+        self.n_losses = self.n_batches = 0
+
+    def settle(self):
+        """Write the TD errors of the last batch: of duplicate slots, the last one wins."""
+        if self.td_error is not None:
+            for slot, error in zip(self.slots, self.td_error.astype(float), strict=True):
+                self.expected[slot] = error + self._native.priority_epsilon
+                self.largest = max(self.largest, self.expected[slot])
+        self.td_error = None
+
+    def add(self, *args):
+        self.settle()
+        slots = self.pos * self.n_envs + np.arange(self.n_envs)
+        self.expected[slots] = self.largest
+        super().add(*args)
+
+    def sample(self, batch_size, env=None):
+        self.settle()
+        samples = super().sample(batch_size, env)
+        self.slots = samples.rewards.batch.handle["index"].copy()
+        mass = self.expected[self.slots] ** self.alpha
+        self.weights = (mass / mass.min()) ** -self.beta
+        self.n_batches += 1
+        return samples
+
+
+class AuditedFunctional:
+    """`torch.nn.functional` for one algorithm's module, checking each loss against NumPy and noting its TD errors."""
+
+    rowwise = {  # noqa: RUF012
+        "mse_loss": np.square,
+        "smooth_l1_loss": lambda d: np.where(np.abs(d) < 1, 0.5 * np.square(d), np.abs(d) - 0.5),
+    }
+
+    def __init__(self, account):
+        self.account = account
+
+    def __getattr__(self, name):
+        function = getattr(torch.nn.functional, name)
+        return self.audited(name, function) if name in self.rowwise else function
+
+    def audited(self, name, function):
+        def loss(current, target):
+            result = function(current, target)
+            account = self.account()
+            difference = current.detach().numpy() - target.numpy()
+            weighted = np.mean(account.weights[:, None] * self.rowwise[name](difference.astype(float)))
+            np.testing.assert_allclose(result.item(), weighted, rtol=1e-5)
+            error = np.abs(difference)[:, 0]
+            account.td_error = error if account.td_error is None else np.maximum(account.td_error, error)
+            account.n_losses += 1
+            return result
+
+        return loss
+
+
+def audited_run(name, monkeypatch, **kwargs):
+    """Train with an `Account` as the buffer and compare the tree with it at the end; return the model."""
+    accounts = []
+
+    class Noted(Account):
+        def __init__(self, *args, **kw):
+            super().__init__(*args, **kw)
+            accounts.append(self)
+
+    module = importlib.import_module(ALGORITHMS["TD3" if name == "DDPG" else name].__module__)
+    monkeypatch.setattr(module, "F", AuditedFunctional(lambda: accounts[0]))
+    model = learn(name, Noted, **kwargs)
+    (account,) = accounts
+    account.settle()
+    masses = account.native.tree.get(np.arange(len(account.expected)))
+    np.testing.assert_allclose(masses, account.expected**account.alpha, rtol=1e-12)
+    account.native.check_invariants()
+    return model

@@ -1,0 +1,225 @@
+"""The tensor that carries a batch to its loss: what passes the batch on, what does not, and what the loss becomes."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kary_replay.adapters.sb3.prioritized_loss import PrioritizedTensor, SampledBatch
+
+B = 6
+WEIGHTS = np.array([1.0, 0.5, 0.25, 0.9, 0.1, 0.7], np.float32)
+LOSSES = {
+    F.mse_loss: np.square,
+    F.l1_loss: np.abs,
+    F.smooth_l1_loss: lambda d: np.where(np.abs(d) < 1, 0.5 * d**2, np.abs(d) - 0.5),
+    F.huber_loss: lambda d: np.where(np.abs(d) < 1, 0.5 * d**2, np.abs(d) - 0.5),
+}
+each_loss = pytest.mark.parametrize("function", LOSSES, ids=lambda function: function.__name__)
+
+
+def make_batch(weights=WEIGHTS):
+    return SampledBatch(np.arange(len(weights)), torch.from_numpy(weights).view(-1, 1), [])
+
+
+@pytest.fixture
+def batch():
+    return make_batch()
+
+
+@pytest.fixture
+def rewards(batch):
+    return batch.mark(torch.linspace(-2, 3, B).view(B, 1))
+
+
+@pytest.fixture
+def current():
+    return torch.tensor([0.3, -1.0, 4.0, 0.0, 2.5, 1.0]).view(B, 1).requires_grad_()
+
+
+def is_plain(tensor):
+    return type(tensor) is torch.Tensor
+
+
+@each_loss
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_loss_is_weighted_by_row(function, reduction, batch, rewards, current):
+    result = function(current, rewards, reduction=reduction)
+    difference = (current - rewards.as_subclass(torch.Tensor)).detach().numpy().astype(float)
+    weighted = WEIGHTS[:, None] * LOSSES[function](difference)
+    expected = {"mean": np.mean, "sum": np.sum, "none": np.asarray}[reduction](weighted)
+    assert is_plain(result)
+    np.testing.assert_allclose(result.detach().numpy(), expected, rtol=1e-6)
+    np.testing.assert_array_equal(batch.td_error, np.abs(difference.astype(np.float32))[:, 0])
+    assert batch.pending == [batch]
+
+
+@each_loss
+def test_the_sides_may_be_swapped_and_named(function, rewards, current):
+    expected = function(current, rewards)
+    assert torch.equal(function(rewards, current), expected)
+    assert torch.equal(function(target=rewards, input=current), expected)
+
+
+@each_loss
+def test_gradient_is_weighted_by_row(function, rewards, current):
+    function(current, rewards).backward()
+    weighted = current.grad.clone()
+    current.grad = None
+    function(current, rewards.as_subclass(torch.Tensor), reduction="none").sum().backward()
+    np.testing.assert_allclose(weighted, current.grad.numpy() * WEIGHTS[:, None] / B, rtol=1e-6)
+
+
+@each_loss
+@pytest.mark.parametrize("size", [1, 7, 100, 256])
+def test_weights_of_one_change_no_bit(function, size, rng):
+    target, value = (torch.from_numpy(rng.normal(size=(size, 1)).astype(np.float32)) for _ in range(2))
+    outcomes = []
+    for wanted in (target, make_batch(np.ones(size, np.float32)).mark(target.clone())):
+        current = value.clone().requires_grad_()
+        loss = 0.5 * function(current, wanted)
+        loss.backward()
+        outcomes.append((loss.detach(), current.grad))
+    assert torch.equal(outcomes[0][0], outcomes[1][0])
+    assert torch.equal(outcomes[0][1], outcomes[1][1])
+
+
+def test_options_reach_the_loss(rewards, current):
+    plain = rewards.as_subclass(torch.Tensor)
+    for function, option in ((F.huber_loss, {"delta": 2.0}), (F.smooth_l1_loss, {"beta": 0.3})):
+        expected = (function(current, plain, reduction="none", **option) * torch.from_numpy(WEIGHTS)[:, None]).mean()
+        assert torch.equal(function(current, rewards, **option), expected)
+
+
+@pytest.mark.parametrize("shape", [(B,), (B, 1), (B, 3), (B, 2, 3)])
+def test_weights_go_by_row_in_every_shape(shape, batch, rng):
+    target, current = rng.normal(size=(2, *shape))
+    result = F.mse_loss(torch.from_numpy(current), batch.mark(torch.from_numpy(target)))
+    rows = (current - target).reshape(B, -1)
+    np.testing.assert_allclose(result, np.mean(WEIGHTS * np.square(rows).mean(axis=1)), rtol=1e-6)
+    np.testing.assert_allclose(batch.td_error, np.abs(rows).mean(axis=1), rtol=1e-12)
+
+
+def test_of_several_critics_the_larger_error_counts(batch, rewards):
+    plain = rewards.as_subclass(torch.Tensor)
+    offsets = torch.tensor([[1.0, -3, 0, 2, -1, 5], [2.0, 1, -4, -1, 1, 0]])
+    for offset in offsets:
+        F.mse_loss(plain + offset[:, None], rewards)
+    np.testing.assert_allclose(batch.td_error, [2, 3, 4, 2, 1, 5], rtol=1e-6)
+    assert batch.pending == [batch]
+
+
+@pytest.mark.parametrize(
+    ("current_shape", "target_shape"), [((B,), (B, 1)), ((B, 1), (B,)), ((1, B), (B, 1)), ((), (B, 1)), ((B, 2, 1), (B, 1))]
+)
+def test_refuses_shapes_that_would_mix_rows(current_shape, target_shape, batch):
+    with pytest.raises(ValueError, match=r"mse_loss: input .* the 6 rows of the batch"):
+        F.mse_loss(torch.zeros(current_shape), batch.mark(torch.zeros(target_shape)))
+    assert batch.td_error is None
+
+
+def test_refuses_what_it_cannot_weight(batch, rewards, current):
+    with pytest.raises(ValueError, match="reduction='median' must be"):
+        F.mse_loss(current, rewards, reduction="median")
+    with pytest.raises(ValueError, match="mse_loss: weight= cannot be combined"):
+        F.mse_loss(current, rewards, weight=torch.ones(B, 1))
+    with pytest.raises(ValueError, match="l1_loss: size_average= cannot be combined"):
+        F.l1_loss(current, rewards, size_average=False)
+    assert batch.td_error is None
+
+
+KEEP = {
+    "bellman target": lambda t, x: t + (1 - x) * 0.99 * x,
+    "operand on the right": lambda t, x: 1 - x * (2 / (t + 9)),
+    "negation, power": lambda t, x: -(t**2),
+    "function": lambda t, x: torch.add(x, t),
+    "keyword": lambda t, x: torch.mul(input=x, other=t),
+    "in place": lambda t, x: t.mul_(0.5).add_(x).clamp_(-1, 1),
+    "augmented assignment": lambda t, x: t.__iadd__(x),
+    "where, minimum": lambda t, x: torch.where(x > 0, t, torch.minimum(x, t)),
+    "broadcast over quantiles": lambda t, x: t + torch.zeros(B, 5),
+    "expand": lambda t, x: t.expand(B, 4),
+    "detach, clone, to": lambda t, x: t.detach().clone().to(torch.float64).to("cpu").contiguous(),
+    "data": lambda t, x: t.data,
+    "squeeze": lambda t, x: t.squeeze(1).unsqueeze(-1),
+    "unsqueeze in place": lambda t, x: t.unsqueeze_(dim=1),
+    "reshape": lambda t, x: t.reshape(-1).view(B, 1, 1).flatten(),
+    "full slice": lambda t, x: t[:, None, 0, ..., None][:],
+}
+DROP = {
+    "mask": lambda t, x: t[x[:, 0] > -9],
+    "permutation": lambda t, x: t[torch.arange(B - 1, -1, -1)],
+    "permutation of a vector": lambda t, x: t.squeeze(1)[..., torch.arange(B - 1, -1, -1)],
+    "part": lambda t, x: t[1:],
+    "index_select": lambda t, x: t.index_select(0, torch.arange(B - 1, -1, -1)),
+    "flip": lambda t, x: t.flip(0),
+    "roll": lambda t, x: torch.roll(t, 1, 0),
+    "sort": lambda t, x: t.sort(dim=0).values,
+    "gather": lambda t, x: t.gather(0, torch.zeros(B, 1, dtype=torch.long)),
+    "cumsum": lambda t, x: t.cumsum(0),
+    "square transpose": lambda t, x: t.expand(B, B).T,
+    "new leading axis": lambda t, x: t.squeeze(1).expand(B, B),
+    "broadcast to B by B": lambda t, x: t.squeeze(1) + x,
+    "sum over rows": lambda t, x: t.expand(B, B).sum(dim=0),
+    "mean": lambda t, x: t.mean(),
+    "leading axis of one": lambda t, x: t.unsqueeze(0),
+    "two batches": lambda t, x: t + make_batch().mark(x.clone()),
+    "like": lambda t, x: torch.zeros_like(t),
+    "as_subclass": lambda t, x: t.as_subclass(torch.Tensor),
+    "copy": lambda t, x: copy.copy(t),
+    "deepcopy": lambda t, x: copy.deepcopy(t),
+    "pickle": lambda t, x: pickle.loads(pickle.dumps(t)),
+}
+
+
+@pytest.mark.parametrize("operation", KEEP.values(), ids=KEEP)
+def test_passed_on_where_rows_stay(operation, batch, rewards):
+    other = torch.linspace(-1, 1, B).view(B, 1)
+    expected = operation(rewards.as_subclass(torch.Tensor).clone(), other)
+    result = operation(rewards, other)
+    assert type(result) is PrioritizedTensor
+    assert result.batch is batch
+    assert torch.equal(result.as_subclass(torch.Tensor), expected)
+
+
+@pytest.mark.parametrize("operation", DROP.values(), ids=DROP)
+def test_not_passed_on_where_rows_may_move(operation, batch, rewards, recwarn):
+    result = operation(rewards, torch.linspace(-1, 1, B).view(B, 1))
+    assert is_plain(result)
+    F.mse_loss(torch.zeros_like(result), result)
+    assert batch.td_error is None
+
+
+@pytest.mark.parametrize("operation", [lambda t: t.t_(), lambda t: t.unsqueeze_(0), lambda t: t.resize_(B, 1)])
+def test_in_place_operations_that_may_move_rows_unmark(operation, batch):
+    square = batch.mark(torch.ones(B, B))
+    result = operation(square)
+    assert result is square
+    assert square.batch is None
+    F.mse_loss(torch.zeros(square.shape), square)
+    assert batch.td_error is None
+
+
+def test_behaves_as_a_tensor(rewards):
+    plain = rewards.as_subclass(torch.Tensor)
+    assert rewards.shape == (B, 1)
+    assert rewards.dtype is torch.float32
+    assert rewards.device == plain.device
+    assert not rewards.requires_grad
+    assert len(rewards) == B
+    assert rewards[2].item() == plain[2].item() == rewards.tolist()[2][0]
+    assert rewards.mean().item() == plain.mean().item()
+    np.testing.assert_array_equal(rewards.numpy(), plain.numpy())
+    np.testing.assert_array_equal(np.asarray(rewards), plain.numpy())
+    assert [row.item() for row in rewards] == plain[:, 0].tolist()
+    assert repr(rewards).startswith("PrioritizedTensor([[-2.]")
+    rewards[0] = 7.0
+    assert plain[0].item() == 7.0
+
+
+def test_a_gradient_flows_through(rewards, current):
+    (rewards * current).sum().backward()
+    np.testing.assert_array_equal(current.grad, rewards.numpy())

@@ -1,0 +1,351 @@
+"""The buffer as SB3 sees it: what it stores and returns, beside SB3's own; how it is saved; what it refuses."""
+
+import copy
+import pickle
+import sys
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces
+from sb3_runs import learn, state_of
+from stable_baselines3 import DQN
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
+
+import kary_replay
+from kary_replay.adapters.sb3 import PrioritizedReplayBuffer
+
+ARRAYS = ("observations", "actions", "rewards", "next_observations", "dones", "timeouts")
+BOX = spaces.Box(-1, 1, (3,), np.float32)
+OBSERVATIONS = {
+    "float32": BOX,
+    "float64": spaces.Box(-1, 1, (2, 3), np.float64),
+    "image": spaces.Box(0, 255, (1, 5, 5), np.uint8),
+    "discrete": spaces.Discrete(7),
+    "multidiscrete": spaces.MultiDiscrete([3, 4]),
+    "multibinary": spaces.MultiBinary(5),
+}
+ACTIONS = {
+    "float32": BOX,
+    "float64": spaces.Box(-1, 1, (2, 2), np.float64),
+    "discrete": spaces.Discrete(4),
+    "multidiscrete": spaces.MultiDiscrete([3, 4]),
+    "multibinary": spaces.MultiBinary(3),
+}
+
+
+def transitions(observation_space, action_space, n_envs, steps, seed=0):
+    """What SB3 would pass to `add`, step by step; every third episode end is a time limit."""
+    rng = np.random.default_rng(seed)
+    for space in (observation_space, action_space):
+        space.seed(seed)
+
+    def draw(space):
+        return np.stack([space.sample() for _ in range(n_envs)])
+
+    for step in range(steps):
+        done = rng.random(n_envs) < 0.5
+        infos = [{"TimeLimit.truncated": bool(end)} if end and step % 3 == 0 else {} for end in done]
+        yield draw(observation_space), draw(observation_space), draw(action_space), rng.normal(size=n_envs), done, infos
+
+
+def filled(buffer_class=PrioritizedReplayBuffer, size=20, n_envs=1, steps=30, spaces_=(BOX, BOX), **kwargs):
+    buffer = buffer_class(size, *spaces_, "cpu", n_envs, **kwargs)
+    buffer.extend(*zip(*transitions(*spaces_, n_envs, steps), strict=True))
+    return buffer
+
+
+def assert_samples_of(samples, stock, slots, env=None):
+    """The batch is what SB3's own buffer holds in these slots, field by field, dtype by dtype."""
+    rows, envs = np.divmod(slots, stock.n_envs)
+    observations, next_observations = stock.observations[rows, envs], stock.next_observations[rows, envs]
+    expected = {
+        "observations": env.normalize_obs(observations) if env else observations,
+        "actions": stock.actions[rows, envs],
+        "next_observations": env.normalize_obs(next_observations) if env else next_observations,
+        "dones": (stock.dones * (1 - stock.timeouts))[rows, envs][:, None],
+        "rewards": env.normalize_reward(stock.rewards[rows, envs][:, None]) if env else stock.rewards[rows, envs][:, None],
+    }
+    for name, array in expected.items():
+        tensor = getattr(samples, name).as_subclass(torch.Tensor)
+        assert tensor.dtype == torch.tensor(array).dtype, name
+        assert torch.equal(tensor, torch.tensor(array)), name
+
+
+@pytest.mark.parametrize("n_envs", [1, 4])
+@pytest.mark.parametrize("observation_space", OBSERVATIONS.values(), ids=OBSERVATIONS)
+@pytest.mark.parametrize("action_space", ACTIONS.values(), ids=ACTIONS)
+def test_stores_and_returns_what_sb3_does(observation_space, action_space, n_envs):
+    made = {"size": 22, "n_envs": n_envs, "steps": 13 if n_envs == 4 else 30, "spaces_": (observation_space, action_space)}
+    ours, stock = filled(**made), filled(ReplayBuffer, **made)
+    assert isinstance(ours, ReplayBuffer)
+    assert (ours.pos, ours.full, ours.size(), ours.buffer_size) == (stock.pos, stock.full, stock.size(), stock.buffer_size)
+    assert ours.full
+    for name in ARRAYS:
+        mine, theirs = getattr(ours, name), getattr(stock, name)
+        assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype), name
+        np.testing.assert_array_equal(mine, theirs)
+    assert stock.timeouts.any()
+    assert (stock.dones != stock.timeouts).any()
+    samples = ours.sample(50)
+    assert_samples_of(samples, stock, samples.rewards.batch.handle["index"])
+    explicit = []
+    for buffer in (ours, stock):
+        np.random.seed(5)
+        explicit.append(buffer._get_samples(np.arange(5)))
+    for mine, theirs in zip(*(samples[:5] for samples in explicit), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_normalizes_as_sb3_does():
+    env = VecNormalize(make_vec_env("Pendulum-v1", 2))
+    env.reset()
+    for _ in range(20):
+        env.step(np.zeros((2, 1), np.float32))
+    made = {"n_envs": 2, "spaces_": (env.observation_space, env.action_space)}
+    ours, stock = filled(**made), filled(ReplayBuffer, **made)
+    samples = ours.sample(30, env=env)
+    assert_samples_of(samples, stock, samples.rewards.batch.handle["index"], env)
+
+
+def test_time_limits_can_be_taken_for_terminations():
+    ours = filled(handle_timeout_termination=False)
+    assert not ours.timeouts.any()
+    samples = ours.sample(40)
+    slots = samples.rewards.batch.handle["index"]
+    np.testing.assert_array_equal(samples.dones.numpy()[:, 0], ours.dones[slots, 0])
+
+
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_arrays_are_views_that_can_be_written(n_envs):
+    buffer = filled(n_envs=n_envs, steps=4)
+    for name, field in zip(ARRAYS, buffer.native.fields, strict=True):
+        assert np.shares_memory(getattr(buffer, name), buffer.native.field_view(field)), name
+    buffer.timeouts[:] = 0
+    buffer.dones[buffer.pos - 1] = True
+    buffer.dones[: buffer.pos - 1] = False
+    samples = buffer.sample(60)
+    slots = samples.rewards.batch.handle["index"]
+    np.testing.assert_array_equal(samples.dones.numpy()[:, 0], slots // n_envs == buffer.pos - 1)
+    assert 0 < samples.dones.sum() < 60
+
+
+def test_what_was_added_can_be_changed_by_its_owner():
+    buffer = PrioritizedReplayBuffer(5, BOX, BOX, "cpu")
+    obs = np.ones((1, 3), np.float32)
+    buffer.add(obs, obs, obs, np.ones(1), np.zeros(1), [{}])
+    obs[:] = 9
+    samples = buffer.sample(2)
+    samples.observations[:] = 8
+    assert (buffer.observations[0] == 1).all()
+
+
+def test_sampling_follows_priorities_over_all_environments():
+    buffer = filled(n_envs=3, size=30, steps=10, alpha=1.0, beta=1.0)
+    masses = np.arange(1.0, 31)
+    buffer.native.tree.set(np.arange(30), masses)
+    batch = buffer.sample(4650).rewards.batch  # stratified: 10 draws per unit of mass, give or take one at each edge
+    assert np.abs(np.bincount(batch.handle["index"], minlength=30) - 10 * masses).max() <= 1
+    np.testing.assert_allclose(batch.importance_weight[:, 0], 1 / masses[batch.handle["index"]], rtol=1e-6)
+
+
+def run_on(buffer, n=3):
+    """Some sampling, training and adding; the draws."""
+    draws = []
+    more = transitions(BOX, BOX, buffer.n_envs, n, seed=1)
+    for step in more:
+        samples = buffer.sample(16)
+        draws.append(samples.rewards.batch.handle["index"].copy())
+        F.mse_loss(samples.observations[:, :1], samples.rewards)
+        buffer.add(*step)
+    return np.concatenate(draws)
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
+def test_a_clone_goes_on_alike(clone):
+    buffer = filled(n_envs=2)
+    F.mse_loss(torch.zeros(16, 1), buffer.sample(16).rewards)  # not yet written back
+    masses = [one.native.tree.get(np.arange(20)) for one in (clone(buffer), buffer)]
+    np.testing.assert_array_equal(*masses)
+    assert np.unique(masses[0]).size > 5
+    twin = clone(buffer)
+    np.testing.assert_array_equal(run_on(twin), run_on(buffer))
+    assert (twin.pos, twin.full) == (buffer.pos, buffer.full)
+    for name in ARRAYS:
+        np.testing.assert_array_equal(getattr(twin, name), getattr(buffer, name))
+        assert not np.shares_memory(getattr(twin, name), getattr(buffer, name))
+    twin.rewards[0] = 99
+    assert twin._native.field_view("reward")[0] == 99
+
+
+def test_a_saved_run_goes_on_alike(tmp_path):
+    model = learn("DQN", PrioritizedReplayBuffer, n_envs=2)
+    model.save(tmp_path / "model")
+    model.save_replay_buffer(tmp_path / "buffer")
+    loaded = DQN.load(tmp_path / "model")
+    loaded.load_replay_buffer(tmp_path / "buffer")
+    assert loaded.replay_buffer.device == loaded.device
+    loaded.set_logger(model.logger)
+    for one in (model, loaded):
+        one.train(gradient_steps=6, batch_size=20)
+    a, b = state_of(model), state_of(loaded)
+    assert all(torch.equal(a[key], b[key]) for key in a)
+    masses = [one.replay_buffer.native.tree.get(np.arange(150)) for one in (model, loaded)]
+    np.testing.assert_array_equal(*masses)
+
+
+def test_a_seeded_run_is_reproducible():
+    a, b, c = (state_of(learn("DQN", PrioritizedReplayBuffer, seed=seed)) for seed in (1, 1, 2))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+    assert any(not torch.equal(a[key], c[key]) for key in a)
+
+
+def test_the_seed_is_one_draw_from_numpy_unless_given():
+    np.random.seed(4)
+    np.random.randint(2**31 - 1)
+    expected = np.random.randint(100)
+    np.random.seed(4)
+    first = filled()
+    assert np.random.randint(100) == expected
+    np.random.seed(4)
+    np.testing.assert_array_equal(run_on(first), run_on(filled()))
+    np.testing.assert_array_equal(run_on(filled(seed=8)), run_on(filled(seed=8)))
+
+
+def test_reset_forgets_rows_and_priorities():
+    buffer = filled()
+    F.mse_loss(torch.full((16, 1), 50.0), buffer.sample(16).rewards)
+    buffer.reset()
+    assert (buffer.size(), len(buffer.native), buffer.native.total_mass) == (0, 0, 0)
+    with pytest.raises(kary_replay.errors.EmptyBufferError):
+        buffer.sample(4)
+    buffer.extend(*zip(*transitions(BOX, BOX, 1, 3), strict=True))
+    np.testing.assert_array_equal(buffer.native.tree.get(np.arange(20)), [1] * 3 + [0] * 17)
+
+
+def test_exponents_can_be_set():
+    buffer = filled(alpha=1.0, beta=0.0)
+    assert (buffer.sample(8).rewards.batch.importance_weight == 1).all()
+    buffer.update_priorities(np.arange(8.0))
+    before = buffer.native.tree.get(np.arange(20))
+    buffer.alpha = 0.5
+    buffer.beta = 1.0
+    np.testing.assert_allclose(buffer.native.tree.get(np.arange(20)), np.sqrt(before), rtol=1e-12)
+    assert (buffer.alpha, buffer.beta) == (0.5, 1.0)
+    assert buffer.sample(200).rewards.batch.importance_weight.min() < 1
+
+
+def test_an_unseen_loss_is_warned_of_once():
+    buffer = filled()
+    buffer.sample(4)
+    with pytest.warns(UserWarning, match=r"update_priorities\(td_errors\)") as caught:
+        buffer.sample(4)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        buffer.sample(4)
+
+
+def test_no_warning_where_the_loss_is_seen_or_priorities_come_by_hand():
+    buffer = filled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        F.huber_loss(torch.zeros(4, 1), buffer.sample(4).rewards)
+        buffer.sample(4)
+        buffer.update_priorities(torch.ones(4, 1))
+        buffer.sample(4)
+
+
+def test_priorities_by_hand_replace_those_of_the_loss():
+    buffer = filled(alpha=1.0, priority_epsilon=0.5)
+    samples = buffer.sample(4)
+    F.mse_loss(torch.full((4, 1), 50.0), samples.rewards)
+    buffer.update_priorities(torch.tensor([[1.0], [-2.0], [3.0], [-4.0]], requires_grad=True))
+    slots = samples.rewards.batch.handle["index"]
+    np.testing.assert_array_equal(buffer.native.tree.get(slots), [1.5, 2.5, 3.5, 4.5])
+    assert buffer.native.max_priority == 4.5
+
+
+def test_losses_of_two_batches_both_arrive():
+    buffer = filled(alpha=1.0, beta=0.0)
+    buffer._warned = True
+    batches = [buffer.sample(3).rewards for _ in range(2)]
+    for error, rewards in zip((5.0, 7.0), batches, strict=True):
+        F.l1_loss(rewards.as_subclass(torch.Tensor) + error, rewards)
+    slots = [rewards.batch.handle["index"] for rewards in batches]
+    np.testing.assert_allclose(buffer.native.tree.get(slots[1]), 7, rtol=1e-5)
+    np.testing.assert_allclose(buffer.native.tree.get(np.setdiff1d(slots[0], slots[1])), 5, rtol=1e-5)
+
+
+def test_overwritten_rows_keep_the_priority_of_the_new_ones():
+    buffer = filled(size=4, steps=4, alpha=1.0)
+    rewards = buffer.sample(40).rewards
+    buffer.extend(*zip(*transitions(BOX, BOX, 1, 2), strict=True))
+    F.l1_loss(rewards.as_subclass(torch.Tensor) + 3, rewards)
+    np.testing.assert_allclose(buffer.native.tree.get(np.arange(4)), [1, 1, 3, 3], rtol=1e-5)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_diverged_network_is_named(value):
+    buffer = filled()
+    before = buffer.native.tree.get(np.arange(20))
+    rewards = buffer.sample(5).rewards
+    current = torch.zeros(5, 1)
+    current[3] = value
+    F.mse_loss(current, rewards)
+    with pytest.raises(ValueError, match=rf"TD error is {value} in row 3 of a batch of 5 .*no longer finite"):
+        buffer.sample(5)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(buffer)).native.tree.get(np.arange(20)), before)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"alpha": 1.5}, ValueError, "alpha"),
+        ({"beta": -0.1}, ValueError, "beta"),
+        ({"priority_epsilon": 0.0}, ValueError, "priority_epsilon"),
+        ({"seed": "x"}, TypeError, "seed|SeedSequence"),
+        ({"optimize_memory_usage": True}, ValueError, "optimize_memory_usage"),
+        ({"optimize_memory_usage": True, "handle_timeout_termination": False}, NotImplementedError, "not available yet"),
+        ({"spaces_": (spaces.Dict({"a": BOX}), BOX)}, TypeError, "Dict observation spaces"),
+    ],
+)
+def test_refuses_bad_arguments(kwargs, error, message):
+    with pytest.raises(error, match=message):
+        filled(steps=0, **kwargs)
+
+
+def test_refuses_bad_calls_and_changes_nothing():
+    buffer = filled(steps=5)
+    good = next(transitions(BOX, BOX, 1, 1))
+    with pytest.raises(ValueError, match="reshape"):
+        buffer.add(np.zeros((1, 4)), *good[1:])
+    with pytest.raises(kary_replay.errors.FieldError, match="observation"):
+        buffer.add(np.full((1, 3), "a"), *good[1:])
+    assert (buffer.pos, len(buffer.native)) == (5, 5)
+    with pytest.raises(ValueError, match="no batch was sampled"):
+        buffer.update_priorities([1.0])
+    with pytest.raises(ValueError, match="batch_size"):
+        buffer.sample(0)
+    buffer.sample(4)
+    before = buffer.native.tree.get(np.arange(20))
+    with pytest.raises(ValueError, match="one value for each of the 4 rows"):
+        buffer.update_priorities(np.ones(3))
+    with pytest.raises(ValueError, match="nan in row 1"):
+        buffer.update_priorities([1.0, np.nan, 1.0, 1.0])
+    np.testing.assert_array_equal(buffer.native.tree.get(np.arange(20)), before)
+
+
+@pytest.mark.parametrize(("available", "expected"), [(4000, 1), (6000, 0)])
+def test_warns_of_rows_beyond_memory(available, expected, monkeypatch):
+    memory = SimpleNamespace(available=available)  # 100 rows take 4800 bytes
+    monkeypatch.setitem(sys.modules, "psutil", SimpleNamespace(virtual_memory=lambda: memory))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        filled(size=100, steps=0)
+    assert [warning.filename for warning in caught] == [__file__] * expected

@@ -1,0 +1,188 @@
+"""The executable specification: a naive tree, a naive buffer, and the random stream they draw from.
+
+Nothing here is clever or fast. Sums are recomputed from the leaves whenever somebody asks, searches are
+linear scans, rows are dicts in a list. What the package does in one thread has to equal what this does,
+bit for bit where this says so.
+"""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+
+BLOCK = 8  # siblings added left to right before their sums are added up
+
+
+def left_to_right(columns):
+    """Sum of [n, k] over k, one addition after the other: [n]."""
+    total = columns[:, 0].copy()
+    for column in range(1, columns.shape[1]):
+        total += columns[:, column]
+    return total
+
+
+def group_sums(children):
+    """Sum of each group of K siblings [n, K]: blocks of 8 from left to right, then the blocks: [n]."""
+    blocks = [left_to_right(children[:, start : start + BLOCK]) for start in range(0, children.shape[1], BLOCK)]
+    return left_to_right(np.stack(blocks, axis=1))
+
+
+def choose(masses, prefix):
+    """First of the masses whose cumulative sum exceeds prefix, and the prefix left inside it."""
+    cumulative = 0.0
+    for child, mass in enumerate(masses):
+        before, cumulative = cumulative, cumulative + mass
+        if prefix < cumulative:
+            return child, prefix - before
+    # Rounding carried prefix to the end or past it: the last that is not empty, and the last within that.
+    child = int(np.flatnonzero(masses)[-1])
+    return child, masses[child]
+
+
+def choose_child(group, prefix):
+    """The same among K siblings, by the sums of `group_sums`: first the block of 8, then the child."""
+    blocks = [group[start : start + BLOCK] for start in range(0, len(group), BLOCK)]
+    block, prefix = choose([left_to_right(block[None, :])[0] for block in blocks], prefix)
+    child, prefix = choose(blocks[block], prefix)
+    return block * BLOCK + child, prefix
+
+
+class ReferenceTree:
+    """K-ary sum tree without a tree: `levels` builds all of it from the leaves, every time."""
+
+    def __init__(self, capacity, arity):
+        self.capacity = capacity
+        self.arity = arity
+        self.mass = np.zeros(capacity)
+
+    def set(self, index, mass):
+        index = np.atleast_1d(index)
+        for leaf, value in zip(index, np.broadcast_to(mass, index.shape), strict=True):
+            self.mass[leaf] = value
+
+    def get(self, index):
+        return self.mass[index]
+
+    def levels(self):
+        """Masses of every level, root first, each padded with empty nodes to whole groups."""
+        levels = [self.mass]
+        while len(levels[0]) > 1:
+            padding = -len(levels[0]) % self.arity
+            levels[0] = np.append(levels[0], np.zeros(padding))
+            levels.insert(0, group_sums(levels[0].reshape(-1, self.arity)))
+        return levels
+
+    @property
+    def total(self):
+        return float(self.levels()[0][0])
+
+    def find(self, prefix, levels=None):
+        """The leaf that holds prefix, walking down in the float arithmetic that the package promises."""
+        node = 0
+        for level in (levels or self.levels())[1:]:
+            group = level[node * self.arity : (node + 1) * self.arity]
+            child, prefix = choose_child(group, prefix)
+            node = node * self.arity + child
+        return node
+
+    def find_exact(self, prefix):
+        """Smallest i with prefix < mass[0] + … + mass[i], in rational arithmetic; None past the end."""
+        prefix = Fraction(float(prefix))
+        cumulative = Fraction(0)
+        for leaf, mass in enumerate(self.mass):
+            cumulative += Fraction(float(mass))
+            if prefix < cumulative:
+                return leaf
+        return None
+
+    def sample(self, uniforms, stratified=True):
+        """The leaves that uniforms in [0, 1) pick: one each, or one in each of B equal strata."""
+        levels, n_draws = self.levels(), len(uniforms)
+        total = float(levels[0][0])
+        prefixes = (np.arange(n_draws) + uniforms) * (total / n_draws) if stratified else uniforms * total
+        return np.array([self.find(prefix, levels) for prefix in prefixes], dtype=np.int64)
+
+
+class ReferenceStream:
+    """Uniforms of one seed, made by NumPy's Philox: an independent program for the same stream."""
+
+    def __init__(self, seed):
+        key = np.random.SeedSequence(seed).generate_state(2, np.uint64)
+        # NumPy counts up before it makes a block, so its first block after all ones is counter 0.
+        self.philox = np.random.Philox(key=key, counter=[2**64 - 1] * 4)
+
+    def uniforms(self, n_draws):
+        """The next n_draws uniforms; a block of four outputs that is not used up is thrown away."""
+        outputs = self.philox.random_raw(4 * math.ceil(n_draws / 4))
+        return (outputs[:n_draws] >> np.uint64(11)) * 2.0**-53
+
+
+class ReferenceBuffer:
+    """Prioritized replay as a list of rows. A handle is (slot, how often the slot was written)."""
+
+    def __init__(self, capacity, arity, alpha=0.6, beta=0.4, priority_epsilon=1e-6, seed=None):
+        self.capacity = capacity
+        self.alpha, self.beta, self.priority_epsilon = alpha, beta, priority_epsilon
+        self.tree = ReferenceTree(capacity, arity)
+        self.stream = ReferenceStream(seed)
+        self.rows = [None] * capacity
+        self.priority = [None] * capacity
+        self.generation = [0] * capacity
+        self.position = 0
+        self.max_priority = 1.0
+
+    def __len__(self):
+        return sum(row is not None for row in self.rows)
+
+    def add(self, rows, priorities=None):
+        """Adds one row after the other; returns their slots."""
+        slots = []
+        newcomer = self.max_priority
+        for number, row in enumerate(rows):
+            slot = self.position
+            self.position = (self.position + 1) % self.capacity
+            self.generation[slot] += 1
+            self.rows[slot] = row
+            self.set_priority(slot, newcomer if priorities is None else priorities[number])
+            slots.append(slot)
+        return slots
+
+    def set_priority(self, slot, priority):
+        self.priority[slot] = priority
+        self.max_priority = max(self.max_priority, priority)
+        self.tree.mass[slot] = priority**self.alpha
+
+    def handles(self, slots):
+        return [(slot, self.generation[slot]) for slot in slots]
+
+    def sample(self, batch_size, stratified=True):
+        """Slots and importance weights of the next batch."""
+        slots = self.tree.sample(self.stream.uniforms(batch_size), stratified)
+        mass = self.tree.mass[slots]
+        return slots, (mass.min() / mass) ** self.beta
+
+    def update_priorities(self, handles, td_errors):
+        """Number of handles that were still current; the others change nothing."""
+        applied = 0
+        for (slot, generation), td_error in zip(handles, td_errors, strict=True):
+            if self.generation[slot] == generation and self.rows[slot] is not None:
+                self.set_priority(slot, abs(td_error) + self.priority_epsilon)
+                applied += 1
+        return applied
+
+    def set_alpha(self, alpha):
+        """Re-exponentiates every row; at alpha 0 all masses are 1 and the priorities are forgotten."""
+        for slot, row in enumerate(self.rows):
+            if row is not None:
+                if self.alpha == 0.0:
+                    self.priority[slot] = self.max_priority
+                self.tree.mass[slot] = self.priority[slot] ** alpha
+        self.alpha = alpha
+
+    def reset(self):
+        self.rows = [None] * self.capacity
+        self.priority = [None] * self.capacity
+        self.generation = [generation + 1 for generation in self.generation]
+        self.tree.mass[:] = 0.0
+        self.position = 0
+        self.max_priority = 1.0

@@ -1,0 +1,256 @@
+"""Draws follow the masses: chi-square at a stated false-alarm rate, and every fault planted is caught.
+
+Each check may fail a correct program with probability FALSE_ALARM, and the file makes fewer than 50 checks
+that a correct program has to pass: below 1e-6 over the file. Seeds are fixed. What is counted is which leaf
+came at which place of the batch: a stratified draw owes each place its own stratum's leaves, in proportion to
+their overlap with it, an independent draw owes every place the same distribution.
+"""
+
+import numpy as np
+import pytest
+from chi_square import check_counts, survival
+from reference import ReferenceTree
+
+import kary_replay as kr
+
+FALSE_ALARM = 1e-6 / 50
+SEED = 1511_05952
+ARITIES = (2, 4, 8, 16, 32, 64)
+BATCH_SIZE = 16
+N_BATCHES = 3000
+
+# Whole numbers that sum to 160, so that each of 16 strata is 10 wide and every overlap with one is at least 1.
+MASSES = np.array([1, 2, 3, 5, 8, 0, 13, 21, 0, 0, 1, 30, 2, 4, 7, 1, 1, 0, 12, 3, 5, 6, 9, 10, 11, 0, 1, 3, 0, 1, 0], float)
+PLACES = [True, False]
+
+
+def expected_counts(masses, stratified, batch_size=BATCH_SIZE, n_batches=N_BATCHES):
+    """How often each leaf is due at each place of the batch: [B, n_leaves]."""
+    total = masses.sum()
+    if not stratified:
+        return np.tile(n_batches * masses / total, (batch_size, 1))
+    ends = np.cumsum(masses)
+    strata = np.arange(batch_size + 1)[:, None] * (total / batch_size)
+    overlap = np.minimum(ends, strata[1:]) - np.maximum(ends - masses, strata[:-1])
+    return n_batches * overlap.clip(0) / (total / batch_size)
+
+
+def judge(drawn, masses, stratified):
+    """Check index [n_batches, B] against the masses it should follow."""
+    n_batches, batch_size = drawn.shape
+    counts = np.stack([np.bincount(place, minlength=len(masses)) for place in drawn.T])
+    check_counts(counts, expected_counts(masses, stratified, batch_size, n_batches), FALSE_ALARM)
+
+
+def draw_many(sample, n_batches=N_BATCHES):
+    return np.stack([sample() for _ in range(n_batches)])
+
+
+def pick(masses, rng, stratified, n_batches=N_BATCHES, batch_size=BATCH_SIZE):
+    """A picker that is right, without a tree; the planted faults are made from it."""
+    prefix = rng.random((n_batches, batch_size))
+    prefix = (np.arange(batch_size) + prefix) / batch_size if stratified else prefix
+    return np.searchsorted(np.cumsum(masses), prefix * masses.sum(), side="right")
+
+
+def pick_uniformly(masses, rng, stratified):
+    return pick((masses > 0).astype(float), rng, stratified)
+
+
+def pick_the_leaf_after(masses, rng, stratified):
+    full = np.flatnonzero(masses)
+    following = np.zeros(len(masses), np.int64)
+    following[full] = np.roll(full, -1)
+    return following[pick(masses, rng, stratified)]
+
+
+def pick_with_a_stale_parent(masses, rng, stratified):
+    """Walk a tree whose upper levels missed one update of one leaf."""
+    tree = ReferenceTree(len(masses), 4)
+    tree.mass[:] = masses
+    tree.mass[np.argmax(masses)] -= 15.0
+    stale, leaves = tree.levels()[:-1], tree.levels
+    tree.mass[:] = masses
+    tree.levels = lambda: stale + leaves()[-1:]
+    return np.stack([tree.sample(rng.random(BATCH_SIZE), stratified) for _ in range(N_BATCHES)])
+
+
+def pick_ignoring_alpha(masses, rng, stratified):
+    return pick(masses**2, rng, stratified)
+
+
+def pick_with_alpha_twice(masses, rng, stratified):
+    return pick(masses**0.5, rng, stratified)
+
+
+def pick_the_other_way(masses, rng, stratified):
+    """Independent draws where stratified ones are due, and the other way round."""
+    return pick(masses, rng, not stratified)
+
+
+FAULTS = [
+    pick_uniformly,
+    pick_the_leaf_after,
+    pick_with_a_stale_parent,
+    pick_ignoring_alpha,
+    pick_with_alpha_twice,
+    pick_the_other_way,
+]
+
+
+@pytest.mark.parametrize("stratified", PLACES)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_judge_rejects_a_planted_fault(fault, stratified):
+    drawn = fault(MASSES, np.random.default_rng(SEED), stratified)
+    with pytest.raises(AssertionError, match=r"chi-square|impossible"):
+        judge(drawn, MASSES, stratified)
+
+
+@pytest.mark.parametrize("stratified", PLACES)
+def test_the_judge_accepts_what_is_right(stratified):
+    judge(pick(MASSES, np.random.default_rng(SEED), stratified), MASSES, stratified)
+
+
+@pytest.mark.parametrize(
+    ("statistic", "n_freedom", "chance"),
+    [(3.841459, 1, 0.05), (32.841253, 1, 1e-8), (57.663962, 10, 1e-8), (82.528727, 63, 0.05), (1271.632287, 1000, 1e-8)],
+)
+def test_the_chi_square_law_against_published_quantiles(statistic, n_freedom, chance):
+    assert survival(statistic, n_freedom) == pytest.approx(chance, rel=1e-5)
+
+
+@pytest.mark.parametrize("stratified", PLACES)
+@pytest.mark.parametrize("arity", ARITIES)
+def test_tree_follows_its_masses(arity, stratified):
+    tree = kr.SumTree(len(MASSES), arity=arity)
+    rng = np.random.default_rng(SEED + arity)
+    tree.set(np.arange(len(MASSES)), rng.random(len(MASSES)))  # the masses drawn from are updates
+    tree.set(np.arange(len(MASSES)), MASSES)
+    judge(draw_many(lambda: tree.sample(BATCH_SIZE, stratified=stratified, rng=rng)), MASSES, stratified)
+
+
+def scalar_buffer(capacity, **options):
+    return kr.PrioritizedReplayBuffer(capacity, {"number": kr.Field((), "int64")}, seed=SEED, **options)
+
+
+def buffer_with_masses(alpha, epsilon=2.0**-20):
+    """A buffer that wrapped around and whose rows got the masses that are not zero, by updates."""
+    wanted = MASSES[MASSES > 0]
+    buffer = scalar_buffer(len(wanted), alpha=alpha, priority_epsilon=epsilon)
+    buffer.add(number=np.arange(2 * len(wanted) + 5))
+    handles = np.unique(draw_many(lambda: buffer.sample(64).handle, 20).ravel())
+    assert len(handles) == len(wanted)
+    priority = wanted[handles["index"]] ** (1 / alpha)
+    signs = np.where(np.arange(len(handles)) % 2, 1.0, -1.0)
+    assert buffer.update_priorities(handles, signs * (priority - epsilon)) == len(handles)
+    return buffer, wanted
+
+
+@pytest.mark.parametrize("stratified", PLACES)
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_buffer_follows_updated_priorities(alpha, stratified):
+    buffer, wanted = buffer_with_masses(alpha)
+    judge(draw_many(lambda: buffer.sample(BATCH_SIZE, stratified=stratified).index), wanted, stratified)
+
+
+@pytest.mark.parametrize("stratified", PLACES)
+def test_a_priority_exponent_of_zero_means_uniform(stratified):
+    buffer = scalar_buffer(20, alpha=0.0)
+    buffer.add(number=np.arange(20), priority=np.arange(1.0, 21.0))
+    judge(draw_many(lambda: buffer.sample(BATCH_SIZE, stratified=stratified).index), np.ones(20), stratified)
+
+
+@pytest.mark.parametrize("n_rows", [20, 40, 64])
+def test_uniform_buffer_is_uniform(n_rows):
+    buffer = kr.ReplayBuffer(40, {"number": kr.Field((), "int64")}, seed=SEED)
+    buffer.add(number=np.arange(n_rows))
+    judge(draw_many(lambda: buffer.sample(BATCH_SIZE).index), np.ones(min(n_rows, 40)), stratified=False)
+
+
+@pytest.mark.parametrize("fault", ["twice as often", "never", "strata"])
+def test_the_uniform_judge_rejects_a_planted_fault(fault):
+    weight = np.ones(20)
+    weight[19] = {"twice as often": 2.0, "never": 0.0, "strata": 1.0}[fault]
+    drawn = pick(weight, np.random.default_rng(SEED), stratified=fault == "strata")
+    with pytest.raises(AssertionError, match="chi-square"):
+        judge(drawn, np.ones(20), stratified=False)
+
+
+def judge_pairs(bits):
+    """Check that four values of consecutive draws [n, 2] in {0, 1} come equally often."""
+    counts = np.bincount(bits[:, 0] * 2 + bits[:, 1], minlength=4)
+    check_counts(counts, np.full(4, len(bits) / 4), FALSE_ALARM)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_consecutive_batches_are_independent(batch_size):
+    buffer = scalar_buffer(2)
+    buffer.add(number=[0, 1])
+    last = draw_many(lambda: buffer.sample(batch_size, stratified=False).index[-1], 20_000)
+    judge_pairs(last.reshape(-1, 2))
+
+
+def test_a_stream_that_repeats_itself_is_rejected():
+    bits = np.random.default_rng(SEED).integers(0, 2, 20_000)
+    bits[1::2] = np.where(np.arange(10_000) % 10 == 0, bits[::2], bits[1::2])
+    with pytest.raises(AssertionError, match="chi-square"):
+        judge_pairs(bits.reshape(-1, 2))
+
+
+def judge_pooled(drawn, masses):
+    """Check independent draws, whatever their place in the batch."""
+    counts = np.bincount(drawn.ravel(), minlength=len(masses))
+    check_counts(counts, drawn.size * masses / masses.sum(), FALSE_ALARM)
+
+
+def sample_beside(work, sample, run_threaded, n_batches):
+    """Draw n_batches while another thread repeats ``work``."""
+    finished = []
+
+    def draw():
+        try:
+            return draw_many(sample, n_batches)
+        finally:
+            finished.append(True)
+
+    def disturb():
+        while not finished:
+            work()
+
+    return run_threaded([draw, disturb])[0]
+
+
+def test_updates_that_change_nothing_leave_the_frequencies_alone(run_threaded):
+    """Every node is rewritten all the time, with the value it has: the draws have to stay exact."""
+    tree = kr.SumTree(len(MASSES))
+    every = np.arange(len(MASSES))
+    tree.set(every, MASSES)
+    rng = np.random.default_rng(SEED)
+    drawn = sample_beside(
+        lambda: tree.set(every, MASSES), lambda: tree.sample(64, stratified=False, rng=rng), run_threaded, N_BATCHES
+    )
+    judge_pooled(drawn, MASSES)
+
+
+def test_rows_drawn_again_are_drawn_by_mass():
+    """Half of the mass is put on slots without a row, so that half of the draws fail and are made again.
+
+    In use, a draw fails because another thread is overwriting the row, too rarely to be counted. Where no row is,
+    a draw fails as well, every time; the rows drawn instead have to follow their masses as if nothing had happened.
+    """
+    n_rows = len(MASSES)
+    buffer = scalar_buffer(2 * n_rows, alpha=1.0)
+    buffer.add(number=np.arange(n_rows))
+    buffer.tree.set(np.arange(2 * n_rows), np.append(MASSES, MASSES[::-1]))
+    judge_pooled(draw_many(lambda: buffer.sample(BATCH_SIZE, stratified=False).index), MASSES)
+
+
+@pytest.mark.parametrize("favourite", ["the first row", "the row before", "any row"])
+def test_a_biased_second_draw_is_rejected(favourite):
+    rng = np.random.default_rng(SEED)
+    full = np.flatnonzero(MASSES)
+    drawn, failed = pick(MASSES, rng, False), rng.random((N_BATCHES, BATCH_SIZE)) < 0.5
+    second = {"the first row": np.zeros_like(drawn), "the row before": full[np.searchsorted(full, drawn) - 1]}
+    drawn = np.where(failed, second.get(favourite, rng.choice(full, drawn.shape)), drawn)
+    with pytest.raises(AssertionError, match="chi-square"):
+        judge_pooled(drawn, MASSES)

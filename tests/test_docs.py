@@ -1,0 +1,123 @@
+"""What the documentation shows, runs: docstrings of public modules, and the Python blocks of README and docs/.
+
+Blocks of one file run in order and share their names, as a reader would type them. A block right after the
+line ``<!-- not run: reason -->`` is only compiled.
+"""
+
+import doctest
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kary_replay
+
+PUBLIC_CLASSES = ["Batch", "Field", "PrioritizedReplayBuffer", "ReplayBuffer", "SumTree"]
+ROOT = Path(__file__).resolve().parents[1]
+MODULES = sorted({"kary_replay", "kary_replay.errors"} | {getattr(kary_replay, n).__module__ for n in PUBLIC_CLASSES})
+PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.is_file()]
+FENCE = re.compile(r"^(?P<note><!-- not run: .+ -->\n)?(?P<indent> *)```(?:python|py|pycon)\n(?P<code>.*?)^ *```", re.M | re.S)
+
+
+def documented(name):
+    """Names and docstrings in a module: its own, its public functions' and classes', and their members'."""
+    module = importlib.import_module(name)
+    yield name, module.__doc__
+    for attribute in getattr(module, "__all__", [one for one in vars(module) if not one.startswith("_")]):
+        thing = getattr(module, attribute)
+        if getattr(thing, "__module__", None) != name:
+            continue
+        yield f"{name}.{attribute}", inspect.getdoc(thing)
+        for member, value in vars(thing).items() if inspect.isclass(thing) else ():
+            if not member.startswith("_") and getattr(value, "__doc__", None):
+                yield f"{name}.{attribute}.{member}", inspect.getdoc(value)
+
+
+def run_examples(text, name, names, path, first_line=0):
+    """Run the `>>>` examples of a text; return how many there were."""
+    test = doctest.DocTestParser().get_doctest(text, names, name, str(path), first_line)
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL
+    report = []
+    result = doctest.DocTestRunner(optionflags=flags, verbose=False).run(test, out=report.append, clear_globs=False)
+    assert result.failed == 0, "".join(report)
+    return len(test.examples)
+
+
+def public_names():
+    return {"np": np, "kr": kary_replay, **{name: getattr(kary_replay, name) for name in kary_replay.__all__}}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_in_docstrings(module):
+    for name, text in documented(module):
+        if text:
+            run_examples(text, name, public_names(), module)
+
+
+def test_every_public_class_shows_an_example():
+    texts = {name: text for module in MODULES for name, text in documented(module)}
+    for name in PUBLIC_CLASSES:
+        text = texts[f"{getattr(kary_replay, name).__module__}.{name}"]
+        assert name == "Batch" or ">>>" in text, name
+
+
+def test_everything_public_has_a_docstring():
+    for name in PUBLIC_CLASSES:
+        cls = getattr(kary_replay, name)
+        for member in dir(cls):
+            if not member.startswith("_"):
+                assert inspect.getdoc(getattr(cls, member)), f"{name}.{member}"
+
+
+def blocks(text):
+    """Line, whether to run, and code of every Python block of a page."""
+    for found in FENCE.finditer(text):
+        code = "".join(line.removeprefix(found["indent"]) for line in found["code"].splitlines(keepends=True))
+        yield text[: found.start("code")].count("\n"), found["note"] is None, code
+
+
+def run_page(page):
+    """Run a page's blocks; return how many there were."""
+    names = {"__name__": "__main__"}
+    n_blocks = 0
+    for n_blocks, (line, runs, code) in enumerate(blocks(page.read_text(encoding="utf-8")), 1):  # noqa: B007
+        where = f"{page.name}, line {line + 1}"
+        if ">>>" in code:
+            assert run_examples(code, where, names, page, line)
+            continue
+        program = compile("\n" * line + code, str(page), "exec")
+        if runs:
+            exec(program, names)
+    return n_blocks
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_blocks_of_a_page(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # for what they write
+    run_page(page)
+
+
+def test_the_reader_of_pages_finds_what_fails(tmp_path):
+    page = tmp_path / "page.md"
+    fence = "```"
+    page.write_text(
+        f"{fence}python\nx = 1\n{fence}\ntext\n{fence}sh\nexit 1\n{fence}\n"
+        f"{fence}python\n>>> x + 1\n2\n{fence}\n"
+        f"<!-- not run: takes an hour -->\n{fence}python\nraise SystemExit\n{fence}\n"
+        f"1. item\n\n   {fence}python\n   y = x\n   {fence}\n"
+    )
+    assert run_page(page) == 4
+    page.write_text(f"{fence}python\nx = 1\n\nassert x == 2\n{fence}\n")
+    with pytest.raises(AssertionError):
+        run_page(page)
+    page.write_text(f"{fence}python\n>>> 1 + 1\n3\n{fence}\n")
+    with pytest.raises(AssertionError, match="Expected"):
+        run_page(page)
+
+
+def test_the_readme_shows_python():
+    if ROOT / "README.md" in PAGES:
+        assert list(blocks((ROOT / "README.md").read_text(encoding="utf-8")))

@@ -1,0 +1,137 @@
+"""Pickle and deepcopy keep everything: rows, masses, generations, settings, the place in the random stream."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import kary_replay as kr
+
+FIELDS = {"number": kr.Field((), "int64"), "nested": {"vector": kr.Field((3,), "float32"), "flag": kr.Field((), "bool")}}
+
+CLONES = pytest.mark.parametrize(
+    "clone",
+    [copy.deepcopy, copy.copy, *[lambda one, p=p: pickle.loads(pickle.dumps(one, p)) for p in (2, 4, 5)]],
+    ids=["deepcopy", "copy", "protocol 2", "protocol 4", "protocol 5"],
+)
+
+
+def rows(*numbers):
+    number = np.array(numbers)
+    return {"number": number, "nested": {"vector": np.repeat(number[:, None], 3, 1), "flag": number % 2 == 1}}
+
+
+def used_buffer(kind=kr.PrioritizedReplayBuffer, n_rows=13, capacity=10):
+    """A buffer that wrapped around, was reset once, and has drawn."""
+    buffer = kind(capacity, FIELDS, seed=5)
+    for n in (3, n_rows):
+        buffer.add(**rows(*range(n)))
+        batch = buffer.sample(6)
+        if kind is kr.PrioritizedReplayBuffer:
+            buffer.update_priorities(batch.handle, np.linspace(-2.0, 3.0, 6))
+        if n == 3:
+            buffer.reset()
+    return buffer
+
+
+def same_batch(one, two):
+    names = set(one.keys()) - {"nested"}
+    assert names == set(two.keys()) - {"nested"}
+    for name in names:
+        assert one[name].tobytes() == two[name].tobytes(), name
+    for name in ("vector", "flag"):
+        assert one.nested[name].tobytes() == two.nested[name].tobytes(), name
+
+
+@CLONES
+@pytest.mark.parametrize("kind", [kr.ReplayBuffer, kr.PrioritizedReplayBuffer])
+def test_a_clone_gives_the_same_next_samples(kind, clone):
+    buffer = used_buffer(kind)
+    twin = clone(buffer)
+    twin.check_invariants()
+    assert len(twin) == len(buffer)
+    for batch_size in (1, 5, 200):
+        same_batch(buffer.sample(batch_size), twin.sample(batch_size))
+    for one in (buffer, twin):
+        assert one.add(**rows(50)).tolist() == [3]
+    same_batch(buffer.sample(50), twin.sample(50))
+
+
+@CLONES
+def test_a_clone_keeps_priorities_and_settings(clone):
+    buffer = used_buffer()
+    buffer.alpha, buffer.beta, buffer.priority_epsilon = 0.5, 0.75, 0.125
+    twin = clone(buffer)
+    assert (twin.alpha, twin.beta, twin.priority_epsilon) == (0.5, 0.75, 0.125)
+    assert twin.tree.get(np.arange(10)).tobytes() == buffer.tree.get(np.arange(10)).tobytes()
+    assert (twin.total_mass, twin.max_priority) == (buffer.total_mass, buffer.max_priority)
+    assert twin.fields == FIELDS
+
+
+@CLONES
+def test_handles_hold_across_a_clone(clone):
+    buffer = used_buffer()
+    old = buffer.sample(20).handle
+    buffer.add(**rows(*range(4)))
+    current = buffer.sample(20).handle
+    twin = clone(buffer)
+    assert twin.update_priorities(current, np.ones(20)) == 20
+    gone = np.isin(old["index"], [3, 4, 5, 6])
+    assert twin.update_priorities(old, np.full(20, 9.0)) == np.count_nonzero(~gone)
+
+
+@CLONES
+def test_a_clone_shares_nothing(clone):
+    buffer = used_buffer()
+    twin = clone(buffer)
+    before = pickle.dumps(twin)
+    buffer.reset()
+    buffer.add(**rows(-1), priority=99.0)
+    buffer.beta = 0.0
+    assert pickle.dumps(twin) == before
+
+
+@pytest.mark.parametrize("kind", [kr.ReplayBuffer, kr.PrioritizedReplayBuffer])
+def test_pickling_changes_nothing_and_repeats_itself(kind):
+    buffer = used_buffer(kind)
+    assert pickle.dumps(buffer) == pickle.dumps(buffer) == pickle.dumps(pickle.loads(pickle.dumps(buffer)))
+
+
+@pytest.mark.parametrize("kind", [kr.ReplayBuffer, kr.PrioritizedReplayBuffer])
+def test_a_pickle_of_few_rows_is_small(kind):
+    fields = {"image": kr.Field((84, 84), "uint8")}
+    buffer = kind(2_000, fields)
+    buffer.add(image=np.zeros((5, 84, 84), np.uint8))
+    assert len(pickle.dumps(buffer)) < 1_000_000
+    twin = pickle.loads(pickle.dumps(buffer))
+    assert len(twin) == 5 and twin.capacity == 2_000
+    assert twin.add(image=np.ones((1, 84, 84), np.uint8)).tolist() == [5]
+
+
+@CLONES
+@pytest.mark.parametrize("arity", [2, 4, 64])
+def test_a_tree_keeps_masses_arity_and_stream(arity, clone, rng):
+    tree = kr.SumTree(100, arity=arity)
+    tree.set(np.arange(100), rng.random(100))
+    twin = clone(tree)
+    assert (twin.capacity, twin.arity, twin.total) == (100, arity, tree.total)
+    assert twin.get(np.arange(100)).tobytes() == tree.get(np.arange(100)).tobytes()
+    assert twin.sample(64, stratified=False).tolist() == tree.sample(64, stratified=False).tolist()
+    twin.set(3, 9.0)
+    assert tree.get(3) < 1.0
+    twin.check_invariants()
+
+
+def test_a_buffers_tree_can_be_cloned_alone():
+    buffer = used_buffer()
+    twin = copy.deepcopy(buffer.tree)
+    buffer.tree.set(0, 123.0)
+    assert twin.get(0) != 123.0 and twin.capacity == 10
+
+
+def test_batches_and_fields_are_picklable():
+    batch = used_buffer().sample(4)
+    same_batch(batch, pickle.loads(pickle.dumps(batch)))
+    same_batch(batch, copy.deepcopy(batch))
+    assert pickle.loads(pickle.dumps(kr.Field((3,), "float32"))) == kr.Field((3,), "float32")
