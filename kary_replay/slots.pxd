@@ -34,3 +34,4 @@ cdef class Slots:
     cdef void pause(self) noexcept nogil
     cdef void resume(self) noexcept nogil
     cdef bint is_empty(self) noexcept nogil
+    cdef bint is_vacant(self, int64_t slot) noexcept nogil

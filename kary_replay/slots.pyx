@@ -293,6 +293,14 @@ cdef class Slots:
         release(self.header)
         return empty
 
+    cdef bint is_vacant(self, int64_t slot) noexcept nogil:
+        """Whether a slot holds no row and will get none soon, though it may have been given mass."""
+        cdef bint vacant
+        acquire(self.header)
+        vacant = slot >= self.header.n_started
+        release(self.header)
+        return vacant
+
     cdef uint64_t* generation(self, int64_t slot) noexcept nogil:
         """Where a slot's generation is."""
         return <uint64_t*>(self.rows + slot * self.row_nbytes)

@@ -33,7 +33,7 @@ cdef enum:
     CHUNK = 128           # rows drawn together
     AHEAD = 8             # rows prefetched ahead
     PREFETCHED = 512      # bytes of a row; the hardware follows a longer one by itself
-    MAX_REDRAWS = 100000
+    MAX_REDRAWS = 100000  # before asking whether the slot drawn holds a row at all
 
 # What read_batch returns.
 cdef enum:
@@ -268,7 +268,7 @@ cdef class Storage(Slots):
                     # Another thread was faster, or rounding led to an empty leaf: draw this one again, from the same
                     # part unless that part seems to hold nothing.
                     attempts += 1
-                    if attempts > MAX_REDRAWS and load_relaxed(&self.header.n_writing) == 0:  # any recent value will do
+                    if attempts % MAX_REDRAWS == 0 and self.is_vacant(slot[0]):
                         return UNREADABLE
                     if attempts > 16:
                         sched_yield()
