@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 _plain = torch._C.DisableTorchFunctionSubclass  # inside it, a PrioritizedTensor is a tensor like any other
 
@@ -114,8 +114,6 @@ class SampledBatch:
         losses = function(input, target, reduction="none", **options)
         self.record((input.detach() - target.detach()).cpu().double().numpy())
         weight = self.importance_weight
-        if reduction == "mean" and losses.numel() == len(self):
-            return torch.dot(losses.view(-1), weight.view(-1) / len(self))
         losses = losses * (weight if losses.dim() == 2 else weight.view(-1, *(1,) * (losses.dim() - 1)))
         if reduction == "none":
             return losses
@@ -184,7 +182,7 @@ def _common_batch(operands: Iterable[Any], n_axes: int | None = None) -> Sampled
     """Return the batch of the operands, or those with `n_axes` axes; None if there is none, or more than one."""
     common = None
     for x in operands:
-        if type(x) is PrioritizedTensor and x.batch is not common and x.batch is not None and (n_axes is None or x.dim() == n_axes):
+        if type(x) is PrioritizedTensor and x.batch not in (None, common) and (n_axes is None or x.dim() == n_axes):
             if common is not None:
                 return None
             common = x.batch

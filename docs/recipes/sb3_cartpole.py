@@ -122,7 +122,7 @@ def plot_priorities(path: Path, model: DQN) -> None:
     ax.hist(priorities, bins, weights=share, color=GREY, alpha=0.6, label="stored, as uniform replay would draw them")
     ax.hist(priorities, bins, weights=masses / masses.sum(), histtype="step", color=BLUE, lw=2, label="drawn by priority")
     new = "new, not drawn yet:\nat the largest priority seen"
-    ax.annotate(new, (0.86, 0.6), xycoords="axes fraction", ha="right", color=BLUE)
+    ax.annotate(new, (0.93, 0.6), xycoords="axes fraction", ha="right", color=BLUE)
     ax.set(xscale="log", xlabel="priority, |TD error| + ε", ylabel="share of transitions per bin")
     ax.set_title(f"Priorities of {len(masses):,} transitions: effective sample size {effective_share(masses):.0%} of uniform")
     ax.legend(loc="upper left")
@@ -161,7 +161,7 @@ def main() -> int:
 
     plot_learning_curve(args.output / "learning_curve.png", callback)
     plot_priorities(args.output / "priorities.png", model)
-    best = max((mean_return for _, mean_return in callback.evaluations), default=float("nan"))
+    best = max((mean_return for _, mean_return in callback.evaluations), default=0.0)
     if callback.solved:
         print(f"solved: mean return {best:.1f} over 100 episodes, after {model.num_timesteps} steps and {seconds:.0f} s")
         return 0

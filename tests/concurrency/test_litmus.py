@@ -7,6 +7,7 @@ one, and the tables' REACHED outcomes have to come up.
 """
 
 import collections
+import re
 import threading
 import time
 
@@ -312,10 +313,20 @@ def test_the_table_of_weights_sees_a_made_up_mass():
 # ------------------------------------------------------------------------------------- the tables see planted races
 
 
+def assert_seen(outcome, litmus, *arguments, tries=20):
+    """A race shows itself when the scheduler happens to allow it; a busy machine may take several runs of the litmus."""
+    for _ in range(tries):
+        try:
+            litmus(*arguments)
+        except AssertionError as error:
+            assert re.search(f"not allowed: .*{outcome}", str(error)), error  # noqa: PT017 - the next try may be the one
+            return
+    pytest.fail(f"{tries} runs of {litmus.__name__} did not see a planted race")
+
+
 @pytest.mark.parametrize("capacity", [1, 2])
 def test_a_torn_row_is_seen(capacity, run_threaded):
-    with pytest.raises(AssertionError, match=r"not allowed: .*torn"):
-        test_add_beside_sample(faulty.ReadsWithoutLooking, capacity, run_threaded)
+    assert_seen("torn", test_add_beside_sample, faulty.ReadsWithoutLooking, capacity, run_threaded)
 
 
 @pytest.mark.parametrize(
@@ -330,8 +341,7 @@ def test_a_torn_row_is_seen(capacity, run_threaded):
 )
 def test_a_faulty_buffer_is_seen(fault, litmus, outcome, run_threaded, monkeypatch):
     monkeypatch.setattr(kr, "PrioritizedReplayBuffer", fault)
-    with pytest.raises(AssertionError, match=f"not allowed: .*{outcome}"):
-        litmus(run_threaded)
+    assert_seen(outcome, litmus, run_threaded)
 
 
 @pytest.mark.parametrize(
@@ -343,5 +353,4 @@ def test_a_faulty_buffer_is_seen(fault, litmus, outcome, run_threaded, monkeypat
 )
 def test_a_faulty_tree_is_seen(fault, litmus, outcome, run_threaded, monkeypatch):
     monkeypatch.setattr(kr, "SumTree", fault)
-    with pytest.raises(AssertionError, match=f"not allowed: .*{outcome}"):
-        litmus(run_threaded)
+    assert_seen(outcome, litmus, run_threaded)

@@ -177,10 +177,10 @@ def test_two_trees_have_different_streams():
 
 def test_numpys_global_stream_is_left_alone():
     tree = filled(np.ones(100))
-    before = np.random.get_state(legacy=False)  # noqa: NPY002
+    before = np.random.get_state(legacy=False)
     tree.sample(20)
     tree.sample(20, rng=1)
-    after = np.random.get_state(legacy=False)  # noqa: NPY002
+    after = np.random.get_state(legacy=False)
     assert before["state"]["pos"] == after["state"]["pos"]
     assert np.array_equal(before["state"]["key"], after["state"]["key"])
 
