@@ -7,7 +7,7 @@ generation before and after it copies the row, and draws another one where they 
 """
 
 from cpython.ref cimport Py_INCREF
-from libc.math cimport fabs, pow
+from libc.math cimport fabs, pow, powf
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 
@@ -241,7 +241,7 @@ cdef class Storage(Slots):
                         for i in range(1, n):
                             smallest = min(smallest, mass[i])
                         for i in range(n):
-                            weight[i] = <float>pow(smallest / mass[i], beta)
+                            weight[i] = powf(<float>(smallest / mass[i]), <float>beta)
         finally:
             free(column)
         if outcome == EMPTY:
@@ -295,7 +295,7 @@ cdef class Storage(Slots):
             for i in range(n):
                 slot[i] = min(<int64_t>u[i], self.capacity - 1)
         else:
-            self.tree.search(u, slot, n)
+            self.tree.search(u, slot, n, batch_size if stratified else 0)
 
     cdef void read_rows(self, const int64_t* slot, int64_t n, char** column, int64_t first, Handle* handle,
                         double* mass) noexcept nogil:

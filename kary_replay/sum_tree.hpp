@@ -84,15 +84,35 @@ inline void descend_level(const Tree& tree, int l, double* prefix, int64_t* node
     }
 }
 
+// The same for prefixes in ascending order: the searches that stand at one node follow each other, and so do those that
+// go on to one of its children. Worth it only near the root, where many searches share a node.
+template <int K>
+inline void descend_runs(const Tree& tree, int l, double* prefix, int64_t* node, int64_t n) {
+    const int64_t last = tree.width[l] - 1;
+    for (int64_t i = 0; i < n;) {
+        const int64_t parent = node[i];
+        const double* group = tree.level[l] + parent * K;
+        double before[K];
+        before[0] = 0;
+        for (int c = 0; c + 1 < K; ++c) before[c + 1] = before[c] + load_relaxed(group + c);  // [node] see group_sum
+        for (int c = 0; i < n && node[i] == parent; ++i) {
+            while (c + 1 < K && prefix[i] >= before[c + 1]) ++c;
+            prefix[i] -= before[c];
+            node[i] = parent * K + c < last ? parent * K + c : last;
+        }
+    }
+}
+
 // Descends n searches together, one level at a time, and prefetches each one's next group: the cache misses of a level
 // overlap instead of queueing up behind each other. Uses up `prefix`; leaves each search's leaf, always one of the
-// tree's own, in `node`.
+// tree's own, in `node`. `density`: if the prefixes ascend, how many there would be in the whole tree, else 0.
 template <int K>
-void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n) {
+void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n, int64_t density) {
     const int leaves = tree.n_levels - 1;
     for (int64_t i = 0; i < n; ++i) node[i] = 0;
     for (int l = 1; l < leaves; ++l) {
-        if (tree.width[l] % K != 0) descend_level<K, true, false>(tree, l, prefix, node, n);
+        if (K <= 8 && tree.width[l] <= density / 8) descend_runs<K>(tree, l, prefix, node, n);
+        else if (tree.width[l] % K != 0) descend_level<K, true, false>(tree, l, prefix, node, n);
         else descend_level<K, false, false>(tree, l, prefix, node, n);
     }
     descend_level<K, true, true>(tree, leaves, prefix, node, n);
@@ -173,8 +193,8 @@ void rebuild(const Tree& tree) {
         default: { constexpr int K = 64; call; break; } \
     }
 
-inline void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n) {
-    KARY_FOR_ARITY(descend<K>(tree, prefix, node, n))
+inline void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n, int64_t density) {
+    KARY_FOR_ARITY(descend<K>(tree, prefix, node, n, density))
 }
 inline void recompute(const Tree& tree, int64_t* node, int64_t n) { KARY_FOR_ARITY(recompute<K>(tree, node, n)) }
 inline void rebuild(const Tree& tree) { KARY_FOR_ARITY(rebuild<K>(tree)) }

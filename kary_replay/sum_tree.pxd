@@ -30,7 +30,7 @@ cdef extern from "sum_tree.hpp" namespace "kary" nogil:
         int log2_arity
 
     # sum_tree.hpp says what they do.
-    void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n)
+    void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n, int64_t density)
     void recompute(const Tree& tree, int64_t* node, int64_t n)
     void rebuild(const Tree& tree)
     double group_sum(const Tree& tree, const double* group)
@@ -49,6 +49,6 @@ cdef class SumTree:
     cdef int64_t n_leaves
     cdef double mass_limit
     cdef int check_range(self, const int64_t* leaf, int64_t n) except -1
-    cdef void search(self, double* prefix, int64_t* leaf, int64_t n) noexcept nogil
+    cdef void search(self, double* prefix, int64_t* leaf, int64_t n, int64_t density) noexcept nogil
     cdef int64_t settle(self, int64_t leaf) noexcept nogil
     cdef double root(self) noexcept nogil

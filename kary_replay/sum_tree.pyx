@@ -69,6 +69,22 @@ cdef size_t tree_nbytes(int64_t capacity, int arity) noexcept:
     return _layout(capacity, arity, NULL, NULL)
 
 
+cdef cnp.ndarray _int64(object index):
+    """Return what as_index returns, at once where ``index`` is that already."""
+    if isinstance(index, cnp.ndarray) and cnp.PyArray_TYPE(index) == cnp.NPY_INT64 and cnp.PyArray_NDIM(index) <= 1 \
+            and cnp.PyArray_ISCARRAY_RO(index):
+        return index
+    return as_index(index)
+
+
+cdef cnp.ndarray _float64(str name, object value):
+    """Return what as_float64 returns, at once where ``value`` is that already."""
+    if isinstance(value, cnp.ndarray) and cnp.PyArray_TYPE(value) == cnp.NPY_FLOAT64 and cnp.PyArray_NDIM(value) <= 1 \
+            and cnp.PyArray_ISCARRAY_RO(value):
+        return value
+    return as_float64(name, value)
+
+
 cdef class SumTree:
     """A K-ary sum tree over ``capacity`` float64 masses.
 
@@ -171,7 +187,7 @@ cdef class SumTree:
         -----
         O(B · K · log_K(capacity)), under the tree's one lock. Searches go on meanwhile and may see part of the batch.
         """
-        cdef cnp.ndarray indices = as_index(index), masses = as_float64("mass", mass)
+        cdef cnp.ndarray indices = _int64(index), masses = _float64("mass", mass)
         cdef const int64_t* leaf = <const int64_t*>cnp.PyArray_DATA(indices)
         cdef const double* value = <const double*>cnp.PyArray_DATA(masses)
         cdef int64_t n = cnp.PyArray_SIZE(indices), i
@@ -207,7 +223,7 @@ cdef class SumTree:
 
         Raises IndexRangeError or TypeError for a bad index. O(B), no lock; concurrent writes may fall between two leaves.
         """
-        cdef cnp.ndarray indices = as_index(index)
+        cdef cnp.ndarray indices = _int64(index)
         cdef const int64_t* leaf = <const int64_t*>cnp.PyArray_DATA(indices)
         cdef cnp.npy_intp n = cnp.PyArray_SIZE(indices), i
         self.check_range(leaf, n)
@@ -243,7 +259,7 @@ cdef class SumTree:
         O(B · K · log_K(capacity)); all B descend together, one level at a time, with the GIL released and no lock. Sums are
         those of the tree: siblings are added left to right (in blocks of eight for K > 8), then their parents.
         """
-        cdef cnp.ndarray prefixes = as_float64("prefix", prefix)
+        cdef cnp.ndarray prefixes = _float64("prefix", prefix)
         cdef cnp.npy_intp n = cnp.PyArray_SIZE(prefixes), i
         cdef cnp.ndarray scratch = prefixes.copy()  # the search uses it up
         cdef double* p = <double*>cnp.PyArray_DATA(scratch)
@@ -255,7 +271,7 @@ cdef class SumTree:
             if not (0 <= p[i] < total):
                 raise ValueError(f"prefix must be at least 0 and below the total, {total}, got {p[i]}")
         with nogil:
-            self.search(p, leaf, n)
+            self.search(p, leaf, n, 0)
             for i in range(n):
                 leaf[i] = self.settle(leaf[i])
                 empty |= leaf[i] < 0
@@ -293,29 +309,33 @@ cdef class SumTree:
         O(B · K · log_K(capacity)) with the GIL released and no lock. Where a writer empties a leaf meanwhile, the next one with
         mass to its left is returned.
         """
-        cdef cnp.npy_intp n = as_count("batch_size", batch_size), i
+        cdef cnp.npy_intp n = as_count("batch_size", batch_size), start, count, i
         cdef bint strata = bool(stratified)
-        cdef bint own_stream = rng is None
-        cdef cnp.ndarray leaves = cnp.PyArray_EMPTY(1, &n, cnp.NPY_INT64, 0)
+        cdef cnp.ndarray leaves = cnp.PyArray_EMPTY(1, &n, cnp.NPY_INT64, 0), uniforms
         cdef int64_t* leaf = <int64_t*>cnp.PyArray_DATA(leaves)
-        cdef cnp.ndarray uniforms = cnp.PyArray_EMPTY(1, &n, cnp.NPY_FLOAT64, 0)
-        cdef double* u = <double*>cnp.PyArray_DATA(uniforms)
-        cdef double total
+        cdef double own[CHUNK]
+        cdef double* u = NULL
+        cdef double total = self.root()
         cdef bint empty = False
-        if self.root() <= 0:
+        if total <= 0:
             raise EmptyBufferError("every mass is zero: set some masses before drawing")
-        if not own_stream:
-            as_generator(rng).random(out=uniforms)
+        if rng is not None:
+            uniforms = as_generator(rng).random(n)
+            u = <double*>cnp.PyArray_DATA(uniforms)
         with nogil:
-            if own_stream:
-                uniform(self.header, u, n)
-            total = self.root()
-            for i in range(n):
-                u[i] = (i + u[i]) * (total / n) if strata else u[i] * total
-            self.search(u, leaf, n)
-            for i in range(n):
-                leaf[i] = self.settle(leaf[i])
-                empty |= leaf[i] < 0
+            for start from 0 <= start < n by CHUNK:
+                count = min(<cnp.npy_intp>CHUNK, n - start)
+                if rng is None:
+                    u = own - start
+                    uniform(self.header, own, count)
+                for i in range(start, start + count):
+                    u[i] = (i + u[i]) * (total / n) if strata else u[i] * total
+                descend(self.tree, u + start, leaf + start, count, n if strata else 0)
+                for i in range(start, start + count):
+                    # [leaf] acquire: pairs with the release in SumTree.set
+                    if load_acquire(self.leaf + leaf[i]) <= 0:
+                        leaf[i] = self.settle(leaf[i])
+                        empty |= leaf[i] < 0
         if empty:
             raise EmptyBufferError("every mass became zero during the search")
         return leaves
@@ -360,11 +380,14 @@ cdef class SumTree:
                 raise IndexRangeError(f"index {leaf[i]} is out of range: it must be in 0 … {self.n_leaves - 1}")
         return 0
 
-    cdef void search(self, double* prefix, int64_t* leaf, int64_t n) noexcept nogil:
-        """Find n leaves, in chunks that fit the cache; maybe empty ones where a writer is at work. ``prefix`` is used up."""
+    cdef void search(self, double* prefix, int64_t* leaf, int64_t n, int64_t density) noexcept nogil:
+        """Find n leaves, in chunks that fit the cache; maybe empty ones where a writer is at work. ``prefix`` is used up.
+
+        ``density`` is 0, or, where the prefixes ascend, how many there would be in the whole tree.
+        """
         cdef int64_t start
         for start from 0 <= start < n by CHUNK:
-            descend(self.tree, prefix + start, leaf + start, min(<int64_t>CHUNK, n - start))
+            descend(self.tree, prefix + start, leaf + start, min(<int64_t>CHUNK, n - start), density)
 
     cdef int64_t settle(self, int64_t leaf) noexcept nogil:
         """Return a leaf with mass for where a search ended, or -1 if every mass is zero."""
