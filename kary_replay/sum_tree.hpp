@@ -25,6 +25,32 @@ struct Tree {
     int log2_arity;
 };
 
+// Places the levels of a tree from `base` on, and returns the bytes they take. With tree null, only counts.
+inline size_t lay_out(Tree* tree, char* base, int64_t capacity, int arity) {
+    int64_t width[kMaxLevels];
+    int n_levels = 0;
+    for (int64_t nodes = capacity;; nodes = (nodes + arity - 1) / arity) {  // from the leaves up
+        width[n_levels++] = nodes;
+        if (n_levels > 1 && nodes == 1) break;
+    }
+    size_t offset = 0;
+    for (int l = 0; l < n_levels; ++l) {  // from the root down
+        const int64_t nodes = width[n_levels - 1 - l];
+        const int64_t stored = l == 0 ? 1 : (nodes + arity - 1) / arity * arity;
+        if (tree != nullptr) {
+            tree->level[l] = reinterpret_cast<double*>(base + offset);
+            tree->width[l] = nodes;
+        }
+        offset += (stored * sizeof(double) + 63) / 64 * 64;
+    }
+    if (tree != nullptr) {
+        tree->n_levels = n_levels;
+        tree->log2_arity = 0;
+        while (1 << tree->log2_arity < arity) ++tree->log2_arity;
+    }
+    return offset;
+}
+
 // Siblings are added in blocks of at most eight, left to right, then the blocks, left to right. The sum of a group and
 // the search in it use this one association, so that at rest a prefix below the parent ends inside the group.
 template <int K>

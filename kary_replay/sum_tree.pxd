@@ -30,6 +30,7 @@ cdef extern from "sum_tree.hpp" namespace "kary" nogil:
         int log2_arity
 
     # sum_tree.hpp says what they do.
+    size_t lay_out(Tree* tree, char* base, int64_t capacity, int arity)
     void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n, int64_t density)
     void recompute(const Tree& tree, int64_t* node, int64_t n)
     void rebuild(const Tree& tree)

@@ -37,36 +37,9 @@ cdef enum:
     CHUNK = 128      # searches that descend together: their groups fit the first-level cache
 
 
-cdef size_t _layout(int64_t capacity, int arity, Tree* tree, char* base) noexcept:
-    """Place the levels from ``base`` on; return the bytes they take. With base NULL, only count."""
-    cdef int64_t width[48]
-    cdef int n_levels = 0, level
-    cdef int64_t nodes = capacity
-    cdef size_t offset = 0, stored
-    while True:  # from the leaves up
-        width[n_levels] = nodes
-        n_levels += 1
-        if n_levels > 1 and nodes == 1:
-            break
-        nodes = (nodes + arity - 1) // arity
-    for level in range(n_levels):  # from the root down
-        nodes = width[n_levels - 1 - level]
-        stored = nodes if level == 0 else (nodes + arity - 1) // arity * arity
-        if base != NULL:
-            tree.width[level] = nodes
-            tree.level[level] = <double*>(base + offset)
-        offset += aligned(stored * sizeof(double))
-    if base != NULL:
-        tree.n_levels = n_levels
-        tree.log2_arity = 0
-        while 1 << tree.log2_arity < arity:
-            tree.log2_arity += 1
-    return offset
-
-
 cdef size_t tree_nbytes(int64_t capacity, int arity) noexcept:
     """Return the bytes a tree of this capacity takes in a block."""
-    return _layout(capacity, arity, NULL, NULL)
+    return lay_out(NULL, NULL, capacity, arity)
 
 
 cdef cnp.ndarray _int64(object index):
@@ -132,7 +105,7 @@ cdef class SumTree:
         self.block = _block
         self.header = _block.header
         self.n_leaves = n_leaves
-        _layout(n_leaves, k, &self.tree, _block.base + _offset)
+        lay_out(&self.tree, _block.base + _offset, n_leaves, k)
         self.leaf = self.tree.level[self.tree.n_levels - 1]
         # Twice as many leaves at most, padding and rounding included, so no sum of masses overflows.
         self.mass_limit = np.finfo(np.float64).max / (2.0 * n_leaves + 128)
