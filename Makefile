@@ -39,18 +39,21 @@ sanitize: $(VENV)/built
 	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh address
 
 bench: $(VENV)/built
-	$(BIN)/python -m pytest bench
+	$(BIN)/python -m pytest bench --benchmark-only --results default
+	$(BIN)/python -m bench.report default
 
 bench-full: $(VENV)/built
-	$(BIN)/python -m pytest bench
+	$(BIN)/python -m pytest bench --benchmark-only --full --results full
+	$(BIN)/python -m bench.report full
 
 # --------------------------------------------------------------------------------------------------------------- the code
 
+lint: export PATH := $(CURDIR)/$(BIN):$(PATH)
 lint: $(VENV)/built
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/cython-lint kary_replay
-	$(BIN)/mypy
+	ruff check .
+	ruff format --check .
+	cython-lint kary_replay
+	mypy
 
 format: $(VENV)/built
 	$(BIN)/ruff check --fix .

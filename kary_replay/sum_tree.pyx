@@ -30,7 +30,7 @@ from .block cimport (
 cnp.import_array()
 
 DEFAULT_ARITY = 4
-"""The fastest arity measured; docs/benchmarks.md has the table."""
+"""The fastest arity measured; docs/ablations.md has the table."""
 
 cdef int64_t MAX_CAPACITY = <int64_t>1 << 40
 cdef enum:
