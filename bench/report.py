@@ -42,6 +42,10 @@ ABLATIONS = {
 }
 
 
+HEADLINES = ["tree sample", "tree update", "buffer sample", "buffer update_priorities", "buffer sample + update_priorities"]
+RIVALS = ["Tianshou", "cpprb", "SB3"]
+
+
 def load(name: str) -> tuple[dict[str, Any], list[Record]]:
     """Read the machine and the records of bench/results/<name>.json."""
     document = json.loads((BENCH / "results" / f"{name}.json").read_text())
@@ -167,6 +171,27 @@ def ablation_page(machine: dict[str, Any], records: Sequence[Record], images: Se
     return [*machine_text(machine), reading, "", *pictures, "", *_sections(ABLATIONS, records)]
 
 
+def headline(records: Sequence[Record]) -> list[str]:
+    """Write the generated part of the README: the operations at the size where the bars are, one line each."""
+    chosen = [
+        record for record in records if record.parameters == {"slots": 1_000_000, "batch": 256} and record.scenario in HEADLINES
+    ]
+    chosen.sort(key=lambda record: HEADLINES.index(record.scenario))
+    rows = []
+    for record in chosen:
+        medians, ratios = record.medians(), record.ratios()
+        cells = [quantity(medians[record.ours], record.unit)]
+        for rival in RIVALS:
+            name = next((name for name in medians if name.startswith(rival)), None)
+            cells.append(f"{ratios[name]:.1f}×" if name else "–")
+        rows.append([record.scenario, *cells])
+    return [
+        "1e6 slots, batch 256, HalfCheetah-shaped rows, one thread; medians of interleaved repetitions in one run.",
+        "",
+        *_table(["", "kary-replay", *(f"faster than {rival}" for rival in RIVALS)], rows),
+    ]
+
+
 def write(path: Path, title: str, lines: Sequence[str]) -> None:
     """Put the lines between the page's markers; create a page that does not exist."""
     text = path.read_text() if path.exists() else f"# {title}\n\n{BEGIN}\n{END}\n"
@@ -191,6 +216,7 @@ def main() -> None:
     if speed:
         names = plots.speed(speed, images)
         write(arguments.docs / "benchmarks.md", "Benchmarks", speed_page(machine, speed, names))
+        write(arguments.docs.parent / "README.md", "kary-replay", headline(speed))
     if ablations:
         names = plots.ablations(ablations, images)
         write(arguments.docs / "ablations.md", "Ablations", ablation_page(machine, ablations, names))
