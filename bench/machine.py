@@ -93,12 +93,12 @@ def _commit() -> str | None:
 
 
 def _busy_seconds() -> float:
-    """Processor seconds that all processes together have used since the machine started; 0 where the system does not tell."""
+    """Return the processor seconds used since the machine started, other guests' included; 0 where the system does not tell."""
     line = (_text("/proc/stat") or "").partition("\n")[0].split()
     if not line:
         return 0.0
-    user, nice, system, _idle, _waiting, interrupts, soft_interrupts, *_ = map(int, line[1:])
-    return (user + nice + system + interrupts + soft_interrupts) / os.sysconf("SC_CLK_TCK")
+    user, nice, system, _idle, _waiting, interrupts, soft_interrupts, stolen, *_ = map(int, line[1:])
+    return (user + nice + system + interrupts + soft_interrupts + stolen) / os.sysconf("SC_CLK_TCK")
 
 
 class Neighbours:

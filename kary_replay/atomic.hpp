@@ -47,6 +47,9 @@ inline uint64_t fetch_add_relaxed(uint64_t* p, uint64_t n) {
 
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
+// Into the second-level cache only: for rows, many lines ahead of their use, of which the first level holds too few.
+inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
+
 // [row-word] The words of a row are stored with release and loaded with acquire, so that a reader that saw any word
 // of a newer row also sees, at its second look, the generation that the newer writer had made odd before its first
 // word. This is the seqlock without fences of Boehm (2012), "Can seqlocks get along with programming language memory

@@ -36,6 +36,7 @@ cdef extern from "atomic.hpp" namespace "kary" nogil:
     void store_release[T](T* p, T value)
     uint64_t fetch_add_relaxed(uint64_t* p, uint64_t n)
     void prefetch(const void* p)
+    void prefetch_far(const void* p)
     void read_field(char* row, char* value, int64_t offset, int64_t nbytes)
     void write_field(char* row, char* value, int64_t offset, int64_t nbytes)
 

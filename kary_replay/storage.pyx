@@ -18,8 +18,8 @@ from .types import HANDLE_DTYPE
 from .validation import as_count
 
 from .block cimport (
-    Header, acquire, load_acquire, load_relaxed, prefetch, read_field, release, sched_yield, store_relaxed, store_release,
-    uniform, write_field,
+    Header, acquire, load_acquire, load_relaxed, prefetch, prefetch_far, read_field, release, sched_yield, store_relaxed,
+    store_release, uniform, write_field,
 )
 from .slots cimport Place, Slots
 from .sum_tree cimport prefetch_path, recompute
@@ -31,7 +31,7 @@ cdef extern from "numpy/arrayobject.h":
 
 cdef enum:
     CHUNK = 128           # rows drawn together
-    AHEAD = 8             # rows prefetched ahead
+    AHEAD = 16            # rows prefetched ahead
     PREFETCHED = 512      # bytes of a row; the hardware follows a longer one by itself
     MAX_REDRAWS = 100000  # before asking whether the slot drawn holds a row at all
 
@@ -206,7 +206,7 @@ cdef class Storage(Slots):
         cdef Handle* handle
         cdef int64_t* index
         cdef float* weight = NULL
-        cdef double smallest
+        cdef double smallest, ratio
         cdef int outcome, f
         if column == NULL:
             raise MemoryError
@@ -241,7 +241,9 @@ cdef class Storage(Slots):
                         for i in range(1, n):
                             smallest = min(smallest, mass[i])
                         for i in range(n):
-                            weight[i] = powf(<float>(smallest / mass[i]), <float>beta)
+                            ratio = smallest / mass[i]
+                            # float32 is precise enough for a float32 weight, where it can hold the ratio at all
+                            weight[i] = powf(<float>ratio, <float>beta) if ratio > 1e-37 else <float>pow(ratio, beta)
         finally:
             free(column)
         if outcome == EMPTY:
@@ -337,5 +339,5 @@ cdef class Storage(Slots):
         cdef char* row = self.rows + slot * self.row_nbytes
         cdef Py_ssize_t offset
         for offset in range(0, min(self.row_nbytes, <Py_ssize_t>PREFETCHED), 64):
-            prefetch(row + offset)
-        prefetch(row + min(self.row_nbytes, <Py_ssize_t>PREFETCHED) - 1)
+            prefetch_far(row + offset)
+        prefetch_far(row + min(self.row_nbytes, <Py_ssize_t>PREFETCHED) - 1)
