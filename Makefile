@@ -16,6 +16,7 @@ test: $(VENV)/built
 # ---------------------------------------------------------------------------------------------------------------- set-up
 
 $(VENV)/installed: pyproject.toml constraints.txt
+	@command -v $(PYTHON) > /dev/null || { echo "there is no $(PYTHON) here; name a Python: make PYTHON=python3.12 ..."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "$(PYTHON) is older than Python 3.10; name a newer one: make PYTHON=python3.12 ..."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,8 +36,8 @@ stress: $(VENV)/built
 	$(BIN)/python tests/concurrency/stress.py --operations 1e7
 
 sanitize: $(VENV)/built
-	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh thread
-	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh address
+	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh thread --operations 1e6
+	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh address --operations 1e6
 
 bench: $(VENV)/built
 	$(BIN)/python -m pytest bench --benchmark-only --results default

@@ -126,7 +126,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Largest priority seen, at least 1: what a new transition gets."""
         return self._storage.max_priority
 
-    def add(self, *, priority: npt.ArrayLike | None = None, **fields: Any) -> npt.NDArray[np.int64]:
+    def add(self, /, *, priority: npt.ArrayLike | None = None, **fields: Any) -> npt.NDArray[np.int64]:
         """Append one transition, or B of them; see ReplayBuffer.add.
 
         Parameters
@@ -153,15 +153,15 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         columns, n = self._columns(fields)
         priorities = None
         if priority is not None:
-            priorities = as_float64("priority", priority)
-            if priorities.ndim and priorities.shape[0] != n:
-                raise ValueError(f"priority must be one number or have length {n}, got {priorities.shape[0]}")
+            given = as_float64("priority", priority)
+            if given.ndim and given.shape[0] != n:
+                raise ValueError(f"priority must be one number or have length {n}, got {given.shape[0]}")
+            priorities = np.array(np.broadcast_to(given, (n,)))  # a copy: what is checked is what is used
             limit = self.tree.max_mass
             bad = np.flatnonzero(~((priorities > 0) & (priorities <= limit)))
             if bad.size:
-                value = priorities.reshape(-1)[bad[0]]
+                value = priorities[bad[0]]
                 raise ValueError(f"priority must be finite, above 0, at most {limit:.3g}, got {value} at position {bad[0]}")
-            priorities = np.ascontiguousarray(np.broadcast_to(priorities, (n,)))
         return self._storage.add(columns, n, priorities)
 
     def sample(self, batch_size: int, *, stratified: bool = True) -> Batch:

@@ -16,7 +16,7 @@ __all__ = ["ReplayBuffer"]
 
 Self = TypeVar("Self", bound="ReplayBuffer")
 
-RESERVED = ("index", "handle", "importance_weight", "priority")
+RESERVED = ("index", "handle", "importance_weight", "priority", "keys")
 FORMAT = 1  # of pickles
 
 
@@ -29,7 +29,7 @@ class ReplayBuffer:
         Transitions kept, at least 1; then the oldest is overwritten.
     fields : mapping of str to Field
         What a transition consists of; a value may again be such a mapping (a dict observation). The names index, handle,
-        importance_weight and priority are taken.
+        importance_weight, priority and keys are taken.
     seed : None or int
         Of this buffer's own random stream; None seeds it from the system.
     shared : bool
@@ -144,7 +144,7 @@ class ReplayBuffer:
     def __repr__(self) -> str:
         return f"{type(self).__name__}(capacity={self.capacity}, len={len(self)}, fields={list(self._fields)})"
 
-    def add(self, **fields: Any) -> npt.NDArray[np.int64]:
+    def add(self, /, **fields: Any) -> npt.NDArray[np.int64]:
         """Append one transition, or B of them.
 
         Parameters

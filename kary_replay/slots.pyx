@@ -9,6 +9,7 @@ publishes under the lock (the generation becomes even, the mass the priority's).
 from libc.math cimport pow
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
 
 import numpy as np
 
@@ -17,7 +18,7 @@ cimport numpy as cnp
 from .validation import as_count
 
 from .block cimport Block, Header, acquire, aligned, load_relaxed, release, sched_yield, store_relaxed, store_release
-from .sum_tree cimport SumTree, rebuild, recompute, tree_nbytes
+from .sum_tree cimport SumTree, lay_out, rebuild, recompute
 
 from .sum_tree import DEFAULT_ARITY
 
@@ -64,7 +65,7 @@ cdef class Slots:
             self.payload_nbytes += fields[i].nbytes
             end += fields[i].nbytes
         self.row_nbytes = (end + 7) // 8 * 8
-        rows_at = tree_at + (tree_nbytes(n_slots, DEFAULT_ARITY) if prioritized else 0)
+        rows_at = tree_at + (lay_out(NULL, NULL, n_slots, DEFAULT_ARITY) if prioritized else 0)
         if n_slots > MAX_NBYTES // self.row_nbytes:
             raise MemoryError(f"capacity {n_slots} needs {n_slots * self.row_nbytes / 2**40:.3g} TiB; choose a smaller one")
         self.block = Block(rows_at + n_slots * self.row_nbytes, seed)
@@ -170,7 +171,7 @@ cdef class Slots:
                         # From alpha = 0 the priorities cannot be told apart: the rows count as new.
                         mass = pow(mass, ratio) if header.alpha > 0 else pow(header.max_priority, alpha)
                         # [leaf] release: pairs with the acquire in Storage.read_rows
-                        store_release(self.tree.leaf + i, max(mass, 5e-324))
+                        store_release(self.tree.leaf + i, min(max(mass, 5e-324), self.tree.mass_limit))
                 store_relaxed(&header.alpha, alpha)
                 header.max_mass = pow(header.max_priority, alpha)
                 rebuild(self.tree.tree)
@@ -190,11 +191,12 @@ cdef class Slots:
         cdef int64_t i
         with nogil:
             self.pause()
+            if self.tree is not None:
+                for i in range(self.header.n_started):
+                    store_release(self.tree.leaf + i, 0.0)  # [leaf] pairs with the acquire in Storage.read_rows
             for i in range(self.header.n_started):
                 # [publish-slot] release: pairs with the acquire in Storage.read_rows; what is read meanwhile counts as changed
                 store_release(self.generation(i), load_relaxed(self.generation(i)) + 2)
-                if self.tree is not None:
-                    store_release(self.tree.leaf + i, 0.0)  # [leaf] pairs with the acquire in Storage.read_rows
             if self.tree is not None:
                 rebuild(self.tree.tree)
             self.header.position = 0
@@ -207,62 +209,97 @@ cdef class Slots:
     def snapshot(self):
         """Return everything as a dict of numbers and arrays: a consistent cut, for which writers wait."""
         cdef Header* header = self.header
-        with nogil:
-            self.pause()
-        try:
-            return {
-                "row_nbytes": self.row_nbytes,
-                "rows": self._bytes(header.n_touched).copy(),
-                "mass": None if self.tree is None else self.tree.get(np.arange(header.n_started)),
-                "position": header.position,
-                "n_started": header.n_started,
-                "alpha": header.alpha,
-                "max_priority": header.max_priority,
-                "random": self.block.random_state(),
-            }
-        finally:
+        cdef cnp.ndarray rows, masses
+        cdef Header copy
+        cdef int64_t n_rows
+        while True:
+            # Room first, lock after: an allocation may run a finalizer that wants the lock.
+            n_rows = load_relaxed(&header.n_touched)
+            rows = np.empty(n_rows * self.row_nbytes, np.uint8)
+            masses = np.empty(n_rows if self.tree is not None else 0)
             with nogil:
+                self.pause()
+                copy = header[0]
+                if copy.n_touched <= n_rows:
+                    memcpy(cnp.PyArray_DATA(rows), self.rows, copy.n_touched * self.row_nbytes)
+                    if self.tree is not None:
+                        memcpy(cnp.PyArray_DATA(masses), self.tree.leaf, copy.n_started * sizeof(double))
                 self.resume()
+            if copy.n_touched <= n_rows:
+                break
+        return {
+            "row_nbytes": self.row_nbytes,
+            "rows": rows[: copy.n_touched * self.row_nbytes],
+            "mass": None if self.tree is None else masses[: copy.n_started],
+            "position": copy.position,
+            "n_started": copy.n_started,
+            "alpha": copy.alpha,
+            "max_priority": copy.max_priority,
+            "random": (copy.random_key[0], copy.random_key[1], copy.random_counter),
+        }
 
     def restore(self, dict state):
-        """Take over a snapshot. Nobody else may be using this storage yet."""
+        """Take over a snapshot, or raise ValueError if it is damaged. Nobody else may be using this storage yet."""
         cdef Header* header = self.header
+        cdef int64_t n_started, position, n_touched
         if state["row_nbytes"] != self.row_nbytes:
             raise ValueError(f"the saved rows have {state['row_nbytes']} bytes, these {self.row_nbytes}: another layout")
-        header.n_touched = len(state["rows"]) // self.row_nbytes
-        header.n_started = header.n_published = state["n_started"]
-        header.position = state["position"]
-        header.alpha = state["alpha"]
-        header.max_priority = state["max_priority"]
-        header.max_mass = pow(header.max_priority, header.alpha)
-        self._bytes(header.n_touched)[:] = state["rows"]
-        self.block.set_random_state(state["random"])
+        rows, n_started, position = state["rows"], state["n_started"], state["position"]
+        n_touched = len(rows) // self.row_nbytes
+        generations = rows.reshape(n_touched, -1)[:, :8].copy().view(np.uint64) if n_touched else np.zeros(0, np.uint64)
+        alpha, max_priority, masses = state["alpha"], state["max_priority"], state["mass"]
+        whole = (
+            rows.dtype == np.uint8 and len(rows) == n_touched * self.row_nbytes
+            and 0 <= n_started <= n_touched <= self.capacity and 0 <= position < self.capacity
+            and 0 <= alpha <= 1 and (generations % 2 == 0).all() and (generations > 0).all()
+            and (masses is None) == (self.tree is None) and (masses is None or len(masses) == n_started)
+            and 0 < max_priority <= np.finfo(np.float64).max
+        )
+        if not whole:
+            raise ValueError("the saved state contradicts itself: the pickle is damaged")
         if self.tree is not None:
-            self.tree.set(np.arange(header.n_started), state["mass"])
+            self.tree.set(np.arange(n_started), masses)
+        header.n_touched = n_touched
+        header.n_started = header.n_published = n_started
+        header.position = position
+        header.alpha = alpha
+        header.max_priority = max_priority
+        header.max_mass = pow(header.max_priority, header.alpha)
+        self._bytes(n_touched)[:] = rows
+        self.block.set_random_state(state["random"])
 
     def check_invariants(self):
         """Raise AssertionError naming the first invariant that is broken: the tree's I1 to I3, then I4, I5, the counters."""
-        cdef int64_t i
-        cdef uint64_t generation
-        cdef Header* header = self.header
+        cdef int64_t i, slot = -1
+        cdef uint64_t generation = 0
+        cdef double mass = 0
+        cdef int broken = 0
+        cdef Header copy
         if self.tree is not None:
             self.tree.check_invariants()
-        with nogil:
+        with nogil:  # look first, speak after the lock is gone, as in SumTree.check_invariants
             self.pause()
-        try:
+            copy = self.header[0]
             for i in range(self.capacity):
                 generation = load_relaxed(self.generation(i))
-                assert generation & 1 == 0, f"I5: slot {i} has the odd generation {generation}, and nobody is writing it"
-                if i < header.n_started:
-                    assert generation > 0, f"I5: slot {i} counts as used and has generation 0"
-                elif self.tree is not None:
-                    assert self.tree.leaf[i] == 0, f"I4: slot {i} holds no row and has mass {self.tree.leaf[i]}"
-            assert header.n_published == header.n_started, \
-                f"I5: {header.n_published} rows are published in {header.n_started} used slots, and nobody is writing"
-            assert 0 <= header.position < self.capacity, f"I5: position {header.position} is not a slot"
-        finally:
-            with nogil:
-                self.resume()
+                if self.tree is not None:
+                    mass = self.tree.leaf[i]
+                if generation & 1:
+                    broken = 1
+                elif i < copy.n_started and generation == 0:
+                    broken = 2
+                elif i >= copy.n_started and mass != 0:
+                    broken = 3
+                if broken:
+                    slot = i
+                    break
+            self.resume()
+        assert broken != 1, f"I5: slot {slot} has the odd generation {generation}, and nobody is writing it"
+        assert broken != 2, f"I5: slot {slot} counts as used and has generation 0"
+        assert broken != 3, f"I4: slot {slot} holds no row and has mass {mass}"
+        assert copy.n_published == copy.n_started, \
+            f"I5: {copy.n_published} rows are published in {copy.n_started} used slots, and nobody is writing"
+        assert 0 <= copy.position < self.capacity, f"I5: position {copy.position} is not a slot"
 
     def _bytes(self, int64_t n):
         """Return the first n rows as one writable uint8 array, which keeps the block alive."""

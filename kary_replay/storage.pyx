@@ -30,6 +30,7 @@ cdef extern from "numpy/arrayobject.h":
     cnp.ndarray PyArray_Empty(int n_axes, cnp.npy_intp* shape, cnp.dtype dtype, int fortran)  # takes a reference to dtype
 
 cdef enum:
+    MAX_BATCH = 1 << 30
     CHUNK = 128           # rows drawn together
     AHEAD = 16            # rows prefetched ahead
     PREFETCHED = 512      # bytes of a row; the hardware follows a longer one by itself
@@ -46,7 +47,7 @@ cdef int64_t _rows_of(object value, cnp.dtype dtype, tuple shape):
     """Return B if ``value`` is a contiguous array [B, *shape] of this dtype, -1 if it is one of ``shape``, else -2."""
     cdef cnp.ndarray array
     cdef int n_axes = len(shape), extra, i
-    if not isinstance(value, cnp.ndarray):
+    if type(value) is not cnp.ndarray:  # a subclass may mean something by it
         return -2
     array = value
     extra = cnp.PyArray_NDIM(array) - n_axes
@@ -109,7 +110,7 @@ cdef class Storage(Slots):
         cdef char* row
         cdef Place place
         if column == NULL:
-            raise MemoryError
+            raise MemoryError(f"no memory for a batch of {n}; use a smaller one")
         for f in range(self.n_fields):
             array = columns[f]
             assert cnp.PyArray_NBYTES(array) == n * self.places[f].nbytes, "a column does not fit its field"
@@ -138,66 +139,75 @@ cdef class Storage(Slots):
         ``handles`` is a contiguous array [B] of HANDLE_DTYPE, ``td_errors`` a contiguous float64 array [B].
         """
         cdef int64_t n = cnp.PyArray_SIZE(handles), i, applied = 0
-        cdef Handle* handle = <Handle*>cnp.PyArray_DATA(handles)
+        cdef Handle* handle_at = <Handle*>cnp.PyArray_DATA(handles)
         cdef double* td_error = <double*>cnp.PyArray_DATA(td_errors)
-        cdef Header* header = self.header
         cdef double* priority
         cdef double* mass
         cdef int64_t* scratch
-        cdef double alpha, largest
-        for i in range(n):
-            if not 0 <= handle[i].index < self.capacity:
-                raise IndexRangeError(
-                    f"handle {i} has index {handle[i].index}: it must be in 0 … {self.capacity - 1}; "
-                    "pass the handle of a batch of this buffer"
-                )
-            if not fabs(td_error[i]) <= self.tree.mass_limit:  # NaN fails too
-                raise ValueError(
-                    f"td_error must be finite (at most {self.tree.mass_limit:.3g}), got {td_error[i]} at position {i}; "
-                    "has the loss diverged?"
-                )
         if n == 0:
             return 0
-        priority = <double*>malloc(n * (2 * sizeof(double) + sizeof(int64_t)))
-        if priority == NULL:
-            raise MemoryError
+        # Copies, so that what is checked is what is used, whatever other threads do to the arrays.
+        cdef Handle* handle = <Handle*>malloc(n * (sizeof(Handle) + 2 * sizeof(double) + sizeof(int64_t)))
+        if handle == NULL:
+            raise MemoryError(f"no memory for a batch of {n}; use a smaller one")
+        priority = <double*>(handle + n)
         mass = priority + n
         scratch = <int64_t*>(mass + n)
-        with nogil:
-            alpha = load_relaxed(&header.alpha)  # checked again under the lock
+        try:
             for i in range(n):
-                prefetch_path(self.tree.tree, handle[i].index)
-                prefetch(self.generation(handle[i].index))
+                handle[i] = handle_at[i]
                 priority[i] = fabs(td_error[i]) + epsilon
-                mass[i] = pow(priority[i], alpha)
-            acquire(header)
-            if header.alpha != alpha:
-                for i in range(n):
-                    mass[i] = pow(priority[i], header.alpha)
-            largest = header.max_priority
+                if not 0 <= handle[i].index < self.capacity:
+                    raise IndexRangeError(
+                        f"handle {i} has index {handle[i].index}: it must be in 0 … {self.capacity - 1}; "
+                        "pass the handle of a batch of this buffer"
+                    )
+                if not priority[i] <= self.tree.mass_limit:  # NaN fails too
+                    raise ValueError(
+                        f"td_error must be finite (at most {self.tree.mass_limit:.3g} with priority_epsilon), "
+                        f"got {td_error[i]} at position {i}; has the loss diverged?"
+                    )
+            applied = self.apply(handle, priority, mass, scratch, n)
+        finally:
+            free(handle)
+        return applied
+
+    cdef int64_t apply(self, Handle* handle, double* priority, double* mass, int64_t* scratch, int64_t n) noexcept nogil:
+        """Set the checked priorities of the rows whose handles are current; return how many were."""
+        cdef Header* header = self.header
+        cdef int64_t i, applied = 0
+        cdef double alpha = load_relaxed(&header.alpha), largest  # alpha is checked again under the lock
+        for i in range(n):
+            prefetch_path(self.tree.tree, handle[i].index)
+            prefetch(self.generation(handle[i].index))
+            mass[i] = pow(priority[i], alpha)
+        acquire(header)
+        if header.alpha != alpha:
             for i in range(n):
-                # Generations change only under the lock, so this one cannot move on before the mass is in (I6).
-                if handle[i].index >= header.n_started or handle[i].generation & 1:
-                    continue  # no batch ever had this handle: the slot holds no row
-                if load_relaxed(self.generation(handle[i].index)) == handle[i].generation:
-                    store_release(self.tree.leaf + handle[i].index, mass[i])  # [leaf] pairs with the acquire in read_rows
-                    scratch[applied] = handle[i].index
-                    applied += 1
-                    largest = max(largest, priority[i])
-            if largest > header.max_priority:
-                store_relaxed(&header.max_priority, largest)
-                header.max_mass = pow(largest, header.alpha)
-            if applied:
-                recompute(self.tree.tree, scratch, applied)
-            release(header)
-        free(priority)
+                mass[i] = pow(priority[i], header.alpha)
+        largest = header.max_priority
+        for i in range(n):
+            # Generations change only under the lock, so this one cannot move on before the mass is in (I6).
+            if handle[i].index >= header.n_started or handle[i].generation & 1:
+                continue  # no batch ever had this handle: the slot holds no row
+            if load_relaxed(self.generation(handle[i].index)) == handle[i].generation:
+                store_release(self.tree.leaf + handle[i].index, mass[i])  # [leaf] pairs with the acquire in read_rows
+                scratch[applied] = handle[i].index
+                applied += 1
+                largest = max(largest, priority[i])
+        if largest > header.max_priority:
+            store_relaxed(&header.max_priority, largest)
+            header.max_mass = pow(largest, header.alpha)
+        if applied:
+            recompute(self.tree.tree, scratch, applied)
+        release(header)
         return applied
 
     # ---------------------------------------------------------------------------------------------------- reading
 
     def sample(self, batch_size, bint stratified, double beta):
         """Draw rows; return a dict of new arrays: the fields, importance_weight with a tree, index, handle."""
-        cdef int64_t n = as_count("batch_size", batch_size), i
+        cdef int64_t n = as_count("batch_size", batch_size, MAX_BATCH), i
         cdef cnp.npy_intp dims[32]
         cdef dict batch = {}
         cdef cnp.ndarray array
@@ -209,7 +219,7 @@ cdef class Storage(Slots):
         cdef double smallest, ratio
         cdef int outcome, f
         if column == NULL:
-            raise MemoryError
+            raise MemoryError(f"no memory for a batch of {n}; use a smaller one")
         try:
             dims[0] = n
             for f in range(self.n_fields):
@@ -292,7 +302,7 @@ cdef class Storage(Slots):
         cdef double extent = self.extent()
         uniform(self.header, u, n)
         for i in range(n):
-            u[i] = (first + i + u[i]) * (extent / batch_size) if stratified else u[i] * extent
+            u[i] = (first + i + u[i]) * (1.0 / batch_size) * extent if stratified else u[i] * extent
         if self.tree is None:
             for i in range(n):
                 slot[i] = min(<int64_t>u[i], self.capacity - 1)

@@ -39,9 +39,6 @@ cdef extern from "sum_tree.hpp" namespace "kary" nogil:
     void prefetch_path(const Tree& tree, int64_t leaf)
 
 
-cdef size_t tree_nbytes(int64_t capacity, int arity) noexcept
-
-
 cdef class SumTree:
     cdef Block block
     cdef Header* header

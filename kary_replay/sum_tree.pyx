@@ -34,12 +34,8 @@ DEFAULT_ARITY = 4
 
 cdef int64_t MAX_CAPACITY = <int64_t>1 << 40
 cdef enum:
+    MAX_BATCH = 1 << 30
     CHUNK = 128      # searches that descend together: their groups fit the first-level cache
-
-
-cdef size_t tree_nbytes(int64_t capacity, int arity) noexcept:
-    """Return the bytes a tree of this capacity takes in a block."""
-    return lay_out(NULL, NULL, capacity, arity)
 
 
 cdef cnp.ndarray _int64(object index):
@@ -100,8 +96,9 @@ cdef class SumTree:
         cdef int k = as_arity(arity)
         cdef size_t head = aligned(sizeof(Header))
         if _block is None:
-            _block = Block(head + tree_nbytes(n_leaves, k))
+            _block = Block(head + lay_out(NULL, NULL, n_leaves, k))
             _offset = head
+        assert _offset + lay_out(NULL, NULL, n_leaves, k) <= _block.nbytes, "the tree does not fit its block"
         self.block = _block
         self.header = _block.header
         self.n_leaves = n_leaves
@@ -133,7 +130,7 @@ cdef class SumTree:
     @property
     def nbytes(self):
         """Bytes of all nodes, padding included."""
-        return tree_nbytes(self.n_leaves, self.arity)
+        return lay_out(NULL, NULL, self.n_leaves, self.arity)
 
     def __len__(self):
         return self.n_leaves
@@ -161,35 +158,40 @@ cdef class SumTree:
         O(B · K · log_K(capacity)), under the tree's one lock. Searches go on meanwhile and may see part of the batch.
         """
         cdef cnp.ndarray indices = _int64(index), masses = _float64("mass", mass)
-        cdef const int64_t* leaf = <const int64_t*>cnp.PyArray_DATA(indices)
-        cdef const double* value = <const double*>cnp.PyArray_DATA(masses)
+        cdef const int64_t* index_at = <const int64_t*>cnp.PyArray_DATA(indices)
+        cdef const double* mass_at = <const double*>cnp.PyArray_DATA(masses)
         cdef int64_t n = cnp.PyArray_SIZE(indices), i
         cdef int64_t step = 0 if cnp.PyArray_SIZE(masses) == 1 else 1
-        cdef int64_t* touched
         if step == 1 and cnp.PyArray_SIZE(masses) != n:
             raise ValueError(f"mass must be one number or have the length of index, {n}, got {masses.size}")
-        self.check_range(leaf, n)
-        for i in range(n):
-            if not (0 <= value[i * step] <= self.mass_limit):  # NaN fails too
-                raise ValueError(
-                    f"mass must be finite and in 0 … {self.mass_limit:.3g}, got {value[i * step]} for index {leaf[i]}"
-                )
         if n == 0:
             return
-        touched = <int64_t*>malloc(n * sizeof(int64_t))
-        if touched == NULL:
-            raise MemoryError
-        with nogil:
+        # Copies, so that what is checked is what is used, whatever other threads do to the arrays.
+        cdef int64_t* leaf = <int64_t*>malloc(n * (2 * sizeof(int64_t) + sizeof(double)))
+        if leaf == NULL:
+            raise MemoryError(f"no memory for a batch of {n}; use a smaller one")
+        cdef int64_t* touched = leaf + n
+        cdef double* value = <double*>(touched + n)
+        try:
             for i in range(n):
-                touched[i] = leaf[i]
-                prefetch_path(self.tree, leaf[i])
-            acquire(self.header)
-            for i in range(n):
-                # [leaf] release: pairs with the acquire in SumTree.sample
-                store_release(self.leaf + leaf[i], value[i * step] + 0.0)  # + 0.0 turns -0.0 into 0.0
-            recompute(self.tree, touched, n)
-            release(self.header)
-        free(touched)
+                leaf[i] = touched[i] = index_at[i]
+                value[i] = mass_at[i * step]
+                self.check_range(leaf + i, 1)
+                if not (0 <= value[i] <= self.mass_limit):  # NaN fails too
+                    raise ValueError(
+                        f"mass must be finite and in 0 … {self.mass_limit:.3g}, got {value[i]} for index {leaf[i]}"
+                    )
+            with nogil:
+                for i in range(n):
+                    prefetch_path(self.tree, leaf[i])
+                acquire(self.header)
+                for i in range(n):
+                    # [leaf] release: pairs with the acquire in SumTree.sample
+                    store_release(self.leaf + leaf[i], value[i] + 0.0)  # + 0.0 turns -0.0 into 0.0
+                recompute(self.tree, touched, n)
+                release(self.header)
+        finally:
+            free(leaf)
 
     def get(self, index):
         """Return the mass of one leaf (float) or of many (float64 [B]).
@@ -199,14 +201,17 @@ cdef class SumTree:
         cdef cnp.ndarray indices = _int64(index)
         cdef const int64_t* leaf = <const int64_t*>cnp.PyArray_DATA(indices)
         cdef cnp.npy_intp n = cnp.PyArray_SIZE(indices), i
-        self.check_range(leaf, n)
+        cdef int64_t at
         if cnp.PyArray_NDIM(indices) == 0:
-            return load_relaxed(self.leaf + leaf[0])  # any recent value will do
+            at = leaf[0]
+            self.check_range(&at, 1)
+            return load_relaxed(self.leaf + at)  # any recent value will do
         cdef cnp.ndarray masses = cnp.PyArray_EMPTY(1, &n, cnp.NPY_FLOAT64, 0)
         cdef double* mass = <double*>cnp.PyArray_DATA(masses)
-        with nogil:
-            for i in range(n):
-                mass[i] = load_relaxed(self.leaf + leaf[i])  # any recent value will do
+        for i in range(n):
+            at = leaf[i]  # once: what is checked is what is used
+            self.check_range(&at, 1)
+            mass[i] = load_relaxed(self.leaf + at)  # any recent value will do
         return masses
 
     def find(self, prefix):
@@ -282,7 +287,7 @@ cdef class SumTree:
         O(B · K · log_K(capacity)) with the GIL released and no lock. Where a writer empties a leaf meanwhile, the next one with
         mass to its left is returned.
         """
-        cdef cnp.npy_intp n = as_count("batch_size", batch_size), start, count, i
+        cdef cnp.npy_intp n = as_count("batch_size", batch_size, MAX_BATCH), start, count, i
         cdef bint strata = bool(stratified)
         cdef cnp.ndarray leaves = cnp.PyArray_EMPTY(1, &n, cnp.NPY_INT64, 0), uniforms
         cdef int64_t* leaf = <int64_t*>cnp.PyArray_DATA(leaves)
@@ -293,7 +298,8 @@ cdef class SumTree:
         if total <= 0:
             raise EmptyBufferError("every mass is zero: set some masses before drawing")
         if rng is not None:
-            uniforms = as_generator(rng).random(n)
+            uniforms = cnp.PyArray_EMPTY(1, &n, cnp.NPY_FLOAT64, 0)
+            as_generator(rng).random(out=uniforms)
             u = <double*>cnp.PyArray_DATA(uniforms)
         with nogil:
             for start from 0 <= start < n by CHUNK:
@@ -302,7 +308,7 @@ cdef class SumTree:
                     u = own - start
                     uniform(self.header, own, count)
                 for i in range(start, start + count):
-                    u[i] = (i + u[i]) * (total / n) if strata else u[i] * total
+                    u[i] = (i + u[i]) * (1.0 / n) * total if strata else u[i] * total
                 descend(self.tree, u + start, leaf + start, count, n if strata else 0)
                 for i in range(start, start + count):
                     # [leaf] acquire: pairs with the release in SumTree.set
@@ -318,28 +324,33 @@ cdef class SumTree:
 
         O(capacity), under the lock; searches go on meanwhile.
         """
-        cdef int level
-        cdef int64_t i, stored, n
-        cdef int arity = self.arity
-        cdef double value
-        with nogil:
+        cdef int level, at_level = 0
+        cdef int64_t i, stored, n, node = -1
+        cdef int arity = 1 << self.tree.log2_arity, broken = 0
+        cdef double found = 0, right = 0, value
+        with nogil:  # look first, speak after the lock is gone: raising allocates, and what that triggers may want the lock
             acquire(self.header)
-        try:
-            for level in range(1, self.tree.n_levels):
+            for level in range(self.tree.n_levels):
                 n = self.tree.width[level]
-                stored = (n + arity - 1) // arity * arity
-                for i in range(n, stored):
-                    assert self.tree.level[level][i] == 0, f"I1: padding node {i} of level {level} has mass"
-            for level in range(self.tree.n_levels - 2, -1, -1):
-                for i in range(self.tree.width[level]):
-                    value = group_sum(self.tree, self.tree.level[level + 1] + i * arity)
-                    assert self.tree.level[level][i] == value, \
-                        f"I2: node {i} of level {level} is {self.tree.level[level][i]}, its children sum to {value}"
-            for i in range(self.n_leaves):
-                assert isfinite(self.leaf[i]) and self.leaf[i] >= 0, f"I3: leaf {i} has mass {self.leaf[i]}"
-        finally:
-            with nogil:
-                release(self.header)
+                stored = n if level == 0 else (n + arity - 1) // arity * arity
+                for i in range(stored):
+                    value = self.tree.level[level][i]
+                    if i >= n and value != 0:
+                        broken, at_level, node, found = 1, level, i, value
+                    elif level + 1 < self.tree.n_levels and i < n:
+                        right = group_sum(self.tree, self.tree.level[level + 1] + i * arity)
+                        if value != right:
+                            broken, at_level, node, found = 2, level, i, value
+                    elif not (isfinite(value) and value >= 0):
+                        broken, at_level, node, found = 3, level, i, value
+                    if broken:
+                        break
+                if broken:
+                    break
+            release(self.header)
+        assert broken != 1, f"I1: padding node {node} of level {at_level} has mass {found}"
+        assert broken != 2, f"I2: node {node} of level {at_level} is {found}, its children sum to {right}"
+        assert broken != 3, f"I3: leaf {node} has mass {found}"
 
     def __reduce__(self):
         masses = self.get(np.arange(self.n_leaves))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import FieldError
+from .validation import as_count
 
 __all__ = ["HANDLE_DTYPE", "Batch", "Field"]
+
+MAX_AXES = 31  # with the batch axis, what every NumPy can hold
+MAX_NBYTES = 1 << 40  # of one value
 
 HANDLE_DTYPE = np.dtype([("index", np.int64), ("generation", np.uint64)])
 """One drawn row: its slot, and which reuse of that slot it was."""
@@ -44,23 +48,28 @@ class Field:
     dtype: np.dtype[Any]
 
     def __init__(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> None:
-        axes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+        axes = (shape,) if isinstance(shape, (int, np.integer)) else shape
         try:
-            axes = tuple(operator.index(n) for n in axes)
+            axes = tuple(as_count("an axis of shape", n) for n in axes)
         except TypeError:
             raise TypeError(f"shape must be a tuple of integers, got {shape!r}") from None
-        if any(n < 1 for n in axes):
-            raise ValueError(f"shape must have axes of at least 1, got {shape!r}")
-        kind = np.dtype(dtype).newbyteorder("=")
-        if kind.kind not in "biufc":
+        if len(axes) > MAX_AXES:
+            raise ValueError(f"shape must have at most {MAX_AXES} axes, got {len(axes)}")
+        try:
+            kind = np.dtype(dtype).newbyteorder("=")
+        except TypeError:
+            kind = None
+        if dtype is None or kind is None or kind.kind not in "biufc":
             raise TypeError(f"dtype must be boolean, integer, floating or complex, got {dtype!r}")
+        if math.prod(axes) * kind.itemsize > MAX_NBYTES:
+            raise ValueError(f"shape {axes} of {kind} has more than {MAX_NBYTES} bytes")
         object.__setattr__(self, "shape", axes)
         object.__setattr__(self, "dtype", kind)
 
     @property
     def nbytes(self) -> int:
         """Bytes of one transition's value."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def cast(self, name: str, value: npt.ArrayLike) -> tuple[npt.NDArray[Any], int | None]:
         """Return ``value`` as a C-contiguous array of this dtype, and its batch size (None for one transition).
@@ -71,6 +80,8 @@ class Field:
             If the shape is neither ``shape`` nor ``(B, *shape)``, or a value would not survive the cast: floats never become
             integers, integers only where every value fits, and no finite float becomes infinite.
         """
+        if isinstance(value, np.ma.MaskedArray):
+            raise FieldError(f"{name} is a masked array, whose mask would be lost: fill it first, with .filled(value)")
         try:
             array = np.asarray(value)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -90,6 +101,8 @@ class Field:
         return f"{self.shape} or (B, {', '.join(map(str, self.shape))})"
 
     def _convert(self, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if array.size == 0:
+            return array.astype(self.dtype)
         refusal = f"{name} has dtype {array.dtype}, which cannot be cast safely to {self.dtype}"
         if self.dtype.kind in "iu" and array.dtype.kind in "iu":
             limits = np.iinfo(self.dtype)

@@ -40,6 +40,8 @@ def as_real(name: str, value: Any) -> float:
         raise TypeError(f"{name} must be a real number, got {value!r}")
     try:
         return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be finite, got a number beyond float64") from None
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a real number, got {value!r}") from None
 
@@ -54,6 +56,8 @@ def as_exponent(name: str, value: Any) -> float:
 
 def as_seed(value: Any) -> np.random.SeedSequence:
     """Return the seed sequence of ``value``: None (from the system), or integers of at least 0."""
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"seed must be None, an integer or a sequence of integers, got {value!r}")
     try:
         return np.random.SeedSequence(value)
     except TypeError:
@@ -73,6 +77,8 @@ def as_generator(rng: Any) -> np.random.Generator:
 
 def as_array(name: str, value: Any) -> npt.NDArray[Any]:
     """Return ``value`` as an array of whatever dtype and shape it has."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise ValueError(f"{name} is a masked array, whose mask would be lost: fill it first, with .filled(value)")
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -99,7 +99,7 @@ class ReferenceTree:
         """The leaves that uniforms in [0, 1) pick: one each, or one in each of B equal strata."""
         levels, n_draws = self.levels(), len(uniforms)
         total = float(levels[0][0])
-        prefixes = (np.arange(n_draws) + uniforms) * (total / n_draws) if stratified else uniforms * total
+        prefixes = (np.arange(n_draws) + uniforms) * (1.0 / n_draws) * total if stratified else uniforms * total
         return np.array([self.find(prefix, levels) for prefix in prefixes], dtype=np.int64)
 
 

@@ -21,7 +21,8 @@ MAX_LINES = 400
 # Lower floors first; modules of one floor do not import each other.
 FLOORS = [
     {"errors"},
-    {"types", "validation"},
+    {"validation"},
+    {"types"},
     {"fields", "block"},
     {"sum_tree"},
     {"slots"},

@@ -11,7 +11,8 @@ batch takes: rewards → target → loss. So the rewards of a batch are a `Prior
 
 The mark is passed on by a list of operations that leave row i of the batch at row i, and by no others.
 An operation off the list returns an ordinary tensor: a weight may get lost, which the buffer warns about,
-but it is never applied to the wrong row.
+rather than be applied to the wrong row. Out of sight are writes that move rows behind the tensor's back:
+into `rewards[:]`, `rewards.data`, or memory it shares with an array.
 """
 
 from __future__ import annotations

@@ -91,6 +91,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
                 "PrioritizedReplayBuffer does not take Dict observation spaces yet: flatten the observations "
                 "(gymnasium.wrappers.FlattenObservation), or keep SB3's DictReplayBuffer"
             )
+        for name, value in (("buffer_size", buffer_size), ("n_envs", n_envs)):
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+                raise TypeError(f"{name} must be an integer, got {value!r}")
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         # Of a buffer of one row SB3 decides the shapes and dtypes; the rows themselves live in the native buffer.
         super().__init__(
             n_envs, observation_space, action_space, device, n_envs, optimize_memory_usage, handle_timeout_termination
@@ -164,17 +169,17 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             If an array has a shape or a dtype that does not fit; nothing is added.
         """
         self.flush_priorities()
-        n_envs = self.n_envs
-        obs_shape = (n_envs, *self.obs_shape)
-        truncated = np.zeros(n_envs, np.float32)
+        if len(infos) != self.n_envs:
+            raise ValueError(f"infos must have one dict per environment, {self.n_envs}, got {len(infos)}")
+        truncated = np.zeros(self.n_envs, np.float32)
         if self.handle_timeout_termination:
             truncated[:] = [info.get("TimeLimit.truncated", False) for info in infos]
         self._native.add(
-            observation=np.asarray(obs).reshape(obs_shape),
-            action=np.asarray(action).reshape(n_envs, self.action_dim),
-            reward=np.asarray(reward).reshape(n_envs),
-            next_observation=np.asarray(next_obs).reshape(obs_shape),
-            episode_end=np.asarray(done, np.float32).reshape(n_envs),
+            observation=self._per_environment("obs", obs, self.obs_shape),
+            action=self._per_environment("action", action, (self.action_dim,)),
+            reward=self._per_environment("reward", reward, ()),
+            next_observation=self._per_environment("next_obs", next_obs, self.obs_shape),
+            episode_end=self._per_environment("done", done, ()).astype(np.float32, copy=False),
             truncated=truncated,
         )
         self.pos += 1
@@ -240,16 +245,18 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         batch = self._last_batch
         if batch is None:
             raise ValueError("update_priorities: no batch was sampled yet; call sample(batch_size) first")
-        if isinstance(td_errors, torch.Tensor):
-            td_errors = td_errors.detach().cpu().double().numpy()
-        td_errors = np.asarray(td_errors, np.float64)
-        if td_errors.size != len(batch):
+        errors = np.asarray(td_errors.detach().cpu() if isinstance(td_errors, torch.Tensor) else td_errors)
+        if errors.dtype.kind not in "iuf":
+            raise TypeError(f"update_priorities: td_errors must be real numbers, got dtype {errors.dtype}")
+        if errors.shape not in ((len(batch),), (len(batch), 1)):
             raise ValueError(
-                f"update_priorities: td_errors of shape {td_errors.shape} must hold one value for each of "
-                f"the {len(batch)} rows of the last batch"
+                f"update_priorities: td_errors of shape {errors.shape} must hold one value for each of "
+                f"the {len(batch)} rows of the last batch, as [B] or [B, 1]"
             )
+        if not np.isfinite(errors).all():
+            raise ValueError(f"update_priorities: td_errors must be finite, got {errors[~np.isfinite(errors)][0]}")
         batch.td_error = None
-        batch.record(td_errors.reshape(-1))
+        batch.record(errors.astype(np.float64).reshape(-1))
         self.flush_priorities()
 
     def flush_priorities(self) -> None:
@@ -282,6 +289,17 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._pending.clear()
         self._last_batch = None
         self._native.reset()
+
+    def _per_environment(self, name: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """Return `value` as [n_envs, *shape]: axes of length 1 may be missing or too many, an action may have more axes."""
+        array = np.asarray(value)
+        wanted = (self.n_envs, *shape)
+        if array.shape == wanted:
+            return array
+        flattens = name == "action" and array.shape[:1] == wanted[:1] and array.size == self.n_envs * self.action_dim
+        if not flattens and [n for n in array.shape if n != 1] != [n for n in wanted if n != 1]:
+            raise kary_replay.errors.FieldError(f"{name} must have shape {wanted}, got {array.shape}")
+        return array.reshape(wanted)
 
     def _show_rows(self) -> None:
         """Let SB3's array attributes show the native rows. Splitting the leading axis never copies."""

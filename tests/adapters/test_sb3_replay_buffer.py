@@ -323,8 +323,10 @@ def test_refuses_bad_arguments(kwargs, error, message):
 def test_refuses_bad_calls_and_changes_nothing():
     buffer = filled(steps=5)
     good = next(transitions(BOX, BOX, 1, 1))
-    with pytest.raises(ValueError, match="reshape"):
+    with pytest.raises(kary_replay.errors.FieldError, match=r"obs must have shape \(1, 3\), got \(1, 4\)"):
         buffer.add(np.zeros((1, 4)), *good[1:])
+    with pytest.raises(ValueError, match="one dict per environment, 1, got 2"):
+        buffer.add(*good[:-1], [{}, {}])
     with pytest.raises(kary_replay.errors.FieldError, match="observation"):
         buffer.add(np.full((1, 3), "a"), *good[1:])
     assert (buffer.pos, len(buffer.native)) == (5, 5)
@@ -336,9 +338,24 @@ def test_refuses_bad_calls_and_changes_nothing():
     before = buffer.native.tree.get(np.arange(20))
     with pytest.raises(ValueError, match="one value for each of the 4 rows"):
         buffer.update_priorities(np.ones(3))
-    with pytest.raises(ValueError, match="nan in row 1"):
+    with pytest.raises(ValueError, match="td_errors must be finite, got nan"):
         buffer.update_priorities([1.0, np.nan, 1.0, 1.0])
     np.testing.assert_array_equal(buffer.native.tree.get(np.arange(20)), before)
+
+
+def test_rows_and_environments_are_never_swapped():
+    buffer = PrioritizedReplayBuffer(30, spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (1,)), "cpu", n_envs=3)
+    zeros = np.zeros((3, 2), np.float32)
+    with pytest.raises(kary_replay.errors.FieldError, match="next_obs must have shape"):
+        buffer.add(zeros, np.zeros((2, 3), np.float32), np.zeros((3, 1)), np.zeros(3), np.zeros(3), [{}] * 3)
+    assert (buffer.pos, len(buffer.native)) == (0, 0)
+
+
+@pytest.mark.parametrize("arguments", [{"buffer_size": 0}, {"buffer_size": -3}, {"buffer_size": 1.5}, {"n_envs": 0}])
+def test_refuses_sizes_that_are_none(arguments):
+    (name,) = arguments
+    with pytest.raises((ValueError, TypeError), match=name):
+        PrioritizedReplayBuffer(**{"buffer_size": 10, **arguments}, observation_space=BOX, action_space=BOX, device="cpu")
 
 
 @pytest.mark.parametrize(("available", "expected"), [(4000, 1), (6000, 0)])

@@ -18,6 +18,7 @@ case $sanitizer in
     *) echo "the sanitizer must be thread or address, got $sanitizer" >&2; exit 2 ;;
 esac
 
+mkdir -p build
 KARY_REPLAY_SANITIZER=$sanitizer KARY_REPLAY_BUILD=$build/cython "${PYTHON:-python3}" setup.py --quiet \
     build --build-base "$build" --build-lib "$build/lib" > "$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 
