@@ -167,7 +167,8 @@ cdef class Storage(Slots):
                         f"td_error must be finite (at most {self.tree.mass_limit:.3g} with priority_epsilon), "
                         f"got {td_error[i]} at position {i}; has the loss diverged?"
                     )
-            applied = self.apply(handle, priority, mass, scratch, n)
+            with nogil:
+                applied = self.apply(handle, priority, mass, scratch, n)
         finally:
             free(handle)
         return applied
