@@ -5,6 +5,9 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
 namespace kary {
 
@@ -21,6 +24,15 @@ inline double load_relaxed(const double* p) {
     double value;
     __asm__("movsd %1, %0" : "=x"(value) : "m"(*p));
     return value;
+}
+
+// Two of them, into the halves of a vector register: two loads, each atomic, not one.
+#define KARY_PAIRS 1
+inline __m128d load_relaxed(const double* low, const double* high) {
+    __m128d pair;
+    __asm__("movsd %1, %0" : "=x"(pair) : "m"(*low));
+    __asm__("movhpd %1, %0" : "+x"(pair) : "m"(*high));
+    return pair;
 }
 #endif
 

@@ -35,7 +35,6 @@ cdef extern from "atomic.hpp" namespace "kary" nogil:
     void store_relaxed[T](T* p, T value)
     void store_release[T](T* p, T value)
     uint64_t fetch_add_relaxed(uint64_t* p, uint64_t n)
-    void prefetch(const void* p)
     void prefetch_far(const void* p)
     void read_field(char* row, char* value, int64_t offset, int64_t nbytes)
     void write_field(char* row, char* value, int64_t offset, int64_t nbytes)
@@ -53,5 +52,8 @@ cdef class Block:
     cdef size_t mapped
 
 
-cdef void uniform(Header* header, double* u, int64_t n) noexcept nogil
+cdef enum:
+    PER_COUNTER = 4  # random numbers that one count of the stream stands for
+
+cdef uint64_t take_random(Header* header, int64_t n) noexcept nogil
 cdef size_t aligned(size_t nbytes) noexcept nogil

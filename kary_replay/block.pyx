@@ -83,10 +83,10 @@ cdef class Block:
         store_relaxed(&self.header.random_counter, counter)
 
 
-cdef void uniform(Header* header, double* u, int64_t n) noexcept nogil:
-    """Draw n numbers in [0, 1). Concurrent callers get disjoint parts of the stream."""
+cdef uint64_t take_random(Header* header, int64_t n) noexcept nogil:
+    """Take the stream's next n numbers, for fill_uniform to write out. Concurrent callers get disjoint parts of the stream."""
     # relaxed: only the counter's own order matters, and every thread sees one such order
-    fill_uniform(header.random_key, fetch_add_relaxed(&header.random_counter, <uint64_t>(n + 3) // 4), u, n)
+    return fetch_add_relaxed(&header.random_counter, <uint64_t>(n + PER_COUNTER - 1) // PER_COUNTER)
 
 
 cdef size_t aligned(size_t nbytes) noexcept nogil:

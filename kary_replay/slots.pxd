@@ -4,7 +4,10 @@ A row is one transition: its slot's generation, then its fields, packed. The gen
 used, odd being written (I5), even holding a published row. It changes only under the header's lock.
 """
 
+from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
+
+cimport numpy as cnp
 
 from .block cimport Block, Header
 from .sum_tree cimport SumTree
@@ -13,6 +16,9 @@ from .sum_tree cimport SumTree
 cdef struct Place:
     Py_ssize_t offset      # within the row
     Py_ssize_t nbytes      # of one value
+    PyObject* dtype        # its field's, which keeps it alive
+    int n_axes
+    cnp.npy_intp[31] shape
 
 
 cdef class Slots:

@@ -6,6 +6,7 @@ A writer reserves slots under the lock (their mass becomes 0, their generation o
 publishes under the lock (the generation becomes even, the mass the priority's). storage.pyx moves the rows.
 """
 
+from cpython.ref cimport PyObject
 from libc.math cimport pow
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -61,7 +62,12 @@ cdef class Slots:
         if self.places == NULL:
             raise MemoryError
         for i in _packed([field.nbytes for field in fields], end):
-            self.places[i] = Place(end, fields[i].nbytes)
+            self.places[i].offset = end
+            self.places[i].nbytes = fields[i].nbytes
+            self.places[i].dtype = <PyObject*>fields[i].dtype
+            self.places[i].n_axes = len(fields[i].shape)
+            for axis in range(self.places[i].n_axes):
+                self.places[i].shape[axis] = fields[i].shape[axis]
             self.payload_nbytes += fields[i].nbytes
             end += fields[i].nbytes
         self.row_nbytes = (end + 7) // 8 * 8

@@ -14,7 +14,7 @@ cdef class Storage(Slots):
     cdef int64_t apply(self, Handle* handle, double* priority, double* mass, int64_t* scratch, int64_t n) noexcept nogil
     cdef int read_batch(self, char** column, int64_t n, Handle* handle, double* mass, bint stratified) noexcept nogil
     cdef double extent(self) noexcept nogil
-    cdef void draw(self, double* u, int64_t* slot, int64_t first, int64_t n, int64_t batch_size,
+    cdef void draw(self, uint64_t counter, double* u, int64_t* slot, int64_t first, int64_t n, int64_t batch_size,
                    bint stratified) noexcept nogil
     cdef void read_rows(self, const int64_t* slot, int64_t n, char** column, int64_t first, Handle* handle,
                         double* mass) noexcept nogil

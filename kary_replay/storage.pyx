@@ -10,6 +10,7 @@ from cpython.ref cimport Py_INCREF
 from libc.math cimport fabs, pow, powf
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
 
 cimport numpy as cnp
 
@@ -18,20 +19,22 @@ from .types import HANDLE_DTYPE
 from .validation import as_count
 
 from .block cimport (
-    Header, acquire, load_acquire, load_relaxed, prefetch, prefetch_far, read_field, release, sched_yield, store_relaxed,
-    store_release, uniform, write_field,
+    PER_COUNTER, Header, acquire, fill_uniform, load_acquire, load_relaxed, prefetch_far, read_field, release,
+    sched_yield, store_relaxed, store_release, take_random, write_field,
 )
 from .slots cimport Place, Slots
-from .sum_tree cimport prefetch_path, recompute
+from .sum_tree cimport recompute
 
 cnp.import_array()
 
 cdef extern from "numpy/arrayobject.h":
     cnp.ndarray PyArray_Empty(int n_axes, cnp.npy_intp* shape, cnp.dtype dtype, int fortran)  # takes a reference to dtype
 
+cdef cnp.dtype HANDLE = HANDLE_DTYPE
+
 cdef enum:
     MAX_BATCH = 1 << 30
-    CHUNK = 128           # rows drawn together
+    CHUNK = 128           # rows drawn together: whole counts of the random stream
     AHEAD = 16            # rows prefetched ahead
     PREFETCHED = 512      # bytes of a row; the hardware follows a longer one by itself
     MAX_REDRAWS = 100000  # before asking whether the slot drawn holds a row at all
@@ -41,6 +44,12 @@ cdef enum:
     DRAWN = 0
     EMPTY = 1
     UNREADABLE = 2
+
+
+cdef cnp.ndarray _empty(int n_axes, cnp.npy_intp* shape, cnp.dtype dtype):
+    """Return a new array, its content undefined."""
+    Py_INCREF(dtype)
+    return PyArray_Empty(n_axes, shape, dtype, 0)
 
 
 cdef int64_t _rows_of(object value, cnp.dtype dtype, tuple shape):
@@ -179,8 +188,6 @@ cdef class Storage(Slots):
         cdef int64_t i, applied = 0
         cdef double alpha = load_relaxed(&header.alpha), largest  # alpha is checked again under the lock
         for i in range(n):
-            prefetch_path(self.tree.tree, handle[i].index)
-            prefetch(self.generation(handle[i].index))
             mass[i] = pow(priority[i], alpha)
         acquire(header)
         if header.alpha != alpha:
@@ -210,6 +217,7 @@ cdef class Storage(Slots):
         """Draw rows; return a dict of new arrays: the fields, importance_weight with a tree, index, handle."""
         cdef int64_t n = as_count("batch_size", batch_size, MAX_BATCH), i
         cdef cnp.npy_intp dims[32]
+        cdef Place* place
         cdef dict batch = {}
         cdef cnp.ndarray array
         cdef char** column = <char**>malloc(self.n_fields * sizeof(char*) + n * sizeof(double))
@@ -224,13 +232,10 @@ cdef class Storage(Slots):
         try:
             dims[0] = n
             for f in range(self.n_fields):
-                field = self.fields[f]
-                shape = field.shape
-                for i in range(len(shape)):
-                    dims[i + 1] = shape[i]
-                dtype = field.dtype
-                Py_INCREF(dtype)
-                array = PyArray_Empty(len(shape) + 1, dims, dtype, 0)
+                # From C, not from the Field: each Python object touched here is a cache line that threads pass around.
+                place = self.places + f
+                memcpy(dims + 1, place.shape, place.n_axes * sizeof(dims[0]))
+                array = _empty(place.n_axes + 1, dims, <cnp.dtype>place.dtype)
                 column[f] = <char*>cnp.PyArray_DATA(array)
                 batch[self.names[f]] = array
             if self.tree is not None:
@@ -238,8 +243,7 @@ cdef class Storage(Slots):
                 weight = <float*>cnp.PyArray_DATA(array)
             batch["index"] = array = cnp.PyArray_EMPTY(1, dims, cnp.NPY_INT64, 0)
             index = <int64_t*>cnp.PyArray_DATA(array)
-            Py_INCREF(HANDLE_DTYPE)
-            batch["handle"] = array = PyArray_Empty(1, dims, HANDLE_DTYPE, 0)
+            batch["handle"] = array = _empty(1, dims, HANDLE)
             handle = <Handle*>cnp.PyArray_DATA(array)
             with nogil:
                 outcome = self.read_batch(column, n, handle, mass, stratified)
@@ -268,12 +272,14 @@ cdef class Storage(Slots):
         cdef double u[CHUNK]
         cdef int64_t slot[CHUNK]
         cdef int64_t start = 0, count, i
+        cdef uint64_t counter
         cdef int attempts
+        if self.extent() <= 0 and self.is_empty():
+            return EMPTY
+        counter = take_random(self.header, n)
         while start < n:
             count = min(<int64_t>CHUNK, n - start)
-            if self.extent() <= 0 and self.is_empty():
-                return EMPTY
-            self.draw(u, slot, start, count, n, stratified)
+            self.draw(counter + start // PER_COUNTER, u, slot, start, count, n, stratified)
             self.read_rows(slot, count, column, start, handle + start, mass + start)
             for i in range(count):
                 attempts = 0
@@ -287,7 +293,7 @@ cdef class Storage(Slots):
                         sched_yield()
                     if self.extent() <= 0 and self.is_empty():
                         return EMPTY
-                    self.draw(u, slot, start + i, 1, n, stratified and attempts <= 16)
+                    self.draw(take_random(self.header, 1), u, slot, start + i, 1, n, stratified and attempts <= 16)
                     self.read_rows(slot, 1, column, start + i, handle + start + i, mass + start + i)
             start += count
         return DRAWN
@@ -296,12 +302,15 @@ cdef class Storage(Slots):
         """What is divided among the draws: the total mass, or the number of slots in use. Any recent value will do."""
         return <double>load_relaxed(&self.header.n_started) if self.tree is None else self.tree.root()
 
-    cdef void draw(self, double* u, int64_t* slot, int64_t first, int64_t n, int64_t batch_size,
+    cdef void draw(self, uint64_t counter, double* u, int64_t* slot, int64_t first, int64_t n, int64_t batch_size,
                    bint stratified) noexcept nogil:
-        """Draw n slots, draws ``first`` … of a batch, for read_rows to check. ``u`` is scratch."""
+        """Draw n slots, draws ``first`` … of a batch, for read_rows to check. ``u`` is scratch.
+
+        ``counter`` is where the random numbers for them begin.
+        """
         cdef int64_t i
         cdef double extent = self.extent()
-        uniform(self.header, u, n)
+        fill_uniform(self.header.random_key, counter, u, n)
         for i in range(n):
             u[i] = (first + i + u[i]) * (1.0 / batch_size) * extent if stratified else u[i] * extent
         if self.tree is None:

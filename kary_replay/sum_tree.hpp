@@ -95,18 +95,52 @@ inline int64_t find_child(const double* group, double* prefix) {
     else return 8 * j + find_child<8>(group + 8 * j, prefix);
 }
 
+#if KARY_PAIRS
+// find_child<4> for two searches at once, in the two halves of vector registers: the same additions and comparisons.
+inline void find_two_children(const double* level, double* prefix, int64_t* node) {
+    const double* left = level + node[0] * 4;
+    const double* right = level + node[1] * 4;
+    const __m128d p = _mm_loadu_pd(prefix);
+    const __m128d one = load_relaxed(left, right);  // [node] see group_sum, here and below
+    const __m128d two = _mm_add_pd(one, load_relaxed(left + 1, right + 1));
+    const __m128d three = _mm_add_pd(two, load_relaxed(left + 2, right + 2));
+    const __m128d past_one = _mm_cmpge_pd(p, one);  // all bits set, which is also the integer -1, or none
+    const __m128d past_two = _mm_cmpge_pd(p, two);
+    const __m128d past_three = _mm_cmpge_pd(p, three);
+    const __m128i n_past = _mm_add_epi64(_mm_castpd_si128(past_one),
+                                         _mm_add_epi64(_mm_castpd_si128(past_two), _mm_castpd_si128(past_three)));
+    // The sums ascend, so the largest one passed is the last one passed.
+    const __m128d before = _mm_max_pd(_mm_max_pd(_mm_and_pd(past_one, one), _mm_and_pd(past_two, two)),
+                                      _mm_and_pd(past_three, three));
+    const __m128i first = _mm_slli_epi64(_mm_loadu_si128(reinterpret_cast<const __m128i*>(node)), 2);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(node), _mm_sub_epi64(first, n_past));
+    _mm_storeu_pd(prefix, _mm_sub_pd(p, before));
+}
+#endif
+
 template <int K, bool kPadded, bool kLeaves>
 inline void descend_level(const Tree& tree, int l, double* prefix, int64_t* node, int64_t n) {
     const double* level = tree.level[l];
     const int64_t last = tree.width[l] - 1;
-    for (int64_t i = 0; i < n; ++i) {
-        const int64_t first = node[i] * K;
-        int64_t child = first + find_child<K>(level + first, prefix + i);
-        if constexpr (kPadded) child = child < last ? child : last;  // padding has no children
-        node[i] = child;
+    const auto arrive = [&](int64_t i) {
+        if constexpr (kPadded) node[i] = node[i] < last ? node[i] : last;  // padding has no children
         if constexpr (!kLeaves) {
-            for (int j = 0; j < K; j += 8) prefetch(tree.level[l + 1] + child * K + j);
+            for (int j = 0; j < K; j += 8) prefetch(tree.level[l + 1] + node[i] * K + j);
         }
+    };
+    int64_t i = 0;
+#if KARY_PAIRS
+    if constexpr (K == 4) {
+        for (; i + 2 <= n; i += 2) {
+            find_two_children(level, prefix + i, node + i);
+            arrive(i);
+            arrive(i + 1);
+        }
+    }
+#endif
+    for (; i < n; ++i) {
+        node[i] = node[i] * K + find_child<K>(level + node[i] * K, prefix + i);
+        arrive(i);
     }
 }
 
@@ -169,31 +203,33 @@ int64_t last_with_mass(const Tree& tree, int64_t leaf) {
     return node;
 }
 
-// Asks for the cache lines that an update of this leaf will write: in the levels above they are few and stay cached.
 template <int K>
-inline void prefetch_path(const Tree& tree, int64_t leaf) {
-    for (int l = tree.n_levels - 1; l > 0 && tree.width[l] > 4096; --l, leaf /= K) prefetch(tree.level[l] + leaf);
+inline void recompute_node(double* parents, const double* children, int64_t node) {
+    store_relaxed(parents + node, group_sum<K>(children + node * K));  // [node] relaxed: see group_sum
 }
 
 // Recomputes every ancestor of the n given leaves. The caller holds the lock. `node` is used up as scratch.
 template <int K>
 void recompute(const Tree& tree, int64_t* node, int64_t n) {
+    bool merging = true;  // neighbours share parents: a run of slots, or indices in order
     for (int l = tree.n_levels - 2; l >= 0; --l) {
-        int64_t m = 0, last = -1;
-        for (int64_t i = 0; i < n; ++i) {
-            const int64_t parent = node[i] >> tree.log2_arity;
-            if (parent != last) node[m++] = last = parent;
-        }
-        n = m;
-        if (n >= tree.width[l]) {  // near the root: each node once beats each path once
-            n = tree.width[l];
-            for (int64_t i = 0; i < n; ++i) node[i] = i;
-        }
         double* parents = tree.level[l];
         const double* children = tree.level[l + 1];
-        for (int64_t i = 0; i < n; ++i) {
-            // [node] relaxed: see group_sum
-            store_relaxed(parents + node[i], group_sum<K>(children + node[i] * K));
+        if (n >= tree.width[l]) {  // near the root: each node once beats each path once
+            for (int64_t i = 0; i < tree.width[l]; ++i) recompute_node<K>(parents, children, i);
+            continue;
+        }
+        if (merging) {
+            int64_t m = 0, last = -1;
+            for (int64_t i = 0; i < n; ++i) {
+                const int64_t parent = node[i] / K;
+                if (parent != last) node[m++] = last = parent;
+            }
+            merging = m <= n - n / 8;
+            n = m;
+            for (int64_t i = 0; i < n; ++i) recompute_node<K>(parents, children, node[i]);
+        } else {
+            for (int64_t i = 0; i < n; ++i) recompute_node<K>(parents, children, node[i] /= K);
         }
     }
 }
@@ -202,9 +238,7 @@ void recompute(const Tree& tree, int64_t* node, int64_t n) {
 template <int K>
 void rebuild(const Tree& tree) {
     for (int l = tree.n_levels - 2; l >= 0; --l) {
-        for (int64_t i = 0; i < tree.width[l]; ++i) {
-            store_relaxed(tree.level[l] + i, group_sum<K>(tree.level[l + 1] + i * K));  // [node] see group_sum
-        }
+        for (int64_t i = 0; i < tree.width[l]; ++i) recompute_node<K>(tree.level[l], tree.level[l + 1], i);
     }
 }
 
@@ -224,7 +258,6 @@ inline void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n, 
 }
 inline void recompute(const Tree& tree, int64_t* node, int64_t n) { KARY_FOR_ARITY(recompute<K>(tree, node, n)) }
 inline void rebuild(const Tree& tree) { KARY_FOR_ARITY(rebuild<K>(tree)) }
-inline void prefetch_path(const Tree& tree, int64_t leaf) { KARY_FOR_ARITY(prefetch_path<K>(tree, leaf)) }
 inline int64_t last_with_mass(const Tree& tree, int64_t leaf) {
     KARY_FOR_ARITY(return last_with_mass<K>(tree, leaf))
     return -1;

@@ -36,7 +36,6 @@ cdef extern from "sum_tree.hpp" namespace "kary" nogil:
     void rebuild(const Tree& tree)
     double group_sum(const Tree& tree, const double* group)
     int64_t last_with_mass(const Tree& tree, int64_t leaf)
-    void prefetch_path(const Tree& tree, int64_t leaf)
 
 
 cdef class SumTree:

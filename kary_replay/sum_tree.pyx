@@ -13,7 +13,7 @@ what remains of the prefix is 10 - 9 = 1. Its children hold 5, 9: 1 < 5, so the 
 """
 
 from libc.math cimport isfinite
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 import numpy as np
@@ -24,7 +24,7 @@ from .errors import EmptyBufferError, IndexRangeError
 from .validation import as_arity, as_count, as_float64, as_generator, as_index
 
 from .block cimport (
-    Block, Header, acquire, aligned, load_acquire, load_relaxed, release, store_release, uniform,
+    PER_COUNTER, Block, Header, acquire, aligned, fill_uniform, load_acquire, load_relaxed, release, store_release, take_random,
 )
 
 cnp.import_array()
@@ -35,7 +35,7 @@ DEFAULT_ARITY = 4
 cdef int64_t MAX_CAPACITY = <int64_t>1 << 40
 cdef enum:
     MAX_BATCH = 1 << 30
-    CHUNK = 128      # searches that descend together: their groups fit the first-level cache
+    CHUNK = 128      # searches that descend together: their groups fit the first-level cache; whole counts of the stream
 
 
 cdef cnp.ndarray _int64(object index):
@@ -182,8 +182,6 @@ cdef class SumTree:
                         f"mass must be finite and in 0 … {self.mass_limit:.3g}, got {value[i]} for index {leaf[i]}"
                     )
             with nogil:
-                for i in range(n):
-                    prefetch_path(self.tree, leaf[i])
                 acquire(self.header)
                 for i in range(n):
                     # [leaf] release: pairs with the acquire in SumTree.sample
@@ -293,6 +291,7 @@ cdef class SumTree:
         cdef int64_t* leaf = <int64_t*>cnp.PyArray_DATA(leaves)
         cdef double own[CHUNK]
         cdef double* u = NULL
+        cdef uint64_t counter = 0
         cdef double total = self.root()
         cdef bint empty = False
         if total <= 0:
@@ -301,12 +300,14 @@ cdef class SumTree:
             uniforms = cnp.PyArray_EMPTY(1, &n, cnp.NPY_FLOAT64, 0)
             as_generator(rng).random(out=uniforms)
             u = <double*>cnp.PyArray_DATA(uniforms)
+        else:
+            counter = take_random(self.header, n)
         with nogil:
             for start from 0 <= start < n by CHUNK:
                 count = min(<cnp.npy_intp>CHUNK, n - start)
                 if rng is None:
                     u = own - start
-                    uniform(self.header, own, count)
+                    fill_uniform(self.header.random_key, counter + start // PER_COUNTER, own, count)
                 for i in range(start, start + count):
                     u[i] = (i + u[i]) * (1.0 / n) * total if strata else u[i] * total
                 descend(self.tree, u + start, leaf + start, count, n if strata else 0)
