@@ -39,6 +39,7 @@ ABLATIONS = {
     "ablation: layout, update": "The same for the native batch update by recomputation.",
     "ablation: order of descent": "Every search to its end, all searches level by level, and that with prefetch; native.",
     "ablation: locks": "Four locking disciplines over the same rows; native threads; rounds per second of all together.",
+    "ablation: lock-free update": "Batches of random leaves set by one or two native threads: under one lock, or with none.",
 }
 
 

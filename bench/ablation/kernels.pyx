@@ -22,6 +22,23 @@ cdef extern from "lock_kernels.hpp" namespace "ablation" nogil:
         double rate(int discipline, int n_threads, int64_t n_add, int64_t n_sample, int64_t n_update, double seconds,
                     int64_t* torn)
 
+cdef extern from "update_kernels.hpp" namespace "ablation" nogil:
+    cdef cppclass CUpdateRace "ablation::UpdateRace":
+        CUpdateRace(int64_t capacity) except +
+        double rate(int kind, int n_threads, int64_t batch, double seconds)
+        bint is_exact()
+
+cdef extern from "race.hpp" namespace "ablation" nogil:
+    double c_line_round_trip "ablation::line_round_trip"(int64_t n)
+
+
+def line_round_trip(int64_t n=20000):
+    """Return the seconds a cache line takes to another thread and back."""
+    cdef double seconds
+    with nogil:
+        seconds = c_line_round_trip(n)
+    return seconds
+
 
 cdef class Tree:
     """A sum tree of the given arity, aligned and padded or naive."""
@@ -72,4 +89,24 @@ cdef class Buffer:
         with nogil:
             result = self.buffer.rate(discipline, n_threads, n_add, n_sample, n_update, seconds, &torn)
         assert torn == 0, f"{torn} torn rows"
+        return result
+
+
+cdef class UpdateRace:
+    """Threads that set batches of random leaves: recomputed under a lock, or fixed point without one."""
+
+    cdef CUpdateRace* race
+
+    def __cinit__(self, int64_t capacity):
+        self.race = new CUpdateRace(capacity)
+
+    def __dealloc__(self):
+        del self.race
+
+    def rate(self, int kind, int n_threads, int64_t batch, double seconds):
+        """Batches per second, all threads together; 0 recompute, 1 fixed point."""
+        cdef double result
+        with nogil:
+            result = self.race.rate(kind, n_threads, batch, seconds)
+        assert kind == 0 or self.race.is_exact(), "a node of the fixed-point tree is not the sum of its children"
         return result

@@ -9,13 +9,9 @@
 // stored with release and loaded with acquire between two looks at the slot's generation. Threads are native and there
 // is no interpreter in sight, so this shows the locks and nothing else.
 #pragma once
-#include <pthread.h>
-
-#include <chrono>
 #include <cstring>
-#include <thread>
-#include <vector>
 
+#include "race.hpp"
 #include "tree_kernels.hpp"
 
 namespace ablation {
@@ -41,63 +37,13 @@ struct Random {  // xorshift64*, one per thread: not what is measured
     }
 };
 
-class Buffer {
+class Lock {
 public:
-    Buffer(int64_t capacity, const double* mass)
-        : capacity_(capacity), tree_(capacity, 2, true), rows_(reinterpret_cast<Row*>(allocate(capacity * sizeof(Row)))) {
-        for (int64_t i = 0; i < capacity; ++i) {
-            tree_.leaves()[i] = mass[i];
-            rows_[i].generation = 2;
-            for (uint64_t& word : rows_[i].word) word = static_cast<uint64_t>(i);
-        }
-        rebuild<K_LOCKS>(tree_);
-        pthread_mutex_init(&lock_, nullptr);
-    }
-    ~Buffer() {
-        pthread_mutex_destroy(&lock_);
-        std::free(rows_);
-    }
-    Buffer(const Buffer&) = delete;
-    Buffer& operator=(const Buffer&) = delete;
+    Lock() { pthread_mutex_init(&lock_, nullptr); }
+    ~Lock() { pthread_mutex_destroy(&lock_); }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
 
-    // Operations per second of n_threads that each add `n_add` rows, sample and update `batch` rows, over and over.
-    // Any of the three may be 0 rows. *torn counts sampled rows whose words disagree: it must stay 0.
-    double rate(int discipline, int n_threads, int64_t n_add, int64_t n_sample, int64_t n_update, double seconds, int64_t* torn) {
-        std::vector<int64_t> count(n_threads), bad(n_threads);
-        std::vector<double> span(n_threads);
-        pthread_barrier_t barrier;
-        pthread_barrier_init(&barrier, nullptr, n_threads);
-        auto loop = [&](int number) {
-            Worker worker(*this, discipline, number, n_sample > n_update ? n_sample : n_update, n_add);
-            worker.step(n_add, n_sample, n_update);
-            pthread_barrier_wait(&barrier);
-            using clock = std::chrono::steady_clock;
-            const auto start = clock::now(), end = start + std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(seconds));
-            auto now = start;
-            int64_t n = 0;
-            while (now < end) {
-                worker.step(n_add, n_sample, n_update);
-                ++n;
-                now = clock::now();
-            }
-            count[number] = n;
-            span[number] = std::chrono::duration<double>(now - start).count();
-            bad[number] = worker.torn;
-        };
-        std::vector<std::thread> threads;
-        for (int t = 0; t < n_threads; ++t) threads.emplace_back(loop, t);
-        for (auto& thread : threads) thread.join();
-        pthread_barrier_destroy(&barrier);
-        double total = 0;
-        *torn = 0;
-        for (int t = 0; t < n_threads; ++t) {
-            total += count[t] / span[t];
-            *torn += bad[t];
-        }
-        return total;
-    }
-
-private:
     // Spins for about as long as a batch update takes, then sleeps: the same lock for every discipline.
     void acquire() {
         for (int i = 0; i < 100; ++i) {
@@ -110,6 +56,40 @@ private:
     }
     void release() { pthread_mutex_unlock(&lock_); }
 
+private:
+    pthread_mutex_t lock_;
+};
+
+class Buffer {
+public:
+    Buffer(int64_t capacity, const double* mass)
+        : capacity_(capacity), tree_(capacity, 2, true), rows_(reinterpret_cast<Row*>(allocate(capacity * sizeof(Row)))) {
+        for (int64_t i = 0; i < capacity; ++i) {
+            tree_.leaves()[i] = mass[i];
+            rows_[i].generation = 2;
+            for (uint64_t& word : rows_[i].word) word = static_cast<uint64_t>(i);
+        }
+        rebuild<K_LOCKS>(tree_);
+    }
+    ~Buffer() { std::free(rows_); }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+
+    // Operations per second of n_threads that each add `n_add` rows, sample and update `batch` rows, over and over.
+    // Any of the three may be 0 rows. *torn counts sampled rows whose words disagree: it must stay 0.
+    double rate(int discipline, int n_threads, int64_t n_add, int64_t n_sample, int64_t n_update, double seconds, int64_t* torn) {
+        std::atomic<int64_t> n_torn{0};
+        const double total = race(n_threads, seconds, [&](int number) {
+            return [&, worker = Worker(*this, discipline, number, n_sample > n_update ? n_sample : n_update, n_add)]() mutable {
+                worker.step(n_add, n_sample, n_update);
+                if (worker.torn) n_torn += worker.torn;
+            };
+        });
+        *torn = n_torn;
+        return total;
+    }
+
+private:
     struct Worker {
         Buffer& buffer;
         const int discipline;
@@ -134,7 +114,7 @@ private:
         void add(int64_t n) {
             const bool lazy = discipline >= LAZY;
             double* leaf = buffer.tree_.leaves();
-            buffer.acquire();
+            buffer.lock_.acquire();
             int64_t taken = 0;
             while (taken < n) {
                 const int64_t at = buffer.position_;
@@ -147,20 +127,20 @@ private:
             if (lazy) {  // not drawable while it is being written
                 for (int64_t i = 0; i < n; ++i) store(leaf + slot[i], 0.0);
                 set_ancestors(n);
-                buffer.release();
+                buffer.lock_.release();
             }
             for (int64_t i = 0; i < n; ++i) {
                 ++number;
                 // [word] release: pairs with the acquire in copy; carries the odd generation with it
                 for (uint64_t& word : buffer.rows_[slot[i]].word) __atomic_store_n(&word, number, __ATOMIC_RELEASE);
             }
-            if (lazy) buffer.acquire();
+            if (lazy) buffer.lock_.acquire();
             for (int64_t i = 0; i < n; ++i) {
                 if (discipline != COARSE) set_generation(slot[i], __ATOMIC_RELEASE);  // [publish] pairs with the acquire in copy
                 store(leaf + slot[i], 1.0);
             }
             set_ancestors(n);
-            buffer.release();
+            buffer.lock_.release();
         }
 
         void set_generation(int64_t at, int order) {
@@ -175,22 +155,22 @@ private:
         }
 
         void sample(int64_t n) {
-            if (discipline != LAZY_LOCK_FREE) buffer.acquire();
+            if (discipline != LAZY_LOCK_FREE) buffer.lock_.acquire();
             const double total = load(buffer.tree_.level[0]);
             for (int64_t i = 0; i < n; ++i) prefix[i] = (i + random()) * (total / n);
             for (int64_t i = 0; i < n; i += CHUNK)
                 descend<K_LOCKS, BY_LEVEL_PREFETCH, true>(buffer.tree_, &prefix[i], &node[i], n - i < CHUNK ? n - i : CHUNK);
-            if (discipline == SPLIT || discipline == LAZY) buffer.release();
+            if (discipline == SPLIT || discipline == LAZY) buffer.lock_.release();
             for (int64_t i = 0; i < n; ++i) {
                 if (i + AHEAD < n) prefetch_row(node[i + AHEAD]);
                 while (!copy(i)) {  // being written, or newly emptied: draw another
-                    if (discipline == SPLIT || discipline == LAZY) buffer.acquire();
+                    if (discipline == SPLIT || discipline == LAZY) buffer.lock_.acquire();
                     double p = random() * load(buffer.tree_.level[0]);
                     descend<K_LOCKS, ONE_AT_A_TIME, true>(buffer.tree_, &p, &node[i], 1);
-                    if (discipline == SPLIT || discipline == LAZY) buffer.release();
+                    if (discipline == SPLIT || discipline == LAZY) buffer.lock_.release();
                 }
             }
-            if (discipline == COARSE) buffer.release();
+            if (discipline == COARSE) buffer.lock_.release();
         }
 
         bool copy(int64_t i) {
@@ -214,7 +194,7 @@ private:
 
         void update(int64_t n) {
             for (int64_t i = 0; i < n; ++i) mass[i] = 0.05 + random();
-            buffer.acquire();
+            buffer.lock_.acquire();
             int64_t applied = 0;
             for (int64_t i = 0; i < n; ++i) {
                 // Generations change under the lock only, so this one cannot move on before the mass is in.
@@ -223,7 +203,7 @@ private:
                 scratch[applied++] = node[i];
             }
             recompute<K_LOCKS>(buffer.tree_, scratch.data(), applied);
-            buffer.release();
+            buffer.lock_.release();
         }
     };
 
@@ -231,7 +211,7 @@ private:
     int64_t position_ = 0;  // the next slot to write; under the lock
     Tree tree_;
     Row* rows_;
-    pthread_mutex_t lock_;
+    Lock lock_;
 };
 
 }  // namespace ablation

@@ -1,4 +1,5 @@
-"""Coarse lock, split lock, lazy writing, and lazy writing with lock-free descent, at one and two native threads.
+"""Coarse lock, split lock, lazy writing, and lazy writing with lock-free descent, at one and two native threads; and the
+batch update without any lock.
 
 After the claims of Zhang, Kuppannagari & Prasanna (2021), arXiv:2110.01101: section IV-D (lazy writing).
 """
@@ -22,6 +23,7 @@ LOADS = {  # rows (added, sampled, updated) in one round of each thread
     "add 16, sample 256, update 256": (16, 256, 256),
 }
 SLOTS = grid.MIDDLE[0]
+UPDATES = {"recompute under a lock": 0, "lock-free, fixed point": 1}
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +39,13 @@ def test_locks(compare, request, buffer, load, threads):
     windows = {name: partial(buffer.rate, number, threads, *LOADS[load], seconds) for name, number in DISCIPLINES.items()}
     parameters = {"slots": SLOTS, "load": load, "threads": threads}
     compare.rates("ablation: locks", parameters, OURS, windows, unit="rounds/s")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_update(compare, request, threads):
+    """The tree alone: batches of 256 random leaves per second, recomputed under a lock against fixed point without one."""
+    race = load().UpdateRace(SLOTS)
+    seconds = request.config.getoption("--window") / 2
+    windows = {name: partial(race.rate, number, threads, grid.MIDDLE[1], seconds) for name, number in UPDATES.items()}
+    parameters = {"slots": SLOTS, "threads": threads, "batch": grid.MIDDLE[1]}
+    compare.rates("ablation: lock-free update", parameters, "recompute under a lock", windows, unit="batches/s")

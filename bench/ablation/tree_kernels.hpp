@@ -155,18 +155,29 @@ void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n) {
 // Recomputes the ancestors of the leaves in `node`, which is used up; neighbours with one parent count once.
 template <int K>
 void recompute(const Tree& tree, int64_t* node, int64_t n) {
+    bool merging = true;
     for (int l = tree.n_levels - 2; l >= 0; --l) {
+        double* parents = tree.level[l];
+        const double* children = tree.level[l + 1];
+        if (n >= tree.width[l]) {
+            for (int64_t i = 0; i < tree.width[l]; ++i) store(parents + i, group_sum<K>(children + i * K));
+            continue;
+        }
         int64_t m = 0, last = -1;
-        for (int64_t i = 0; i < n; ++i) {
-            const int64_t parent = node[i] >> tree.log2_arity;
+        for (int64_t i = 0; merging && i < n; ++i) {
+            const int64_t parent = node[i] / K;
             if (parent != last) node[m++] = last = parent;
         }
-        n = m;
-        if (n >= tree.width[l]) {
-            n = tree.width[l];
-            for (int64_t i = 0; i < n; ++i) node[i] = i;
+        if (merging) {
+            merging = m <= n - n / 8;
+            n = m;
+            for (int64_t i = 0; i < n; ++i) store(parents + node[i], group_sum<K>(children + node[i] * K));
+        } else {
+            for (int64_t i = 0; i < n; ++i) {
+                node[i] /= K;
+                store(parents + node[i], group_sum<K>(children + node[i] * K));
+            }
         }
-        for (int64_t i = 0; i < n; ++i) store(tree.level[l] + node[i], group_sum<K>(tree.level[l + 1] + node[i] * K));
     }
 }
 
