@@ -12,8 +12,9 @@
 from . import errors
 from .prioritized_replay_buffer import PrioritizedReplayBuffer
 from .replay_buffer import ReplayBuffer
+from .schedules import LinearSchedule
 from .sum_tree import SumTree
 from .types import HANDLE_DTYPE, Batch, Field
 
 __version__ = "0.1.0"
-__all__ = ["HANDLE_DTYPE", "Batch", "Field", "PrioritizedReplayBuffer", "ReplayBuffer", "SumTree", "errors"]
+__all__ = ["HANDLE_DTYPE", "Batch", "Field", "LinearSchedule", "PrioritizedReplayBuffer", "ReplayBuffer", "SumTree", "errors"]

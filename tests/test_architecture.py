@@ -26,7 +26,7 @@ FLOORS = [
     {"fields", "block"},
     {"sum_tree"},
     {"slots"},
-    {"storage"},
+    {"storage", "schedules"},
     {"replay_buffer"},
     {"prioritized_replay_buffer"},
     {"__init__"},

@@ -9,6 +9,9 @@ batch takes: rewards → target → loss. So the rewards of a batch are a `Prior
                                                           - multiplies each row's loss by its weight,
                                                           - returns the mean, an ordinary tensor
 
+A loss written out, such as the quantile losses of sb3-contrib, is met at two places: where the prediction is
+first subtracted (|target - prediction| is the TD error), and at the final ``.mean()`` (which is weighted).
+
 The mark is passed on by a list of operations that leave row i of the batch at row i, and by no others.
 An operation off the list returns an ordinary tensor: a weight may get lost, which the buffer warns about,
 rather than be applied to the wrong row. Out of sight are writes that move rows behind the tensor's back:
@@ -47,7 +50,7 @@ class SampledBatch:
         self.handle = handle
         self.importance_weight = importance_weight
         self.pending = pending
-        self.td_error: np.ndarray | None = None  # [B], the largest |TD error| of any loss so far
+        self.td_error: torch.Tensor | None = None  # [B], on the batch's device: the largest |TD error| of any loss so far
 
     def __len__(self) -> int:
         return len(self.handle)
@@ -58,14 +61,24 @@ class SampledBatch:
         marked.batch = self
         return marked
 
-    def record(self, td_error: np.ndarray) -> None:
+    def record(self, td_error: torch.Tensor) -> None:
         """Take in the TD errors of one loss, [B, …]; of several, as with twin critics, the largest counts."""
-        magnitude = np.abs(td_error)
-        if magnitude.ndim > 1:
-            magnitude = magnitude.reshape(len(self), -1).mean(axis=1) if magnitude.size > len(self) else magnitude.reshape(-1)
-        self.td_error = magnitude if self.td_error is None else np.maximum(self.td_error, magnitude)
+        magnitude = self.magnitude(td_error)
+        self.td_error = magnitude if self.td_error is None else torch.maximum(self.td_error, magnitude)
         if self not in self.pending:
             self.pending.append(self)
+
+    def magnitude(self, td_error: torch.Tensor) -> torch.Tensor:
+        """Return |TD error| by row, [B]: the mean where a row has several, as with quantiles."""
+        magnitude = td_error.abs()
+        if magnitude.dim() == 1:
+            return magnitude
+        return magnitude.reshape(-1) if magnitude.numel() == len(self) else magnitude.flatten(1).mean(1)
+
+    def weighted(self, losses: torch.Tensor) -> torch.Tensor:
+        """Return losses [B, …] times the importance weight of their rows."""
+        weight = self.importance_weight
+        return losses * (weight if losses.dim() == 2 else weight.view(-1, *(1,) * (losses.dim() - 1)))
 
     def loss(
         self,
@@ -112,13 +125,20 @@ class SampledBatch:
                     f"{function.__name__}: {name}= cannot be combined with the importance weights of a prioritized batch; "
                     "leave it out, and multiply the result of reduction='none' by weights of your own"
                 )
-        losses = function(input, target, reduction="none", **options)
-        self.record((input.detach() - target.detach()).cpu().double().numpy())
-        weight = self.importance_weight
-        losses = losses * (weight if losses.dim() == 2 else weight.view(-1, *(1,) * (losses.dim() - 1)))
+        losses = self.weighted(function(input, target, reduction="none", **options))
+        self.record(input.detach() - target.detach())
         if reduction == "none":
             return losses
         return losses.mean() if reduction == "mean" else losses.sum()
+
+    def reduced(self, function: Callable[..., torch.Tensor], losses: PrioritizedTensor, **options: Any) -> torch.Tensor:
+        """Compute the final mean or sum of losses [B, …] that were written out, each row multiplied by its weight.
+
+        The TD error is what the prediction was first subtracted from or by; a loss without such a difference, as a
+        cross entropy, counts itself (as Hessel et al. 2018, arXiv:1710.02298, do).
+        """
+        self.record(losses.detach() if losses.td_error is None else losses.td_error)
+        return function(self.weighted(losses.as_subclass(torch.Tensor)), **options)
 
 
 class PrioritizedTensor(torch.Tensor):
@@ -129,6 +149,7 @@ class PrioritizedTensor(torch.Tensor):
     """
 
     batch: SampledBatch | None = None  # None: no longer marked, because an in-place operation may have moved rows
+    td_error: torch.Tensor | None = None  # [B]: |target - prediction|, where a prediction has entered by subtraction
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -138,11 +159,16 @@ class PrioritizedTensor(torch.Tensor):
                 batch = _common_batch(args)  # torch hands on input and target by position, the rest by keyword
                 if batch is not None:
                     return batch.loss(func, *args, **kwargs)
+            elif func in _REDUCTIONS and _is_final_loss(args, kwargs):
+                return args[0].batch.reduced(func, args[0], **kwargs)
             result = func(*args, **kwargs)
             if isinstance(result, torch.Tensor):
                 batch = _batch_of_result(func, result, args, kwargs)
                 if batch is not None:
-                    return batch.mark(result)
+                    marked = batch.mark(result)
+                    if marked.requires_grad:
+                        marked.td_error = _td_error(func, batch, marked, args)
+                    return marked
                 if type(result) is cls:
                     result.batch = None
             return result
@@ -166,6 +192,9 @@ def _operations(names: str) -> frozenset[Any]:
 
 
 _AFFIXES = (("", ""), ("", "_"), ("__", "__"), ("__r", "__"), ("__i", "__"))
+
+_REDUCTIONS = frozenset({torch.mean, torch.sum, torch.Tensor.mean, torch.Tensor.sum})
+_DIFFERENCES = _operations("sub subtract") | {torch.rsub}
 
 # Row i of the result is computed from row i of the operands, as long as broadcasting adds no leading axis.
 _ELEMENTWISE = _operations(
@@ -194,7 +223,11 @@ def _batch_of_result(func: Any, result: torch.Tensor, args: tuple[Any, ...], kwa
     """Return the batch whose row i is at row i of `result`, if that is certain."""
     if func in _ELEMENTWISE:
         batch = _common_batch((*args, *kwargs.values()), result.dim())
-    elif func in _RESHAPING or (func is torch.Tensor.__getitem__ and _keeps_rows(args[1])):
+    elif (
+        func in _RESHAPING
+        or (func is torch.Tensor.__getitem__ and _keeps_rows(args[1]))
+        or (func in _REDUCTIONS and _leaves_rows_alone(args, kwargs))
+    ):
         batch = _common_batch(args)
     else:
         return None
@@ -209,3 +242,41 @@ def _keeps_rows(index: Any) -> bool:
         and first == slice(None)
         and all(i is None or i is Ellipsis or isinstance(i, (int, slice)) for i in rest)
     )
+
+
+def _axes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...] | None:
+    """Return the axes that a mean or sum goes over; None: all."""
+    given = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else None))
+    if given is None:
+        return None
+    axes = given if isinstance(given, (tuple, list)) else (given, *args[2:]) if len(args) > 2 else (given,)
+    return tuple(axes) or None
+
+
+def _leaves_rows_alone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether a mean or sum goes over other axes than the rows'."""
+    axes = _axes(args, kwargs)
+    return axes is not None and all(type(axis) is int and axis % args[0].dim() != 0 for axis in axes)
+
+
+def _is_final_loss(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether a mean or sum makes one number of a marked tensor that a prediction has entered."""
+    losses = args[0]
+    return (
+        type(losses) is PrioritizedTensor
+        and losses.batch is not None
+        and losses.requires_grad
+        and _axes(args, kwargs) is None
+        and losses.shape[:1] == (len(losses.batch),)
+    )
+
+
+def _td_error(func: Any, batch: SampledBatch, result: torch.Tensor, args: tuple[Any, ...]) -> torch.Tensor | None:
+    """Return the TD errors that the operands bring along, or where there are none and this is the subtraction, its own."""
+    found = None
+    for x in args:
+        if type(x) is PrioritizedTensor and x.td_error is not None and x.td_error is not found:
+            found = x.td_error if found is None else torch.maximum(found, x.td_error)
+    if found is None and func in _DIFFERENCES:
+        return batch.magnitude(result.detach())
+    return found

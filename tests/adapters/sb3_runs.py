@@ -5,28 +5,35 @@ from __future__ import annotations
 import importlib
 from unittest import mock
 
+import gymnasium as gym
 import numpy as np
 import torch
+from sb3_contrib import QRDQN, TQC, CrossQ
 from stable_baselines3 import DDPG, DQN, SAC, TD3
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
 
 from kary_replay.adapters.sb3 import PrioritizedReplayBuffer
 
-ALGORITHMS = {algorithm.__name__: algorithm for algorithm in (DQN, DDPG, TD3, SAC)}
+ALGORITHMS = {algorithm.__name__: algorithm for algorithm in (DQN, DDPG, TD3, SAC, QRDQN, TQC, CrossQ)}
+DISCRETE = {"DQN", "QRDQN"}
+ENV = {name: "CartPole-v1" if name in DISCRETE else "Pendulum-v1" for name in ALGORITHMS}
 
 torch.set_num_threads(1)
 
 
-def learn(name, buffer_class, *, n_envs=1, steps=240, seed=3, batch_size=25, env=None, **buffer_kwargs):
+def learn(name, buffer_class, *, n_envs=1, steps=240, seed=3, batch_size=25, env=None, model_kwargs=None, **buffer_kwargs):
     """Train a tiny network for `steps`, with several gradient steps between additions and a buffer that wraps."""
-    env = env or make_vec_env("CartPole-v1" if name == "DQN" else "Pendulum-v1", n_envs)
-    extra = {"target_update_interval": 40} if name == "DQN" else {}
-    model = ALGORITHMS[name](
-        "MlpPolicy", env, learning_starts=60, buffer_size=150, batch_size=batch_size, train_freq=8, gradient_steps=5,
-        policy_kwargs={"net_arch": [8]}, replay_buffer_class=buffer_class, replay_buffer_kwargs=buffer_kwargs, seed=seed,
-        device="cpu", **extra,
-    )  # fmt: skip
+    env = env or make_vec_env(ENV[name], n_envs)
+    policy_kwargs = {"net_arch": [8]}
+    if name in ("QRDQN", "TQC"):
+        policy_kwargs["n_quantiles"] = 5
+    model = ALGORITHMS[name](**{
+        "policy": "MlpPolicy", "env": env, "learning_starts": 60, "buffer_size": 150, "batch_size": batch_size, "train_freq": 8,
+        "gradient_steps": 5, "policy_kwargs": policy_kwargs, "replay_buffer_class": buffer_class,
+        "replay_buffer_kwargs": buffer_kwargs, "seed": seed, "device": "cpu",
+        **({"target_update_interval": 40} if name in DISCRETE else {}), **(model_kwargs or {}),
+    })  # fmt: skip
     return model.learn(steps)
 
 
@@ -51,29 +58,60 @@ def _collect(path, value, into):
         into[path] = value.clone()
 
 
-class RecordedDraws(PrioritizedReplayBuffer):
-    """Ours, noting the slots of every batch."""
-
-    draws: list[np.ndarray]
-
-    def sample(self, batch_size, env=None):
-        samples = super().sample(batch_size, env)
-        self.__dict__.setdefault("draws", []).append(samples.rewards.batch.handle["index"].copy())
-        return samples
+def first_difference(ours, stock):
+    """Return which number differs between two models, None if none does."""
+    a, b = state_of(ours), state_of(stock)
+    assert a.keys() == b.keys()
+    assert any("optimizer" in key for key in a)
+    return next((key for key in a if not torch.equal(a[key], b[key])), None)
 
 
-class RepeatedDraws(ReplayBuffer):
-    """SB3's own buffer, made to draw given slots where it would draw at random."""
+def recorded(base):
+    """Return the class of one of our buffers that notes the slots of every batch."""
 
-    def __init__(self, *args, draws, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.draws = iter(draws)
-        np.random.randint(2**31 - 1)  # the seed that ours draws
+    class RecordedDraws(base):
+        def sample(self, batch_size, env=None):
+            samples = super().sample(batch_size, env)
+            self.__dict__.setdefault("draws", []).append(samples.rewards.batch.handle["index"].copy())
+            return samples
 
-    def sample(self, batch_size, env=None):
-        rows, envs = np.divmod(next(self.draws), self.n_envs)
-        with mock.patch.object(np.random, "randint", side_effect=[rows, envs]):
-            return super().sample(batch_size, env)
+    return RecordedDraws
+
+
+def repeating(base):
+    """Return the class of one of SB3's buffers, made to draw given slots where it would draw at random."""
+
+    class RepeatedDraws(base):
+        def __init__(self, *args, draws, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.draws = iter(draws)
+            np.random.randint(2**31 - 1)  # the seed that ours draws
+
+        def sample(self, batch_size, env=None):
+            rows, envs = np.divmod(next(self.draws), self.n_envs)
+            if self.optimize_memory_usage and self.full:
+                rows = rows - self.pos  # SB3 adds it
+            with mock.patch.object(np.random, "randint", side_effect=[rows, envs]):
+                return super().sample(batch_size, env)
+
+    return RepeatedDraws
+
+
+RecordedDraws, RepeatedDraws = recorded(PrioritizedReplayBuffer), repeating(ReplayBuffer)
+
+
+class DictObservation(gym.ObservationWrapper):
+    """A Box observation as a dict of two."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        low, high = env.observation_space.low, env.observation_space.high
+        self.observation_space = gym.spaces.Dict(
+            {"a": gym.spaces.Box(low[:1], high[:1]), "b": gym.spaces.Box(low[1:], high[1:])}
+        )
+
+    def observation(self, observation):
+        return {"a": observation[:1], "b": observation[1:]}
 
 
 class Account(PrioritizedReplayBuffer):
@@ -109,6 +147,12 @@ class Account(PrioritizedReplayBuffer):
         self.n_batches += 1
         return samples
 
+    def check(self, result, by_row, td_error):
+        """Compare a loss with the weighted mean of the rows' losses, [B], and take in their TD errors, [B]."""
+        np.testing.assert_allclose(result.item(), np.mean(self.weights * by_row), rtol=1e-5)
+        self.td_error = td_error if self.td_error is None else np.maximum(self.td_error, td_error)
+        self.n_losses += 1
+
 
 class AuditedFunctional:
     """`torch.nn.functional` for one algorithm's module, checking each loss against NumPy and noting its TD errors."""
@@ -128,16 +172,30 @@ class AuditedFunctional:
     def audited(self, name, function):
         def loss(current, target):
             result = function(current, target)
-            account = self.account()
-            difference = current.detach().numpy() - target.numpy()
-            weighted = np.mean(account.weights[:, None] * self.rowwise[name](difference.astype(float)))
-            np.testing.assert_allclose(result.item(), weighted, rtol=1e-5)
-            error = np.abs(difference)[:, 0]
-            account.td_error = error if account.td_error is None else np.maximum(account.td_error, error)
-            account.n_losses += 1
+            difference = (current.detach().numpy() - target.detach().numpy())[:, 0]
+            self.account().check(result, self.rowwise[name](difference.astype(float)), np.abs(difference))
             return result
 
         return loss
+
+
+def audited_quantile_loss(account):
+    """Return sb3-contrib's quantile loss, checked against NumPy: each prediction against each target, by Dabney et al. 2018."""
+    from sb3_contrib.common.utils import quantile_huber_loss
+
+    def loss(current, target, sum_over_quantiles):
+        result = quantile_huber_loss(current, target, sum_over_quantiles=sum_over_quantiles)
+        predictions, targets = current.detach().numpy(), target.detach().numpy()  # [B, …, n], [B, …, m]
+        delta = targets[..., None, :] - predictions[..., :, None]  # [B, …, n, m]
+        n = predictions.shape[-1]
+        midpoints = ((np.arange(n) + 0.5) / n)[:, None]
+        huber = np.where(np.abs(delta) > 1, np.abs(delta) - 0.5, 0.5 * delta**2)
+        losses = np.abs(midpoints - (delta < 0)) * huber * (n if sum_over_quantiles else 1)
+        by_row = tuple(range(1, delta.ndim))
+        account().check(result, losses.mean(by_row), np.abs(delta).mean(by_row))
+        return result
+
+    return loss
 
 
 def audited_run(name, monkeypatch, **kwargs):
@@ -150,11 +208,16 @@ def audited_run(name, monkeypatch, **kwargs):
             accounts.append(self)
 
     module = importlib.import_module(ALGORITHMS["TD3" if name == "DDPG" else name].__module__)
-    monkeypatch.setattr(module, "F", AuditedFunctional(lambda: accounts[0]))
+    if name in ("QRDQN", "TQC"):
+        monkeypatch.setattr(module, "quantile_huber_loss", audited_quantile_loss(lambda: accounts[0]))
+    else:
+        monkeypatch.setattr(module, "F", AuditedFunctional(lambda: accounts[0]))
     model = learn(name, Noted, **kwargs)
     (account,) = accounts
     account.settle()
     masses = account.native.tree.get(np.arange(len(account.expected)))
-    np.testing.assert_allclose(masses, account.expected**account.alpha, rtol=1e-12)
+    # The mean over quantiles is taken in float32, in another order: 1e-6 of it.
+    rtol = 1e-6 if name in ("QRDQN", "TQC") else 1e-12
+    np.testing.assert_allclose(masses, account.expected**account.alpha, rtol=rtol)
     account.native.check_invariants()
     return model

@@ -221,5 +221,31 @@ def test_behaves_as_a_tensor(rewards):
 
 
 def test_a_gradient_flows_through(rewards, current):
-    (rewards * current).sum().backward()
+    (rewards * current)[:, 0].as_subclass(torch.Tensor).sum().backward()
     np.testing.assert_array_equal(current.grad, rewards.numpy())
+
+
+@pytest.mark.parametrize("reduce", [torch.mean, torch.sum, torch.Tensor.mean, torch.Tensor.sum])
+def test_a_loss_written_out_is_weighted_at_its_final_mean_or_sum(reduce, batch, rewards, current):
+    target = 0.5 + 2 * rewards
+    result = reduce((current - target).square())
+    assert is_plain(result)
+    difference = (current - target.as_subclass(torch.Tensor)).detach().numpy().astype(float)[:, 0]
+    weighted = WEIGHTS * difference**2
+    np.testing.assert_allclose(result.item(), weighted.sum() if "sum" in reduce.__name__ else weighted.mean(), rtol=1e-6)
+    np.testing.assert_allclose(batch.td_error, np.abs(difference), rtol=1e-6)
+    assert batch.pending == [batch]
+
+
+def test_a_final_mean_without_a_difference_counts_itself(batch, rewards, current):
+    (rewards.square() * current.exp()).mean()
+    expected = (rewards.square() * current.exp()).detach().as_subclass(torch.Tensor).abs()[:, 0]
+    np.testing.assert_allclose(batch.td_error, expected, rtol=1e-6)
+
+
+def test_a_mean_without_a_prediction_is_no_loss(batch, rewards, current):
+    assert rewards.mean().item() == pytest.approx(0.5)
+    assert batch.td_error is None
+    by_row = (current - rewards).square().sum(dim=-1)
+    assert by_row.batch is batch
+    assert batch.td_error is None

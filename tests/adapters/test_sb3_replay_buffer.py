@@ -311,8 +311,7 @@ def test_a_diverged_network_is_named(value):
         ({"priority_epsilon": 0.0}, ValueError, "priority_epsilon"),
         ({"seed": "x"}, TypeError, "seed|SeedSequence"),
         ({"optimize_memory_usage": True}, ValueError, "optimize_memory_usage"),
-        ({"optimize_memory_usage": True, "handle_timeout_termination": False}, NotImplementedError, "not available yet"),
-        ({"spaces_": (spaces.Dict({"a": BOX}), BOX)}, TypeError, "Dict observation spaces"),
+        ({"spaces_": (spaces.Dict({"a": BOX}), BOX)}, TypeError, "PrioritizedDictReplayBuffer"),
     ],
 )
 def test_refuses_bad_arguments(kwargs, error, message):

@@ -1,0 +1,55 @@
+"""The replay buffer of Dict observations, prioritized."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictReplayBuffer
+
+from kary_replay.adapters.sb3.prioritized import BetaSchedule, Prioritized
+
+
+class PrioritizedDictReplayBuffer(Prioritized, DictReplayBuffer):
+    """Prioritized replay for Dict observation spaces (``MultiInputPolicy``).
+
+    Parameters
+    ----------
+    buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage, handle_timeout_termination
+        As in `stable_baselines3.common.buffers.DictReplayBuffer`, which does not support ``optimize_memory_usage``.
+    alpha, beta, priority_epsilon, seed
+        As in `PrioritizedReplayBuffer`.
+
+    Raises
+    ------
+    AssertionError
+        Where SB3's class has one: a space that is no Dict, ``optimize_memory_usage=True``.
+    ValueError, TypeError
+        As in `PrioritizedReplayBuffer`.
+
+    Notes
+    -----
+    For one thread, like SB3's own. Everything else is as in `PrioritizedReplayBuffer`.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Dict,
+        action_space: spaces.Space[Any],
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        *,
+        alpha: float = 0.6,
+        beta: float | BetaSchedule = 0.4,
+        priority_epsilon: float = 1e-6,
+        seed: int | None = None,
+    ) -> None:
+        self._check_sizes(buffer_size, n_envs)
+        super().__init__(
+            n_envs, observation_space, action_space, device, n_envs, optimize_memory_usage, handle_timeout_termination
+        )
+        self._move_to_native(buffer_size, alpha, beta, priority_epsilon, seed)

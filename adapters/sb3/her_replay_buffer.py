@@ -1,0 +1,175 @@
+"""The replay buffer of hindsight experience replay, prioritized."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.type_aliases import DictReplayBufferSamples
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
+from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
+
+from kary_replay.adapters.sb3.prioritized import BetaSchedule, Prioritized
+
+
+class PrioritizedHerReplayBuffer(Prioritized, HerReplayBuffer):
+    """Prioritized hindsight experience replay.
+
+    Transitions can be drawn once their episode has ended. A share of each batch gets goals that its episode reached later
+    on, as SB3's class chooses them; the priority of a transition is that of the last goal it was replayed with.
+
+    Parameters
+    ----------
+    buffer_size, observation_space, action_space, env, device, n_envs, optimize_memory_usage, handle_timeout_termination, \
+n_sampled_goal, goal_selection_strategy, copy_info_dict
+        As in `stable_baselines3.her.HerReplayBuffer`.
+    alpha, beta, priority_epsilon, seed
+        As in `PrioritizedReplayBuffer`.
+
+    Raises
+    ------
+    RuntimeError
+        From `sample`, before the first episode has ended.
+    AssertionError, ValueError, TypeError
+        As in SB3's class and `PrioritizedReplayBuffer`.
+
+    Notes
+    -----
+    For one thread, like SB3's own. Draws are independent, not stratified, so that real and virtual transitions come from
+    everywhere. Sources: Andrychowicz et al. 2017, arXiv:1707.01495; Schaul et al. 2016, arXiv:1511.05952.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Dict,
+        action_space: spaces.Space[Any],
+        env: VecEnv,
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        n_sampled_goal: int = 4,
+        goal_selection_strategy: GoalSelectionStrategy | str = "future",
+        copy_info_dict: bool = False,
+        *,
+        alpha: float = 0.6,
+        beta: float | BetaSchedule = 0.4,
+        priority_epsilon: float = 1e-6,
+        seed: int | None = None,
+    ) -> None:
+        self._check_sizes(buffer_size, n_envs)
+        super().__init__(
+            n_envs,
+            observation_space,
+            action_space,
+            env,
+            device,
+            n_envs,
+            optimize_memory_usage,
+            handle_timeout_termination,
+            n_sampled_goal,
+            goal_selection_strategy,
+            copy_info_dict,
+        )
+        self._move_to_native(buffer_size, alpha, beta, priority_epsilon, seed)
+        shape = (self.buffer_size, self.n_envs)
+        self.infos = np.array([[{} for _ in range(shape[1])] for _ in range(shape[0])])
+        self.ep_start = np.zeros(shape, np.int64)
+        self.ep_length = np.zeros(shape, np.int64)  # of the episode, once it has ended; 0: must not be drawn, mass 0
+
+    def add(
+        self,
+        obs: dict[str, np.ndarray],
+        next_obs: dict[str, np.ndarray],
+        action: np.ndarray,
+        reward: np.ndarray,
+        done: np.ndarray,
+        infos: Sequence[dict[str, Any]],
+    ) -> None:
+        """Add one transition per environment; it can be drawn, at the largest priority, once its episode has ended."""
+        row = self.pos
+        super().add(obs, next_obs, action, reward, done, infos)  # raises before anything has changed
+        for environment in np.flatnonzero(self.ep_length[row]):
+            # What was overwritten belonged to an episode. What is left of that one cannot be drawn either: its goals are going.
+            n_left = self.ep_length[row, environment] - (row - self.ep_start[row, environment]) % self.buffer_size
+            left = (row + np.arange(n_left)) % self.buffer_size
+            self.ep_length[left, environment] = 0
+            self._native.tree.set(left * self.n_envs + environment, 0.0)
+        self.ep_start[row] = self._current_ep_start
+        self._native.tree.set(row * self.n_envs + np.arange(self.n_envs), 0.0)
+        if self.copy_info_dict:
+            self.infos[row] = infos
+        for environment in np.flatnonzero(done):
+            self._compute_episode_length(int(environment))
+
+    def _compute_episode_length(self, env_idx: int) -> None:
+        """Let the episode that has just ended be drawn."""
+        first = int(self._current_ep_start[env_idx])
+        super()._compute_episode_length(env_idx)
+        n_rows = int(self.ep_length[first, env_idx])
+        rows = (first + np.arange(n_rows)) % self.buffer_size
+        self._native.tree.set(rows * self.n_envs + env_idx, self._native.max_priority**self._native.alpha)
+
+    def truncate_last_trajectory(self) -> None:
+        """Take the episodes that go on for ended here; SB3 calls it after loading a buffer."""
+        self.flush_priorities()
+        super().truncate_last_trajectory()
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> DictReplayBufferSamples:
+        """Draw a batch in proportion to the masses: first transitions as they were, then ones with other goals.
+
+        Parameters, result and errors are those of `Prioritized.sample`.
+
+        Raises
+        ------
+        RuntimeError
+            If no episode has ended yet.
+        """
+        if self._native.total_mass <= 0:
+            raise RuntimeError(
+                "no episode has ended yet, so there is nothing to draw: "
+                "choose a learning_starts beyond the longest episode of the environment"
+            )
+        batch = self._draw(batch_size, stratified=False)
+        n_real = batch_size - int(self.her_ratio * batch_size)
+        if n_real < batch_size:
+            self._replace_goals(batch, slice(n_real, batch_size))
+        return self._samples(
+            batch,
+            batch.next_observation,
+            batch.episode_end * (1 - batch.truncated),
+            self._normalize_reward(batch.reward.reshape(-1, 1), env),
+            env,
+        )
+
+    def _replace_goals(self, batch: Any, virtual: slice) -> None:
+        """Give the virtual rows of a batch, which is ours alone, goals of their episodes, and the rewards for these."""
+        rows, environments = np.divmod(batch.index[virtual], self.n_envs)
+        goals = self._sample_goals(rows, environments)
+        for observation in (batch.observation, batch.next_observation):
+            observation["desired_goal"][virtual] = goals
+        assert self.env is not None, (
+            "PrioritizedHerReplayBuffer needs a VecEnv to compute the rewards of virtual transitions: call set_env(env)"
+        )
+        infos = copy.deepcopy(self.infos[rows, environments]) if self.copy_info_dict else [{} for _ in rows]
+        achieved = batch.next_observation["achieved_goal"][virtual]
+        # All environments are alike: the first one computes them all.
+        rewards = self.env.env_method("compute_reward", achieved, goals, infos, indices=[0])[0]
+        batch.reward[virtual] = np.asarray(rewards, np.float32).reshape(-1)
+
+    def _write_back(self, handle: np.ndarray, td_error: np.ndarray) -> None:
+        self._update_what_can_be_drawn(handle, td_error)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the environment, as SB3 does: `set_env` gives it another."""
+        return {name: value for name, value in super().__getstate__().items() if name != "env"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.env = None

@@ -1,0 +1,125 @@
+"""The replay buffer of n-step returns, prioritized."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.buffers import NStepReplayBuffer
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.common.vec_env import VecNormalize
+
+from kary_replay.adapters.sb3.prioritized import BetaSchedule
+from kary_replay.adapters.sb3.replay_buffer import PrioritizedReplayBuffer
+
+
+class PrioritizedNStepReplayBuffer(PrioritizedReplayBuffer, NStepReplayBuffer):
+    """Prioritized replay of n-step returns, computed when a batch is drawn.
+
+    SB3 sets ``n_steps`` and ``gamma`` of its own class only, so give them here too::
+
+        DQN(
+            "MlpPolicy", env, gamma=0.99,
+            replay_buffer_class=PrioritizedNStepReplayBuffer, replay_buffer_kwargs={"n_steps": 3, "gamma": 0.99},
+        )
+
+    Parameters
+    ----------
+    buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage, handle_timeout_termination
+        As in `stable_baselines3.common.buffers.NStepReplayBuffer`, which does not support ``optimize_memory_usage``.
+    n_steps : int
+        Rewards summed up, at least 1; fewer where the episode or the stored rows end before.
+    gamma : float
+        Discount factor, in [0, 1].
+    alpha, beta, priority_epsilon, seed
+        As in `PrioritizedReplayBuffer`. The priority of a transition is that of the return that begins with it.
+
+    Raises
+    ------
+    NotImplementedError
+        For ``optimize_memory_usage=True``.
+    ValueError, TypeError
+        For n_steps or gamma out of range, and as in `PrioritizedReplayBuffer`.
+
+    Notes
+    -----
+    For one thread, like SB3's own. Unlike SB3's, sampling never writes to the rows.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        *,
+        n_steps: int = 3,
+        gamma: float = 0.99,
+        alpha: float = 0.6,
+        beta: float | BetaSchedule = 0.4,
+        priority_epsilon: float = 1e-6,
+        seed: int | None = None,
+    ) -> None:
+        if isinstance(n_steps, bool) or not isinstance(n_steps, (int, np.integer)):
+            raise TypeError(f"n_steps must be an integer, got {n_steps!r}")
+        if n_steps < 1:
+            raise ValueError(f"n_steps must be at least 1, got {n_steps}")
+        if not 0 <= gamma <= 1:
+            raise ValueError(f"gamma must be from 0 to 1, got {gamma!r}")
+        if optimize_memory_usage and not handle_timeout_termination:
+            raise NotImplementedError(f"{type(self).__name__} does not support optimize_memory_usage=True; leave it False")
+        super().__init__(
+            buffer_size,
+            observation_space,
+            action_space,
+            device,
+            n_envs,
+            optimize_memory_usage,
+            handle_timeout_termination,
+            alpha=alpha,
+            beta=beta,
+            priority_epsilon=priority_epsilon,
+            seed=seed,
+        )
+        self.n_steps = int(n_steps)
+        self.gamma = gamma
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
+        """Draw a batch in proportion to the masses; see `PrioritizedReplayBuffer.sample`.
+
+        Rewards are the discounted sums, next observations and dones those of the last step summed, and ``discounts``
+        [B, 1] what the next value is to be multiplied by.
+        """
+        batch = self._draw(batch_size)
+        row, environment = np.divmod(batch.index, self.n_envs)
+        step = np.arange(self.n_steps)
+        rows = (row[:, None] + step) % self.buffer_size  # [B, n_steps]
+        environments = environment[:, None]
+        # An episode that goes on beyond the newest row is cut there: what follows that row is another, older one.
+        newest = (self.pos - 1) % self.buffer_size
+        ends = (self.dones[rows, environments] != 0) | (self.timeouts[rows, environments] != 0) | (rows == newest)
+        n_summed = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, self.n_steps)  # [B]
+        is_summed = step < n_summed[:, None]
+        rewards = self._normalize_reward(self.rewards[rows, environments], env)
+        # In float32 throughout, and in this order, as SB3 computes it.
+        discounted = rewards * self.gamma ** step.astype(np.float32) * is_summed
+        last = (row + n_summed - 1) % self.buffer_size
+        done, truncated = self.dones[last, environment], self._truncated(last, environment, newest)
+        discounts = self.gamma ** n_summed.astype(np.float32)
+        return self._samples(
+            batch,
+            self.next_observations[last, environment],
+            done * (1 - truncated),
+            discounted.sum(axis=1, keepdims=True),
+            env,
+            discounts=self._tensor(discounts).view(-1, 1),
+        )
+
+    def _truncated(self, row: np.ndarray, environment: np.ndarray, newest: int) -> np.ndarray:
+        """Return which rows end by time, or by being the newest of an episode that goes on."""
+        return np.where((row == newest) & (self.dones[row, environment] == 0), 1, self.timeouts[row, environment])

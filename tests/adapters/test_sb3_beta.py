@@ -1,0 +1,80 @@
+"""Beta as a schedule, the callback, and the schedule itself."""
+
+import numpy as np
+import pytest
+from sb3_runs import learn
+from stable_baselines3 import DQN
+from stable_baselines3.common.logger import KVWriter, Logger
+
+import kary_replay as kr
+from kary_replay.adapters.sb3 import PrioritizedReplayBuffer, PrioritizedReplayCallback
+
+
+def test_a_schedule_follows_the_transitions_drawn():
+    buffer = learn("DQN", PrioritizedReplayBuffer, beta=kr.LinearSchedule(0.2, 1.0, 10_000)).replay_buffer
+    drawn = buffer.n_sampled
+    assert drawn % 25 == 0
+    assert drawn >= 25 * 25
+    assert buffer.beta == pytest.approx(0.2 + 0.8 * (drawn - 25) / 10_000)
+    buffer.beta = 0.5
+    buffer.sample(10)
+    assert buffer.beta == 0.5
+    buffer.beta = kr.LinearSchedule(0.0, 1.0, 2 * buffer.n_sampled)
+    assert buffer.beta == 0.5
+
+
+def test_the_annealed_beta_reaches_the_weights():
+    buffer = learn("DQN", PrioritizedReplayBuffer, beta=lambda n: float(n >= 2000)).replay_buffer
+    buffer.n_sampled = 0
+    assert (buffer.sample(64).rewards.batch.importance_weight == 1).all()
+    buffer.n_sampled = 2000
+    batch = buffer.sample(64).rewards.batch
+    mass = buffer._native.tree.get(batch.handle["index"])
+    np.testing.assert_allclose(batch.importance_weight[:, 0], mass.min() / mass, rtol=1e-5)
+
+
+@pytest.mark.parametrize("beta", [1.5, lambda n: 2.0, "x"])
+def test_refuses_a_beta_out_of_range(beta):
+    with pytest.raises((ValueError, TypeError), match="beta"):
+        learn("DQN", PrioritizedReplayBuffer, beta=beta)
+
+
+def test_the_callback_anneals_and_logs():
+    seen = []
+
+    class Output(KVWriter):
+        def write(self, values, excluded, step=0):
+            seen.append(dict(values))
+
+        def close(self):
+            pass
+
+    model = DQN("MlpPolicy", "CartPole-v1", replay_buffer_class=PrioritizedReplayBuffer, buffer_size=300, device="cpu", seed=0)
+    model.set_logger(Logger(None, [Output()]))
+    model.learn(600, callback=PrioritizedReplayCallback(final_beta=0.9, every=50), log_interval=1)
+    assert model.replay_buffer.beta == pytest.approx(0.9)
+    betas = [values["replay/beta"] for values in seen if "replay/beta" in values]
+    assert len(betas) >= 5
+    assert betas == sorted(betas)
+    assert 0.4 <= betas[0] < 0.5
+    last = [values for values in seen if "replay/priority_p10" in values][-1]
+    assert (
+        last["replay/priority_p10"] <= last["replay/priority_p50"] <= last["replay/priority_p90"] <= last["replay/max_priority"]
+    )
+
+
+def test_the_callback_refuses_another_buffer():
+    with pytest.raises(TypeError, match="needs a prioritized replay buffer, the model has ReplayBuffer"):
+        DQN("MlpPolicy", "CartPole-v1", buffer_size=100).learn(5, callback=PrioritizedReplayCallback())
+
+
+@pytest.mark.parametrize("kwargs", [{"final_beta": 1.5}, {"every": 0}, {"every": 1.5}])
+def test_the_callback_refuses_bad_arguments(kwargs):
+    with pytest.raises((ValueError, TypeError), match=next(iter(kwargs))):
+        PrioritizedReplayCallback(**kwargs)
+
+
+@pytest.mark.parametrize(("arguments", "name"), [((np.nan, 1, 5), "start"), ((0, "x", 5), "end"), ((0, 1, 0), "duration")])
+def test_the_schedule_refuses_bad_arguments(arguments, name):
+    with pytest.raises((ValueError, TypeError), match=name):
+        kr.LinearSchedule(*arguments)

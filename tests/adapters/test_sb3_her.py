@@ -1,0 +1,116 @@
+"""Prioritized hindsight replay: who can be drawn, what is drawn, and that it equals SB3's own, given the same draws."""
+
+import copy
+import pickle
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sb3_runs import first_difference, recorded
+from stable_baselines3 import DQN, SAC, HerReplayBuffer
+from stable_baselines3.common.envs import BitFlippingEnv
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from kary_replay.adapters.sb3 import PrioritizedHerReplayBuffer
+
+Recorded = recorded(PrioritizedHerReplayBuffer)
+
+
+class Repeated(HerReplayBuffer):
+    """SB3's own, made to draw given slots."""
+
+    def __init__(self, *args, draws, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.draws = iter(draws)
+        np.random.randint(2**31 - 1)  # the seed that ours draws
+
+    def sample(self, batch_size, env=None):
+        slots = next(self.draws)
+        n_real = batch_size - int(self.her_ratio * batch_size)
+        assert (self.ep_length.reshape(-1)[slots] > 0).all()
+        with mock.patch.object(np.random, "choice", return_value=np.concatenate([slots[n_real:], slots[:n_real]])):
+            return super().sample(batch_size, env)
+
+
+def envs(n_envs, continuous=False):
+    return DummyVecEnv([lambda: BitFlippingEnv(n_bits=4, continuous=continuous) for _ in range(n_envs)])
+
+
+def learn(algorithm, buffer_class, n_envs=1, steps=300, **buffer_kwargs):
+    model = algorithm(
+        "MultiInputPolicy", envs(n_envs, algorithm is SAC), learning_starts=40, buffer_size=120, batch_size=20, train_freq=8,
+        gradient_steps=3, policy_kwargs={"net_arch": [8]}, replay_buffer_class=buffer_class,
+        replay_buffer_kwargs=buffer_kwargs, seed=1, device="cpu",
+    )  # fmt: skip
+    return model.learn(steps)
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+@pytest.mark.parametrize("n_envs", [1, 3])
+@pytest.mark.parametrize("algorithm", [DQN, SAC])
+def test_equals_sb3s_given_the_same_draws(algorithm, n_envs, strategy):
+    kwargs = {"n_envs": n_envs, "goal_selection_strategy": strategy}
+    ours = learn(algorithm, Recorded, alpha=0.7, beta=0.0, **kwargs)
+    assert ours.replay_buffer.full
+    stock = learn(algorithm, Repeated, draws=ours.replay_buffer.draws, **kwargs)
+    assert len(ours.replay_buffer.draws) >= 15
+    assert first_difference(ours, stock) is None
+
+
+def check_drawable(buffer):
+    masses = buffer.native.tree.get(np.arange(buffer.buffer_size * buffer.n_envs)).reshape(buffer.buffer_size, buffer.n_envs)
+    np.testing.assert_array_equal(masses > 0, buffer.ep_length > 0)
+    buffer.native.check_invariants()
+
+
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_only_rows_of_whole_episodes_have_mass(n_envs):
+    buffer = learn(DQN, PrioritizedHerReplayBuffer, n_envs).replay_buffer
+    env, rng = envs(n_envs), np.random.default_rng(0)
+    obs = env.reset()
+    for step in range(200):
+        action = rng.integers(0, 4, n_envs)
+        next_obs, reward, done, infos = env.step(action)
+        buffer.add(copy.deepcopy(obs), copy.deepcopy(next_obs), action, reward, done, infos)
+        obs = next_obs
+        check_drawable(buffer)
+        if step % 3 == 0 and buffer.native.total_mass > 0:
+            rewards = buffer.sample(16).rewards
+            assert (buffer.ep_length.reshape(-1)[rewards.batch.handle["index"]] > 0).all()
+            F.mse_loss(torch.full((16, 1), 2.0), rewards)
+        if step % 7 == 0 and buffer._last_batch is not None:
+            buffer.update_priorities(np.full(len(buffer._last_batch), 3.0))  # some of its rows may be forbidden by now
+            check_drawable(buffer)
+
+
+def test_nothing_can_be_drawn_before_the_first_episode_ends():
+    env = envs(1)
+    buffer = PrioritizedHerReplayBuffer(50, env.observation_space, env.action_space, env, "cpu")
+    obs = env.reset()
+    buffer.add(obs, obs, np.zeros((1, 1), int), np.zeros(1), np.zeros(1, bool), [{}])
+    with pytest.raises(RuntimeError, match="no episode has ended"):
+        buffer.sample(4)
+
+
+def test_a_saved_buffer_needs_an_environment_and_goes_on(tmp_path):
+    model = learn(DQN, PrioritizedHerReplayBuffer)
+    model.save_replay_buffer(tmp_path / "buffer")
+    again = DQN("MultiInputPolicy", envs(1), replay_buffer_class=PrioritizedHerReplayBuffer, buffer_size=120, device="cpu")
+    again.load_replay_buffer(tmp_path / "buffer", truncate_last_traj=True)
+    check_drawable(again.replay_buffer)
+    again.replay_buffer.sample(10)
+    clone = pickle.loads(pickle.dumps(model.replay_buffer))
+    assert clone.env is None
+    clone.set_env(envs(1))
+    clone.sample(10)
+
+
+def test_without_virtual_goals_the_batch_is_what_was_stored():
+    buffer = learn(DQN, PrioritizedHerReplayBuffer, n_sampled_goal=0).replay_buffer
+    samples = buffer.sample(30)
+    rows = samples.rewards.batch.handle["index"]
+    for key, array in buffer.observations.items():
+        np.testing.assert_array_equal(samples.observations[key], array[rows, 0])
+    np.testing.assert_array_equal(samples.rewards.numpy()[:, 0], buffer.rewards[rows, 0])
