@@ -1,0 +1,7 @@
+"""Prioritized replay for a stock Stable-Baselines3 algorithm, in three lines."""
+
+from stable_baselines3 import DQN
+
+from kary_replay.adapters.sb3 import PrioritizedReplayBuffer
+
+DQN("MlpPolicy", "CartPole-v1", replay_buffer_class=PrioritizedReplayBuffer).learn(5_000)
