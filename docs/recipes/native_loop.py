@@ -1,7 +1,7 @@
 """A training loop of your own: DQN on CartPole-v1 with the native buffer, in one file.
 
-Everything about replay is marked with ``# replay``. Run it with ``python docs/recipes/native_loop.py``: the mean return of
-the last episodes rises from about 20 to several hundred.
+Everything about replay is marked with ``# replay``. Run it with ``python docs/recipes/native_loop.py``: in half a minute the
+mean return of the training episodes rises from 20 to between 150 and 200.
 """
 
 import argparse

@@ -1,0 +1,55 @@
+"""Refusals that keep the exception types of Tianshou, which asserts where kary_replay raises.
+
+Code written for either side catches them: each is an AssertionError and what kary_replay would raise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kary_replay.errors import IndexRangeError
+
+
+class ArgumentError(AssertionError, ValueError):
+    """An argument is out of range."""
+
+
+class LeafIndexError(AssertionError, IndexRangeError):
+    """A priority is to be set where the tree has no leaf."""
+
+
+def as_real(name: str, value: Any) -> float:
+    """Return `value` as a float; TypeError if it is no real number."""
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{name} must be a real number, got {value!r}")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a real number, got {value!r}") from None
+
+
+def as_alpha(value: Any) -> float:
+    """Return `value` as the exponent of the priorities: finite and above 0."""
+    number = as_real("alpha", value)
+    if not 0 < number < np.inf:
+        raise ArgumentError(f"alpha must be finite and above 0, got {value!r}; for uniform replay use tianshou's ReplayBuffer")
+    return number
+
+
+def as_beta(value: Any) -> float:
+    """Return `value` as the exponent of the importance weights: finite and at least 0."""
+    number = as_real("beta", value)
+    if not 0 <= number < np.inf:
+        raise ArgumentError(f"beta must be finite and at least 0, got {value!r}; 0 makes all weights 1, 1 corrects fully")
+    return number
+
+
+def check_format(what: str, found: int, known: int) -> None:
+    """Raise ValueError if `what` was saved in a later format than this version knows."""
+    if found > known:
+        raise ValueError(
+            f"this {what} was saved in format {found} by a later version of kary-replay, and this version reads formats up to "
+            f"{known}: load it with that version, or a later one"
+        )

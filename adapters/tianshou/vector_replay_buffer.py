@@ -1,0 +1,144 @@
+"""Tianshou's prioritized replay buffer for several environments, over one K-ary sum tree."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import h5py
+import numpy as np
+import tianshou.data
+from tianshou.data import Batch, ReplayBufferManager
+from tianshou.data.utils.converter import to_hdf5
+
+from kary_replay.adapters.tianshou.errors import ArgumentError
+from kary_replay.adapters.tianshou.replay_buffer import PrioritizedReplayBuffer
+
+_DEFAULT_SEED = 42  # Tianshou's
+
+
+class PrioritizedVectorReplayBuffer(PrioritizedReplayBuffer, tianshou.data.PrioritizedVectorReplayBuffer):
+    """Prioritized replay for vectorized environments: one ring of rows per environment, one tree over all of them.
+
+    Parameters
+    ----------
+    total_size : int
+        Number of rows, rounded up to a multiple of `buffer_num`.
+    buffer_num : int
+        Number of environments.
+    **kwargs
+        As in `PrioritizedReplayBuffer`, ``alpha`` and ``beta`` among them.
+
+    Attributes
+    ----------
+    buffers : np.ndarray
+        The rings, [buffer_num]; they show part of the same rows and have no priorities of their own.
+
+    Raises
+    ------
+    AssertionError
+        If buffer_num is not above 0, or for what `PrioritizedReplayBuffer` refuses.
+
+    Notes
+    -----
+    Row i of the ring of environment e is row ``e * size of a ring + i``. Pickles and HDF5 files hold each row once.
+
+    Examples
+    --------
+    >>> from kary_replay.adapters.tianshou import PrioritizedVectorReplayBuffer
+    >>> buffer = PrioritizedVectorReplayBuffer(1000, buffer_num=8, alpha=0.6, beta=0.4)
+    >>> buffer.set_beta(0.7)
+    """
+
+    def __init__(self, total_size: int, buffer_num: int, **kwargs: Any) -> None:
+        if not buffer_num > 0:
+            raise ArgumentError(f"buffer_num must be above 0, got {buffer_num!r}: one per environment")
+        size = math.ceil(total_size / buffer_num)
+        rings = [PrioritizedReplayBuffer(size, **kwargs) for _ in range(buffer_num)]
+        ReplayBufferManager.__init__(self, rings)
+        for ring in rings:
+            del ring.weight
+        options = rings[0].options
+        self._prioritize(options["alpha"], options["beta"], options["weight_norm"])
+        self._random_state = np.random.RandomState(kwargs.get("random_seed", _DEFAULT_SEED))
+
+    def add(
+        self, batch: Batch, buffer_ids: np.ndarray | list[int] | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Add one row per environment, at the largest priority seen so far.
+
+        Parameters
+        ----------
+        batch : Batch
+            ``obs``, ``act``, ``rew``, ``terminated``, ``truncated`` and more, with a leading axis B.
+        buffer_ids : sequence of int [B], optional
+            The environments; by default all.
+
+        Returns
+        -------
+        index, episode_return, episode_length, episode_start : np.ndarray
+            Each [B]; return and length are 0 where the episode goes on.
+        """
+        ids = range(self.buffer_num) if buffer_ids is None else buffer_ids
+        pairs = self._pairs(batch, len(ids), self._reserved_keys)
+        if pairs is None:
+            return super().add(batch, buffer_ids)
+        done = np.logical_or(batch.terminated, batch.truncated)
+        index, episodes = [], []
+        for i, reward, ends in zip(ids, batch.rew, done, strict=True):
+            ring, start = self.buffers[i], int(self._offset[i])
+            at, episode_return, episode_length, episode_start = ring._update_state_pre_add(reward, ends)
+            index.append(start + at)
+            episodes.append((episode_return, episode_length, start + episode_start))
+            self.last_index[i] = start + at
+            self._lengths[i] = ring._size
+        where = np.array(index)
+        for stored, new in pairs:
+            stored[where] = new
+        self.init_weight(where)
+        self._null_scan.note(where)
+        episode_returns, episode_lengths, episode_starts = zip(*episodes, strict=True)
+        return where, np.array(episode_returns), np.array(episode_lengths), np.array(episode_starts)
+
+    def unfinished_index(self) -> np.ndarray:
+        """Return the last row of every environment whose episode goes on, int64."""
+        last = self.last_index[self._lengths > 0]
+        return last[~self.done[last].astype(bool)]
+
+    def set_beta(self, beta: float) -> None:
+        """Set how much the importance weights correct, from the next batch on; see `PrioritizedReplayBuffer.set_beta`."""
+        PrioritizedReplayBuffer.set_beta(self, beta)
+        for ring in self.buffers:
+            ring.set_beta(beta)
+
+    def dropnull(self) -> None:
+        """Refuse: rows cannot be taken out of rings that lie one behind another."""
+        raise NotImplementedError(
+            "dropnull would shift rows from one environment's ring into another's; use batch.dropnull() on what is sampled"
+        )
+
+    def save_hdf5(self, path: str, compression: str | None = None) -> None:
+        """Write all to an HDF5 file, for `load_hdf5`.
+
+        Parameters
+        ----------
+        path : str
+            The file; it is overwritten.
+        compression : str, optional
+            As for `h5py.Group.create_dataset`.
+        """
+        with h5py.File(path, "w") as file:
+            to_hdf5(self.__getstate__(), file, compression=compression)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all but the rows of the rings, which are the same as our own."""
+        rings = np.empty(self.buffer_num, dtype=object)
+        for i, ring in enumerate(self.buffers):
+            rings[i] = object.__new__(type(ring))
+            rings[i].__dict__.update(ring.__dict__, _meta=Batch())
+        return {**self.__dict__, "buffers": rings}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if len(self._meta.__dict__):
+            self._set_batch_for_children()
