@@ -12,7 +12,19 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-LIBRARIES = ("numpy", "kary-replay", "tianshou", "numba", "cpprb", "stable-baselines3", "torch", "pytest-benchmark", "cython")
+LIBRARIES = (
+    "numpy",
+    "kary-replay",
+    "tianshou",
+    "numba",
+    "cpprb",
+    "stable-baselines3",
+    "gymnasium",
+    "mujoco",
+    "torch",
+    "pytest-benchmark",
+    "cython",
+)
 
 
 def _first_line(*command: str) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import plots
+from bench import adapter_plots, plots
 from bench.table import point, quantity
 from bench.timing import Record
 
@@ -42,7 +42,13 @@ ABLATIONS = {
     "ablation: lock-free update": "Batches of random leaves set by one or two native threads: under one lock, or with none.",
 }
 
-
+ADAPTERS = {
+    "SB3: sample + update_priorities": "A learner's two calls on the buffer, as SB3 makes them: tensors out, TD errors in.",
+    "SB3: training": "Environment steps per second of `learn()`, stock algorithms and settings; learning rate 0 for both.",
+    "Tianshou: sample + update_weight": "The same two calls on Tianshou's prioritized buffers, stock and ours.",
+    "Tianshou: updates": "`algorithm.update()`: draw, n-step targets, gradients, priorities; no environments, no trainer.",
+    "Tianshou: training": "Environment steps per second of Tianshou's trainer, stock algorithms with its examples' settings.",
+}
 HEADLINES = ["tree sample", "tree update", "buffer sample", "buffer update_priorities", "buffer sample + update_priorities"]
 RIVALS = ["Tianshou", "cpprb", "SB3"]
 
@@ -172,6 +178,12 @@ def ablation_page(machine: dict[str, Any], records: Sequence[Record], images: Se
     return [*machine_text(machine), reading, "", *pictures, "", *_sections(ABLATIONS, records)]
 
 
+def adapter_page(machine: dict[str, Any], records: Sequence[Record], images: Sequence[str]) -> list[str]:
+    """Write the generated part of docs/adapter_benchmarks.md."""
+    lines = [*machine_text(machine), READING.format(up="../"), "", *(f"![{name}](images/{name}.png)" for name in images), ""]
+    return [*lines, "### Bars", "", *bar_table(records), *_sections(ADAPTERS, records)]
+
+
 def headline(records: Sequence[Record]) -> list[str]:
     """Write the generated part of the README: the operations at the size where the bars are, one line each."""
     chosen = [
@@ -204,7 +216,7 @@ def write(path: Path, title: str, lines: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Read the arguments, write docs/benchmarks.md, docs/ablations.md and docs/images/."""
+    """Read the arguments, write the pages for which there are records, and docs/images/."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", nargs="?", default="default", help="results file, without .json (default: %(default)s)")
     parser.add_argument("--docs", type=Path, default=DOCS, help="where the pages are")
@@ -214,6 +226,7 @@ def main() -> None:
     images.mkdir(parents=True, exist_ok=True)
     speed = [record for record in records if record.scenario in SCENARIOS]
     ablations = [record for record in records if record.scenario in ABLATIONS]
+    adapters = [record for record in records if record.scenario in ADAPTERS]
     if speed:
         names = plots.speed(speed, images)
         write(arguments.docs / "benchmarks.md", "Benchmarks", speed_page(machine, speed, names))
@@ -221,6 +234,9 @@ def main() -> None:
     if ablations:
         names = plots.ablations(ablations, images)
         write(arguments.docs / "ablations.md", "Ablations", ablation_page(machine, ablations, names))
+    if adapters:
+        names = adapter_plots.draw(adapters, images)
+        write(arguments.docs / "adapter_benchmarks.md", "Adapter benchmarks", adapter_page(machine, adapters, names))
     for path in sorted(arguments.docs.glob("images/*.png")):
         print(path.relative_to(arguments.docs.parent))
 

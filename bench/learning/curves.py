@@ -12,7 +12,7 @@ import argparse
 import json
 import multiprocessing
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from time import perf_counter
@@ -34,6 +34,7 @@ class Task:
     evaluate_every: int
     episodes: int  # of one evaluation
     settings: dict[str, Any] = field(default_factory=dict)
+    variant: str = ""  # in what its settings differ from the zoo's
 
 
 TASKS = {
@@ -86,6 +87,13 @@ TASKS = {
         },
     ),
 }
+# Prioritized replay repeats the rows with large errors, so its paper takes a quarter of uniform replay's step size (section 4).
+# Here both buffers get it.
+TASKS["lunarlander_gentle"] = replace(
+    TASKS["lunarlander"],
+    settings={**TASKS["lunarlander"].settings, "learning_rate": 6.3e-4 / 4},
+    variant="a quarter of the zoo's learning rate",
+)
 
 
 def train(name: str, steps: int, buffer: str, seed: int) -> dict[str, Any]:
@@ -101,24 +109,38 @@ def train(name: str, steps: int, buffer: str, seed: int) -> dict[str, Any]:
     task = TASKS[name]
     torch.set_num_threads(1)
     arguments: dict[str, Any] = dict(task.settings)
+    algorithm = getattr(stable_baselines3, task.algorithm)
     if buffer == "prioritized":
         arguments |= {"replay_buffer_class": PrioritizedReplayBuffer, "replay_buffer_kwargs": PRIORITIZED}
-    algorithm = getattr(stable_baselines3, task.algorithm)
+    elif buffer == "plain":
+        from bench.learning.plain_dqn import WeightedDQN as algorithm
+        from bench.rivals.python_sum_tree import PythonPrioritizedReplayBuffer
+
+        arguments |= {"replay_buffer_class": PythonPrioritizedReplayBuffer, "replay_buffer_kwargs": PRIORITIZED}
     model = algorithm("MlpPolicy", make_vec_env(task.env_id, seed=seed), seed=seed, device="cpu", **arguments)
     evaluation = make_vec_env(task.env_id, n_envs=task.episodes, seed=1000 + seed)
     at: list[int] = []
     returns: list[float] = []
+    values: list[float] = []  # what DQN believes the first stored observations are worth: shows whether it diverges
+
+    def value() -> float:
+        observations = torch.from_numpy(model.replay_buffer.observations[: min(1000, model.num_timesteps), 0])
+        with torch.no_grad():
+            return float(model.q_net(observations).max(dim=1).values.mean())
 
     class Evaluate(BaseCallback):
         def _on_step(self) -> bool:
             if self.num_timesteps % task.evaluate_every == 0:
                 at.append(self.num_timesteps)
                 returns.append(round(float(evaluate_policy(model, evaluation, task.episodes)[0]), 2))
+                if task.algorithm == "DQN":
+                    values.append(round(value(), 2))
             return True
 
     start = perf_counter()
     model.learn(steps, callback=Evaluate())
-    return {"buffer": buffer, "seed": seed, "steps": at, "returns": returns, "seconds": round(perf_counter() - start, 1)}
+    seconds = round(perf_counter() - start, 1)
+    return {"buffer": buffer, "seed": seed, "steps": at, "returns": returns, "values": values, "seconds": seconds}
 
 
 def _train(job: tuple[str, int, str, int]) -> dict[str, Any]:
@@ -135,6 +157,7 @@ def write(path: Path, name: str, steps: int, runs: Sequence[dict[str, Any]]) -> 
         "steps": steps,
         "episodes": task.episodes,
         "settings": task.settings,
+        "variant": task.variant,
         "prioritized": PRIORITIZED,
         "versions": {library: metadata.version(library) for library in LIBRARIES},
     }
@@ -148,12 +171,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--buffers", nargs="+", choices=(*BUFFERS, "plain"), default=BUFFERS)
     parser.add_argument("--steps", type=int, help="environment steps (default: the task's)")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results (default: bench/results/learning)")
     arguments = parser.parse_args()
     steps = arguments.steps or TASKS[arguments.task].steps
-    jobs = [(arguments.task, steps, buffer, seed) for seed in range(arguments.seeds) for buffer in BUFFERS]
+    jobs = [(arguments.task, steps, buffer, seed) for seed in range(arguments.seeds) for buffer in arguments.buffers]
     runs: list[dict[str, Any]] = []
     with multiprocessing.get_context("spawn").Pool(arguments.processes, maxtasksperchild=1) as pool:
         for run in pool.imap_unordered(_train, jobs):
