@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(wildcard kary_replay/*.pyx kary_replay/*.pxd kary_replay/*.hpp)
 
-.PHONY: run test stress sanitize bench bench-full lint format clean
+.PHONY: run test stress sanitize bench bench-full bench-adapters learning lint format clean
 
 run: $(VENV)/built
 	$(BIN)/python docs/recipes/sb3_cartpole.py
@@ -46,6 +46,18 @@ bench: $(VENV)/built
 bench-full: $(VENV)/built
 	$(BIN)/python -m pytest bench --benchmark-only --full --results full
 	$(BIN)/python -m bench.report full
+
+bench-adapters: $(VENV)/built
+	$(BIN)/python -m pytest bench/test_sb3.py bench/test_tianshou.py --benchmark-only --full --results adapters
+	$(BIN)/python -m bench.report adapters
+
+LEARNING := cartpole pendulum lunarlander lunarlander_gentle
+
+learning: $(VENV)/built
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt ".[learning]"
+	$(BIN)/python -m bench.learning.cliffwalk
+	for task in $(LEARNING); do $(BIN)/python -m bench.learning.curves $$task || exit 1; done
+	$(BIN)/python -m bench.learning.report
 
 # --------------------------------------------------------------------------------------------------------------- the code
 

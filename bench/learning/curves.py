@@ -113,9 +113,10 @@ def train(name: str, steps: int, buffer: str, seed: int) -> dict[str, Any]:
     if buffer == "prioritized":
         arguments |= {"replay_buffer_class": PrioritizedReplayBuffer, "replay_buffer_kwargs": PRIORITIZED}
     elif buffer == "plain":
-        from bench.learning.plain_dqn import WeightedDQN as algorithm
+        from bench.learning.plain_dqn import WeightedDQN
         from bench.rivals.python_sum_tree import PythonPrioritizedReplayBuffer
 
+        algorithm = WeightedDQN
         arguments |= {"replay_buffer_class": PythonPrioritizedReplayBuffer, "replay_buffer_kwargs": PRIORITIZED}
     model = algorithm("MlpPolicy", make_vec_env(task.env_id, seed=seed), seed=seed, device="cpu", **arguments)
     evaluation = make_vec_env(task.env_id, n_envs=task.episodes, seed=1000 + seed)

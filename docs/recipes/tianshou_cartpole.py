@@ -51,7 +51,7 @@ def main() -> None:
     buffer = PrioritizedVectorReplayBuffer(20_000, N_ENVS, alpha=0.6, beta=0.4, random_seed=args.seed)
     collector = Collector(algorithm, training_envs, buffer, exploration_noise=True)
     collector.reset()
-    collector.collect(n_step=500, random=True)
+    collector.collect(n_step=64 * N_ENVS, random=True)
 
     def anneal_beta(epoch: int, env_step: int) -> None:
         buffer.set_beta(min(1.0, 0.4 + 0.6 * env_step / args.steps))
@@ -62,10 +62,10 @@ def main() -> None:
             test_collector=Collector(algorithm, test_envs),
             max_epochs=max(1, args.steps // 2000),
             epoch_num_steps=min(args.steps, 2000),
-            collection_step_num_env_steps=10,
+            collection_step_num_env_steps=N_ENVS,
             test_step_num_episodes=10,
             batch_size=64,
-            update_step_num_gradient_steps_per_sample=0.1,
+            update_step_num_gradient_steps_per_sample=1 / N_ENVS,
             training_fn=anneal_beta,
             stop_fn=lambda mean_return: mean_return >= 475,
             verbose=False,
