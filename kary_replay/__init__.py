@@ -10,11 +10,29 @@
 """
 
 from . import errors
+from .n_step import NStepWriter
 from .prioritized_replay_buffer import PrioritizedReplayBuffer
 from .replay_buffer import ReplayBuffer
 from .schedules import LinearSchedule
+from .sequence_writer import SequenceWriter
+from .sequences import sequence_fields, sequence_priority, split_burn_in
 from .sum_tree import SumTree
 from .types import HANDLE_DTYPE, Batch, Field
+from .version import VERSION
 
-__version__ = "0.1.0"
-__all__ = ["HANDLE_DTYPE", "Batch", "Field", "LinearSchedule", "PrioritizedReplayBuffer", "ReplayBuffer", "SumTree", "errors"]
+__version__ = VERSION
+__all__ = [
+    "HANDLE_DTYPE",
+    "Batch",
+    "Field",
+    "LinearSchedule",
+    "NStepWriter",
+    "PrioritizedReplayBuffer",
+    "ReplayBuffer",
+    "SequenceWriter",
+    "SumTree",
+    "errors",
+    "sequence_fields",
+    "sequence_priority",
+    "split_burn_in",
+]

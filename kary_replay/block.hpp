@@ -1,15 +1,42 @@
 // The head of a block of memory: the lock, the counters and the random stream that the block's parts share.
 //
 // A struct with cache-line alignment, which Cython cannot say. Nothing in it is a pointer, so that a block means the
-// same at every address it is mapped to.
+// same at every address, and in every process, it is mapped to.
 #pragma once
 #include <pthread.h>
 
 #include <cstdint>
 
+#include "atomic.hpp"
+
 namespace kary {
 
+constexpr uint64_t kMagic = 0x7961'6c70'6572'6b01;  // the last byte counts the changes of this layout
+
+// A process that uses the block. All of it is guarded by the lock.
+struct Participant {
+    int64_t pid;          // 0: free
+    uint64_t start_time;  // of the process, in clock ticks since boot: tells it from a later one with the same pid
+    int64_t n_writing;    // slots it has reserved and not yet published
+    int64_t n_paused;     // how many of its threads keep writers waiting
+};
+
+// What a holder of the lock has in hand that takes more than one step, so that whoever finds the lock of a dead one can
+// finish it.
+enum Job : int64_t { kNothing = 0, kSetAlpha = 1, kReset = 2 };
+
 struct Header {
+    // What the block is; never changes.
+    alignas(64) uint64_t magic;
+    uint64_t token[2];       // drawn at random when it was made
+    int64_t capacity;        // slots; 0 if the block has none, but a tree alone
+    int64_t row_nbytes;
+    int64_t rows_at;         // offsets from the header
+    int64_t tree_at;         // 0: no tree
+    int64_t participants_at;
+    int64_t n_participants;
+    int32_t arity;
+
     // Guards every write to the tree, every change of a generation, and the fields below it.
     alignas(64) pthread_mutex_t lock;
 
@@ -21,26 +48,60 @@ struct Header {
     int64_t n_started;             // * slots ever reserved since the last reset: 0 … n_started - 1
     int64_t n_touched;             // slots ever reserved, resets notwithstanding: the rows whose generation is not 0
     int64_t n_paused;              // * > 0: no new reservations (a snapshot or reset waits for the writers to finish)
+    int64_t n_added;               // * rows ever published
     double alpha;                  // * mass = priority ** alpha
     double max_priority;           // * largest priority seen
     double max_mass;               // max_priority ** alpha
+    int64_t buried_at;             // ns: when somebody last looked for dead participants
+    int64_t n_repaired;            // * how many holders of the lock died
 
-    // Any thread adds to the counter; the key never changes.
+    // The change of one slot that is under way: its generation and mass are about to become these. 0: none; else slot + 1.
+    int64_t intent;
+    uint64_t intent_generation;
+    double intent_mass;
+    int64_t job;      // a Job
+    int64_t job_at;   // kSetAlpha: how many slots are through
+    double job_alpha;
+
+    // Settings that any thread reads and writes, as relaxed atomics.
+    alignas(64) double beta;
+    double priority_epsilon;
+
+    // Any thread adds to the counters; the key never changes.
     alignas(64) uint64_t random_key[2];
     uint64_t random_counter;
+    uint64_t n_sampled;  // rows ever drawn
 };
 
-// Spins for about as long as a batch update holds the lock, then sleeps in the kernel.
-inline void acquire(Header* header) {
-    for (int i = 0; i < 100; ++i) {
-        if (pthread_mutex_trylock(&header->lock) == 0) return;
-#if defined(__x86_64__) || defined(__i386__)
-        __builtin_ia32_pause();
-#endif
-    }
-    pthread_mutex_lock(&header->lock);
+// A generation: the low 48 bits count the uses of a slot, 0 never used, even: holds a published row, odd: holds none. With
+// an odd count the high bits tell whose it is: a participant's number + 1, which is writing it, or kNobody.
+constexpr int kOwnerShift = 48;
+constexpr uint64_t kCount = (uint64_t{1} << kOwnerShift) - 1;
+constexpr uint64_t kNobody = 0xffff;
+constexpr int64_t kMaxParticipants = 512;
+
+inline bool is_vacant(uint64_t generation) { return (generation & 1) && generation >> kOwnerShift == kNobody; }
+inline uint64_t written_by(uint64_t generation, int64_t participant) {
+    const uint64_t count = generation & kCount;
+    return (count + (count & 1 ? 2 : 1)) | static_cast<uint64_t>(participant + 1) << kOwnerShift;
+}
+inline uint64_t published(uint64_t generation) { return (generation & kCount) + 1; }
+inline uint64_t vacated(uint64_t generation) { return (generation & kCount) | kNobody << kOwnerShift; }
+
+inline uint64_t* generation_of(Header* header, int64_t slot) {
+    return reinterpret_cast<uint64_t*>(reinterpret_cast<char*>(header) + header->rows_at + slot * header->row_nbytes);
+}
+inline Participant* participants_of(Header* header) {
+    return reinterpret_cast<Participant*>(reinterpret_cast<char*>(header) + header->participants_at);
 }
 
-inline void release(Header* header) { pthread_mutex_unlock(&header->lock); }
+// Notes what is about to be stored, first, and that it has been, last. Releases keep the stores of this thread in their
+// order in memory, which is all that whoever repairs the block after our death goes by.
+inline void begin_change(Header* header, int64_t slot, uint64_t generation, double mass) {
+    store_relaxed(&header->intent_generation, generation);
+    store_relaxed(&header->intent_mass, mass);
+    store_release(&header->intent, slot + 1);  // [intent] pairs with nothing that runs meanwhile: see above
+}
+inline void end_change(Header* header) { store_release(&header->intent, int64_t{0}); }
 
 }  // namespace kary

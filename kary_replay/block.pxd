@@ -7,22 +7,60 @@ from libc.stdint cimport int64_t, uint64_t
 
 
 cdef extern from "block.hpp" namespace "kary" nogil:
+    ctypedef struct Participant:
+        int64_t pid
+        int64_t n_writing
+
     ctypedef struct Header:
+        uint64_t magic
+        uint64_t[2] token
+        int64_t capacity
+        int64_t row_nbytes
+        int64_t rows_at
+        int64_t tree_at
+        int64_t participants_at
+        int64_t n_participants
+        int arity
         int64_t position
         int64_t n_published
         int64_t n_writing
         int64_t n_started
         int64_t n_touched
         int64_t n_paused
+        int64_t n_added
+        int64_t n_repaired
         double alpha
         double max_priority
         double max_mass
+        double beta
+        double priority_epsilon
         uint64_t[2] random_key
         uint64_t random_counter
+        uint64_t n_sampled
 
+    const uint64_t kMagic
+    const int64_t kMaxParticipants
+    bint is_vacant(uint64_t generation)
+    uint64_t written_by(uint64_t generation, int64_t participant)
+    uint64_t published(uint64_t generation)
+    Participant* participants_of(Header* header)
+    void begin_change(Header* header, int64_t slot, uint64_t generation, double mass)
+    void end_change(Header* header)
+
+
+cdef extern from "lock.hpp" namespace "kary" nogil:
     # Never called with the GIL held: the lock's holder may be waiting for it.
     void acquire(Header* header)
     void release(Header* header)
+    void pause(Header* header, int64_t me)
+    void resume(Header* header, int64_t me)
+    void bury(Header* header, bint at_once)
+    void set_alpha(Header* header, double alpha)
+    void reset(Header* header)
+    int init_lock(Header* header, bint shared)
+    int64_t add_participant(Header* header)
+    void remove_participant(Header* header, int64_t me)
+    uint64_t start_time_of(int64_t pid)
 
 
 cdef extern from "<sched.h>" nogil:
@@ -46,10 +84,13 @@ cdef extern from "philox.hpp" namespace "kary" nogil:
 
 cdef class Block:
     cdef readonly size_t nbytes
+    cdef readonly int file         # what others attach to; -1 for memory of this process alone
+    cdef readonly int64_t me       # our number among the participants
     cdef char* base        # 64-byte aligned; 2 MiB aligned where it is that large
     cdef Header* header    # at base
     cdef void* mapping     # what munmap gets
     cdef size_t mapped
+    cdef object __weakref__
 
 
 cdef enum:
@@ -57,3 +98,4 @@ cdef enum:
 
 cdef uint64_t take_random(Header* header, int64_t n) noexcept nogil
 cdef size_t aligned(size_t nbytes) noexcept nogil
+cdef size_t head_nbytes(bint shared) noexcept nogil

@@ -1,10 +1,30 @@
 """The errors users can meet, each raised before anything has changed."""
 
-__all__ = ["EmptyBufferError", "FieldError", "IndexRangeError", "KaryReplayError"]
+__all__ = [
+    "AttachError",
+    "CheckpointError",
+    "ClosedError",
+    "EmptyBufferError",
+    "FieldError",
+    "IndexRangeError",
+    "KaryReplayError",
+]
 
 
 class KaryReplayError(Exception):
     """Base class of the errors below."""
+
+
+class AttachError(KaryReplayError, OSError):
+    """A shared buffer cannot be reached: it is gone, another one, on another machine, or of another version."""
+
+
+class CheckpointError(KaryReplayError, ValueError):
+    """A saved buffer is damaged, or is none."""
+
+
+class ClosedError(KaryReplayError, ValueError):
+    """The buffer has been closed."""
 
 
 class EmptyBufferError(KaryReplayError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     Parameters
     ----------
-    capacity, fields, seed, shared
+    capacity, fields, seed, shared, storage_directory
         As for ReplayBuffer.
     alpha : float
         0 to 1: how much priorities count; 0 draws uniformly.
@@ -67,12 +68,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         priority_epsilon: float = 1e-6,
         seed: int | None = None,
         shared: bool = False,
+        storage_directory: str | os.PathLike[str] | None = None,
     ) -> None:
-        alpha = as_exponent("alpha", alpha)
-        self.beta = beta
-        self.priority_epsilon = priority_epsilon
-        super().__init__(capacity, fields, seed=seed, shared=shared)
+        alpha, beta, epsilon = as_exponent("alpha", alpha), as_exponent("beta", beta), _as_epsilon(priority_epsilon)
+        super().__init__(capacity, fields, seed=seed, shared=shared, storage_directory=storage_directory)
         self._storage.set_alpha(alpha)
+        self._storage.beta, self._storage.priority_epsilon = beta, epsilon
 
     @property
     def alpha(self) -> float:
@@ -89,24 +90,21 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     @property
     def beta(self) -> float:
-        """Exponent of the importance weights, 0 to 1; settable at any time, the next ``sample`` uses it."""
-        return self._beta
+        """Exponent of the importance weights, 0 to 1; settable at any time, the next ``sample`` of any process uses it."""
+        return self._storage.beta
 
     @beta.setter
     def beta(self, value: float) -> None:
-        self._beta = as_exponent("beta", value)
+        self._storage.beta = as_exponent("beta", value)
 
     @property
     def priority_epsilon(self) -> float:
         """What is added to every |TD error|; settable, above 0."""
-        return self._priority_epsilon
+        return self._storage.priority_epsilon
 
     @priority_epsilon.setter
     def priority_epsilon(self, value: float) -> None:
-        number = as_real("priority_epsilon", value)
-        if not 0 < number < np.inf:
-            raise ValueError(f"priority_epsilon must be finite and above 0, got {value!r}")
-        self._priority_epsilon = number
+        self._storage.priority_epsilon = _as_epsilon(value)
 
     @property
     def tree(self) -> SumTree:
@@ -164,7 +162,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
                 raise ValueError(f"priority must be finite, above 0, at most {limit:.3g}, got {value} at position {bad[0]}")
         return self._storage.add(columns, n, priorities)
 
-    def sample(self, batch_size: int, *, stratified: bool = True) -> Batch:
+    def sample(self, batch_size: int, *, stratified: bool = True, unique: bool = False) -> Batch:
         """Draw ``batch_size`` rows with probability mass_i / total, with replacement.
 
         Parameters
@@ -173,6 +171,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             B, at least 1.
         stratified : bool
             True: row i comes from the i-th of B equal parts of the total mass. False: B independent draws.
+        unique : bool
+            True: without replacement. The rows are drawn one after the other, each with probability mass_i / (mass of the rows
+            not drawn yet); there are no strata then.
 
         Returns
         -------
@@ -185,14 +186,15 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         EmptyBufferError
             If there is no row with mass.
         ValueError, TypeError
-            If batch_size is not an integer of at least 1.
+            If batch_size is not an integer of at least 1, or more than there are rows with mass and ``unique`` is set.
 
         Notes
         -----
         O(B · (bytes of a row + K · log_K(capacity))), with the GIL released and no lock. A row that another thread overwrites
-        during the copy is drawn again from the same part.
+        during the copy is drawn again from the same part. ``unique`` repeats draws of rows that are in the batch already; each
+        row it has to find among the last few per cent of the mass costs O(capacity).
         """
-        return self._batch(self._storage.sample(batch_size, stratified, self._beta))
+        return self._batch(self._storage.sample(batch_size, stratified, self._storage.beta, unique))
 
     def update_priorities(self, handle: npt.NDArray[np.void], td_error: npt.ArrayLike) -> int:
         """Set priorities to |td_error| + priority_epsilon.
@@ -227,12 +229,19 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         errors = as_float64("td_error", errors)
         if errors.size != handles.size:
             raise ValueError(f"td_error must have one value per handle, {handles.size}, got {errors.size}")
-        return self._storage.update(np.ascontiguousarray(handles), errors, self._priority_epsilon)
+        return self._storage.update(np.ascontiguousarray(handles), errors, self._storage.priority_epsilon)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "beta": self._beta, "priority_epsilon": self._priority_epsilon}
+        return {**super().__getstate__(), "beta": self.beta, "priority_epsilon": self.priority_epsilon}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._beta = state["beta"]
-        self._priority_epsilon = state["priority_epsilon"]
+        self.beta, self.priority_epsilon = state["beta"], state["priority_epsilon"]
+
+
+def _as_epsilon(value: Any) -> float:
+    """Return ``value`` as what may be added to every |TD error|."""
+    number = as_real("priority_epsilon", value)
+    if not 0 < number < np.inf:
+        raise ValueError(f"priority_epsilon must be finite and above 0, got {value!r}")
+    return number

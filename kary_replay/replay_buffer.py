@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import os
+from multiprocessing.context import get_spawning_popen
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from .errors import FieldError
+from . import shared_memory
+from .errors import AttachError, ClosedError, FieldError
 from .fields import Fields, checked_fields, fields_of_space, leaves_of, look_up, map_leaves, name_of, refuse_unknown
 from .storage import Storage, as_columns
 from .types import Batch, Field
+from .version import VERSION
 
 __all__ = ["ReplayBuffer"]
 
@@ -33,14 +37,18 @@ class ReplayBuffer:
     seed : None or int
         Of this buffer's own random stream; None seeds it from the system.
     shared : bool
-        Only False for now: threads of one process.
+        True: other processes may `attach`, by `descriptor`, and use the buffer at the same time. Linux only.
+    storage_directory : path, optional
+        Keep everything in a file in this directory, for buffers larger than memory; it has no name, and goes with the buffer.
 
     Raises
     ------
     ValueError, TypeError
         If an argument is out of range or of the wrong kind.
     MemoryError
-        If the system refuses the memory, about ``capacity`` times the bytes of a transition plus 8.
+        If there is not so much memory (or space in the directory): about ``capacity`` times the bytes of a transition plus 8.
+    OSError
+        If storage_directory is missing, or nothing may be written there.
 
     Notes
     -----
@@ -60,9 +68,26 @@ class ReplayBuffer:
 
     _prioritized = False
 
-    def __init__(self, capacity: int, fields: Fields, seed: int | None = None, shared: bool = False) -> None:
-        if shared:
-            raise NotImplementedError("shared must be False: buffers shared between processes are not implemented yet")
+    def __init__(
+        self,
+        capacity: int,
+        fields: Fields,
+        seed: int | None = None,
+        shared: bool = False,
+        storage_directory: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._open(capacity, fields, seed, bool(shared), storage_directory)
+
+    def _open(
+        self,
+        capacity: int,
+        fields: Fields,
+        seed: int | None,
+        shared: bool = False,
+        directory: str | os.PathLike[str] | None = None,
+        file: int = -1,
+    ) -> None:
+        """Check the fields, and make the storage or attach to that of ``file``."""
         self._fields = checked_fields(fields, "fields")
         taken = [name for name in self._fields if name in RESERVED]
         if taken:
@@ -71,7 +96,8 @@ class ReplayBuffer:
         self._paths: list[tuple[str, ...]] = paths
         self._names = [name_of(path) for path in paths]
         self._nested = any(len(path) > 1 for path in paths)
-        self._storage = Storage(capacity, self._names, self._leaves, self._prioritized, seed)
+        self._shared = shared
+        self._storage = Storage(capacity, self._names, self._leaves, self._prioritized, seed, shared, directory, file)
 
     @classmethod
     def from_spaces(
@@ -117,10 +143,83 @@ class ReplayBuffer:
         }
         return cls(capacity, fields, **kwargs)
 
+    @classmethod
+    def attach(cls: type[Self], descriptor: shared_memory.Descriptor) -> Self:
+        """Return a shared buffer of another process, to use at the same time.
+
+        Parameters
+        ----------
+        descriptor : Descriptor
+            ``buffer.descriptor``, pickled here by whatever means.
+
+        Returns
+        -------
+        ReplayBuffer
+            Another view of the same rows, priorities, beta and random stream. It lives on when the process that made the
+            descriptor ends.
+
+        Raises
+        ------
+        AttachError
+            An OSError: that process has ended or closed its buffer; the descriptor comes from another machine, container or
+            version; or 512 processes use the buffer. Nothing is created or changed then.
+        TypeError
+            If it is no descriptor, or one of another kind of buffer.
+
+        Notes
+        -----
+        Costs what mapping memory costs; no data are copied.
+        """
+        file = shared_memory.open_of(descriptor)
+        if descriptor.kind != cls.__name__:
+            os.close(file)
+            raise TypeError(f"descriptor must be of a {cls.__name__}, got one of a {descriptor.kind}")
+        buffer = cls.__new__(cls)
+        buffer._open(descriptor.capacity, descriptor.fields, 0, True, file=file)
+        if buffer._storage.block.token != descriptor.token:
+            raise AttachError(f"process {descriptor.pid} has closed the buffer and opened another one since")
+        return buffer
+
+    @property
+    def descriptor(self) -> shared_memory.Descriptor:
+        """What other processes `attach` to: small, picklable, good as long as this process keeps the buffer.
+
+        ValueError if the buffer is not shared.
+        """
+        if not self._shared:
+            raise ValueError("descriptor: this buffer is not shared; make it with shared=True")
+        block = self._storage.block
+        kind = type(self).__name__
+        return shared_memory.describe(kind, self.capacity, self._fields, block.nbytes, block.token, block.file)
+
+    def close(self) -> None:
+        """Let go of the memory; every later use raises ClosedError, a ValueError. Closing twice is no error.
+
+        Arrays from `sample` stay; `field_view`s keep the memory until they are gone, too. Other processes go on: the memory of
+        a shared buffer is freed when the last one has closed it or ended, be it by a crash.
+        """
+        self._storage = _Closed()  # type: ignore[assignment]
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     @property
     def capacity(self) -> int:
         """Transitions kept."""
         return self._storage.capacity
+
+    @property
+    def n_added(self) -> int:
+        """Transitions ever added, by all threads and processes; resets and pickling keep the count."""
+        return self._storage.n_added
+
+    @property
+    def n_sampled(self) -> int:
+        """Transitions ever drawn, by all threads and processes."""
+        return self._storage.n_sampled
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -142,6 +241,8 @@ class ReplayBuffer:
         return len(self._storage)
 
     def __repr__(self) -> str:
+        if isinstance(self._storage, _Closed):
+            return f"{type(self).__name__}(closed)"
         return f"{type(self).__name__}(capacity={self.capacity}, len={len(self)}, fields={list(self._fields)})"
 
     def add(self, /, **fields: Any) -> npt.NDArray[np.int64]:
@@ -171,13 +272,15 @@ class ReplayBuffer:
         columns, n = self._columns(fields)
         return self._storage.add(columns, n, None)
 
-    def sample(self, batch_size: int) -> Batch:
+    def sample(self, batch_size: int, *, unique: bool = False) -> Batch:
         """Draw ``batch_size`` rows uniformly and independently, with replacement.
 
         Parameters
         ----------
         batch_size : int
             B, at least 1.
+        unique : bool
+            True: without replacement, no row twice in the batch.
 
         Returns
         -------
@@ -189,14 +292,14 @@ class ReplayBuffer:
         EmptyBufferError
             If there is no row.
         ValueError, TypeError
-            If batch_size is not an integer of at least 1.
+            If batch_size is not an integer of at least 1, or more than there are rows and ``unique`` is set.
 
         Notes
         -----
         O(B · bytes of a row), with the GIL released and no lock. A row that another thread overwrites during the copy is drawn
         again.
         """
-        return self._batch(self._storage.sample(batch_size, False, 0.0))
+        return self._batch(self._storage.sample(batch_size, False, 0.0, unique))
 
     def field_view(self, name: str) -> Any:
         """Return one field of all slots, onto the storage itself, for adapters and for looking inside.
@@ -236,13 +339,23 @@ class ReplayBuffer:
         """
         self._storage.check_invariants()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # An argument of a process that is being spawned: it is to work with this buffer, not with a copy.
+        if self._shared and get_spawning_popen() is not None:
+            return type(self).attach, (self.descriptor,)
+        return super().__reduce_ex__(protocol)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {"format": FORMAT, "fields": self._fields, "capacity": self.capacity, "storage": self._storage.snapshot()}
+        storage = self._storage.snapshot()
+        return {"format": FORMAT, "version": VERSION, "fields": self._fields, "capacity": self.capacity, "storage": storage}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if state["format"] != FORMAT:
-            raise ValueError(f"this pickle has format {state['format']}, this version of kary-replay reads format {FORMAT}")
-        ReplayBuffer.__init__(self, state["capacity"], state["fields"], seed=0)
+            raise ValueError(
+                f"this pickle was saved by kary-replay {state.get('version', '?')} in format {state['format']}; version {VERSION} "
+                f"reads format {FORMAT}: load it with the version that saved it"
+            )
+        self._open(state["capacity"], state["fields"], 0)
         self._storage.restore(state["storage"])
 
     def _columns(self, fields: dict[str, Any]) -> tuple[list[npt.NDArray[Any]], int]:
@@ -261,3 +374,13 @@ class ReplayBuffer:
             drawn = iter([columns.pop(name) for name in self._names])
             columns = {**map_leaves(self._fields, lambda _: next(drawn)), **columns}
         return Batch(columns)
+
+
+class _Closed:
+    """What stands in for the storage of a closed buffer."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ClosedError("the buffer is closed")
+
+    def __len__(self) -> int:
+        raise ClosedError("the buffer is closed")

@@ -1,7 +1,8 @@
 """Slots, the places of rows.
 
 A row is one transition: its slot's generation, then its fields, packed. The generation counts the uses of the slot: 0 never
-used, odd being written (I5), even holding a published row. It changes only under the header's lock.
+used, odd being written or given up (I5), even holding a published row. It changes only under the header's lock. block.hpp says
+how an odd one names its writer.
 """
 
 from cpython.ref cimport PyObject
@@ -37,7 +38,5 @@ cdef class Slots:
     cdef uint64_t* generation(self, int64_t slot) noexcept nogil
     cdef int64_t reserve(self, int64_t* slot, int64_t n, int64_t* scratch) noexcept nogil
     cdef void publish(self, const int64_t* slot, int64_t n, const double* priority, int64_t* scratch) noexcept nogil
-    cdef void pause(self) noexcept nogil
-    cdef void resume(self) noexcept nogil
     cdef bint is_empty(self) noexcept nogil
     cdef bint is_vacant(self, int64_t slot) noexcept nogil

@@ -1,55 +1,27 @@
 # cython: language_level=3, cdivision=True
 # distutils: language = c++
-"""Rows in and out; docs/concurrency.md argues why it is right.
+"""Rows into slots, and their priorities; docs/concurrency.md argues why it is right.
 
-A writer copies its rows into slots it has reserved, holding no lock. A reader takes no lock either: it looks at a slot's
-generation before and after it copies the row, and draws another one where they differ.
+A writer copies its rows into slots it has reserved, holding no lock.
 """
 
-from cpython.ref cimport Py_INCREF
-from libc.math cimport fabs, pow, powf
+from libc.math cimport fabs, pow
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
 
 cimport numpy as cnp
 
-from .errors import EmptyBufferError, FieldError, IndexRangeError
+from .errors import FieldError, IndexRangeError
 from .types import HANDLE_DTYPE
-from .validation import as_count
 
 from .block cimport (
-    PER_COUNTER, Header, acquire, fill_uniform, load_acquire, load_relaxed, prefetch_far, read_field, release,
-    sched_yield, store_relaxed, store_release, take_random, write_field,
+    Header, acquire, load_relaxed, published, release, sched_yield, store_relaxed, store_release, write_field,
 )
-from .slots cimport Place, Slots
+from .reader cimport Handle, Reader
+from .slots cimport Place
 from .sum_tree cimport recompute
 
 cnp.import_array()
-
-cdef extern from "numpy/arrayobject.h":
-    cnp.ndarray PyArray_Empty(int n_axes, cnp.npy_intp* shape, cnp.dtype dtype, int fortran)  # takes a reference to dtype
-
-cdef cnp.dtype HANDLE = HANDLE_DTYPE
-
-cdef enum:
-    MAX_BATCH = 1 << 30
-    CHUNK = 128           # rows drawn together: whole counts of the random stream
-    AHEAD = 16            # rows prefetched ahead
-    PREFETCHED = 512      # bytes of a row; the hardware follows a longer one by itself
-    MAX_REDRAWS = 100000  # before asking whether the slot drawn holds a row at all
-
-# What read_batch returns.
-cdef enum:
-    DRAWN = 0
-    EMPTY = 1
-    UNREADABLE = 2
-
-
-cdef cnp.ndarray _empty(int n_axes, cnp.npy_intp* shape, cnp.dtype dtype):
-    """Return a new array, its content undefined."""
-    Py_INCREF(dtype)
-    return PyArray_Empty(n_axes, shape, dtype, 0)
 
 
 cdef int64_t _rows_of(object value, cnp.dtype dtype, tuple shape):
@@ -96,15 +68,16 @@ def _say_rows(rows):
     return "no batch axis" if rows == -1 else f"{rows} rows"
 
 
-cdef class Storage(Slots):
-    """Slots and what moves rows in and out of them. Columns come in the order of the fields. Private to the package."""
+cdef class Storage(Reader):
+    """Slots, and what moves rows in and out of them. Columns come in the order of the fields. Private to the package."""
 
     # ---------------------------------------------------------------------------------------------------- writing
 
-    def add(self, list columns, int64_t n, priorities):
+    def add(self, list columns, int64_t n, priorities, cnp.ndarray handles=None):
         """Write n rows and return their slots.
 
-        ``columns`` holds one contiguous array per field; ``priorities`` is None or a checked float64 array [n].
+        ``columns`` holds one contiguous array per field; ``priorities`` is None or a checked float64 array [n]; ``handles``,
+        if given, is a contiguous array [n] of HANDLE_DTYPE, which gets the rows' handles.
         """
         cdef cnp.npy_intp dims = n
         index = cnp.PyArray_EMPTY(1, &dims, cnp.NPY_INT64, 0)
@@ -118,8 +91,11 @@ cdef class Storage(Slots):
         cdef int f
         cdef char* row
         cdef Place place
+        cdef Handle* handle = NULL
         if column == NULL:
             raise MemoryError(f"no memory for a batch of {n}; use a smaller one")
+        if handles is not None:
+            handle = <Handle*>cnp.PyArray_DATA(handles)
         for f in range(self.n_fields):
             array = columns[f]
             assert cnp.PyArray_NBYTES(array) == n * self.places[f].nbytes, "a column does not fit its field"
@@ -137,6 +113,9 @@ cdef class Storage(Slots):
                     for f in range(self.n_fields):
                         place = self.places[f]
                         write_field(row, column[f] + i * place.nbytes, place.offset, place.nbytes)
+                    if handle != NULL:  # the slot is ours: its generation changes when we publish it, not before
+                        handle[i].index = slot[i]
+                        handle[i].generation = published(load_relaxed(self.generation(slot[i])))
                 self.publish(slot + first, taken, priority + first if priority != NULL else NULL, scratch)
                 first += taken
         free(column)
@@ -186,178 +165,28 @@ cdef class Storage(Slots):
         """Set the checked priorities of the rows whose handles are current; return how many were."""
         cdef Header* header = self.header
         cdef int64_t i, applied = 0
-        cdef double alpha = load_relaxed(&header.alpha), largest  # alpha is checked again under the lock
+        cdef double alpha = load_relaxed(&header.alpha)  # checked again under the lock
+        cdef bint larger = False
         for i in range(n):
             mass[i] = pow(priority[i], alpha)
         acquire(header)
         if header.alpha != alpha:
             for i in range(n):
                 mass[i] = pow(priority[i], header.alpha)
-        largest = header.max_priority
         for i in range(n):
             # Generations change only under the lock, so this one cannot move on before the mass is in (I6).
             if handle[i].index >= header.n_started or handle[i].generation & 1:
                 continue  # no batch ever had this handle: the slot holds no row
             if load_relaxed(self.generation(handle[i].index)) == handle[i].generation:
+                if priority[i] > header.max_priority:  # first, so that it is noted whatever becomes of us
+                    store_relaxed(&header.max_priority, priority[i])
+                    larger = True
                 store_release(self.tree.leaf + handle[i].index, mass[i])  # [leaf] pairs with the acquire in read_rows
                 scratch[applied] = handle[i].index
                 applied += 1
-                largest = max(largest, priority[i])
-        if largest > header.max_priority:
-            store_relaxed(&header.max_priority, largest)
-            header.max_mass = pow(largest, header.alpha)
+        if larger:
+            header.max_mass = pow(header.max_priority, header.alpha)
         if applied:
             recompute(self.tree.tree, scratch, applied)
         release(header)
         return applied
-
-    # ---------------------------------------------------------------------------------------------------- reading
-
-    def sample(self, batch_size, bint stratified, double beta):
-        """Draw rows; return a dict of new arrays: the fields, importance_weight with a tree, index, handle."""
-        cdef int64_t n = as_count("batch_size", batch_size, MAX_BATCH), i
-        cdef cnp.npy_intp dims[32]
-        cdef Place* place
-        cdef dict batch = {}
-        cdef cnp.ndarray array
-        cdef char** column = <char**>malloc(self.n_fields * sizeof(char*) + n * sizeof(double))
-        cdef double* mass = <double*>(column + self.n_fields)
-        cdef Handle* handle
-        cdef int64_t* index
-        cdef float* weight = NULL
-        cdef double smallest, ratio
-        cdef int outcome, f
-        if column == NULL:
-            raise MemoryError(f"no memory for a batch of {n}; use a smaller one")
-        try:
-            dims[0] = n
-            for f in range(self.n_fields):
-                # From C, not from the Field: each Python object touched here is a cache line that threads pass around.
-                place = self.places + f
-                memcpy(dims + 1, place.shape, place.n_axes * sizeof(dims[0]))
-                array = _empty(place.n_axes + 1, dims, <cnp.dtype>place.dtype)
-                column[f] = <char*>cnp.PyArray_DATA(array)
-                batch[self.names[f]] = array
-            if self.tree is not None:
-                batch["importance_weight"] = array = cnp.PyArray_EMPTY(1, dims, cnp.NPY_FLOAT32, 0)
-                weight = <float*>cnp.PyArray_DATA(array)
-            batch["index"] = array = cnp.PyArray_EMPTY(1, dims, cnp.NPY_INT64, 0)
-            index = <int64_t*>cnp.PyArray_DATA(array)
-            batch["handle"] = array = _empty(1, dims, HANDLE)
-            handle = <Handle*>cnp.PyArray_DATA(array)
-            with nogil:
-                outcome = self.read_batch(column, n, handle, mass, stratified)
-                if outcome == DRAWN:
-                    for i in range(n):
-                        index[i] = handle[i].index
-                    if weight != NULL:
-                        # (N · P(i)) ** -beta over its maximum in the batch: N and the total cancel.
-                        smallest = mass[0]
-                        for i in range(1, n):
-                            smallest = min(smallest, mass[i])
-                        for i in range(n):
-                            ratio = smallest / mass[i]
-                            # float32 is precise enough for a float32 weight, where it can hold the ratio at all
-                            weight[i] = powf(<float>ratio, <float>beta) if ratio > 1e-37 else <float>pow(ratio, beta)
-        finally:
-            free(column)
-        if outcome == EMPTY:
-            raise EmptyBufferError("there is no row to draw: add some first (or every mass is zero)")
-        if outcome == UNREADABLE:
-            raise RuntimeError("masses were set on slots that hold no row: set masses only for slots that add returned")
-        return batch
-
-    cdef int read_batch(self, char** column, int64_t n, Handle* handle, double* mass, bint stratified) noexcept nogil:
-        """Draw n rows into the columns."""
-        cdef double u[CHUNK]
-        cdef int64_t slot[CHUNK]
-        cdef int64_t start = 0, count, i
-        cdef uint64_t counter
-        cdef int attempts
-        if self.extent() <= 0 and self.is_empty():
-            return EMPTY
-        counter = take_random(self.header, n)
-        while start < n:
-            count = min(<int64_t>CHUNK, n - start)
-            self.draw(counter + start // PER_COUNTER, u, slot, start, count, n, stratified)
-            self.read_rows(slot, count, column, start, handle + start, mass + start)
-            for i in range(count):
-                attempts = 0
-                while handle[start + i].index < 0:
-                    # Another thread was faster, or rounding led to an empty leaf: draw this one again, from the same
-                    # part unless that part seems to hold nothing.
-                    attempts += 1
-                    if attempts % MAX_REDRAWS == 0 and self.is_vacant(slot[0]):
-                        return UNREADABLE
-                    if attempts > 16:
-                        sched_yield()
-                    if self.extent() <= 0 and self.is_empty():
-                        return EMPTY
-                    self.draw(take_random(self.header, 1), u, slot, start + i, 1, n, stratified and attempts <= 16)
-                    self.read_rows(slot, 1, column, start + i, handle + start + i, mass + start + i)
-            start += count
-        return DRAWN
-
-    cdef double extent(self) noexcept nogil:
-        """What is divided among the draws: the total mass, or the number of slots in use. Any recent value will do."""
-        return <double>load_relaxed(&self.header.n_started) if self.tree is None else self.tree.root()
-
-    cdef void draw(self, uint64_t counter, double* u, int64_t* slot, int64_t first, int64_t n, int64_t batch_size,
-                   bint stratified) noexcept nogil:
-        """Draw n slots, draws ``first`` … of a batch, for read_rows to check. ``u`` is scratch.
-
-        ``counter`` is where the random numbers for them begin.
-        """
-        cdef int64_t i
-        cdef double extent = self.extent()
-        fill_uniform(self.header.random_key, counter, u, n)
-        for i in range(n):
-            u[i] = (first + i + u[i]) * (1.0 / batch_size) * extent if stratified else u[i] * extent
-        if self.tree is None:
-            for i in range(n):
-                slot[i] = min(<int64_t>u[i], self.capacity - 1)
-        else:
-            self.tree.search(u, slot, n, batch_size if stratified else 0)
-
-    cdef void read_rows(self, const int64_t* slot, int64_t n, char** column, int64_t first, Handle* handle,
-                        double* mass) noexcept nogil:
-        """Copy n slots' rows into rows ``first`` … of the columns.
-
-        A handle's index becomes -1 where the row is missing, empty, being written, or changed during the copy.
-        """
-        cdef int64_t i
-        cdef int f
-        cdef char* row
-        cdef uint64_t generation
-        cdef Place place
-        for i in range(min(<int64_t>AHEAD, n)):
-            self.prefetch_row(slot[i])
-        for i in range(n):
-            if i + AHEAD < n:
-                self.prefetch_row(slot[i + AHEAD])
-            row = self.rows + slot[i] * self.row_nbytes
-            handle[i].index = -1
-            # [publish-slot] acquire: pairs with the release in publish
-            generation = load_acquire(<uint64_t*>row)
-            if generation == 0 or generation & 1:
-                continue
-            if self.tree is not None:
-                # [leaf] acquire: pairs with the releases in reserve, publish and update
-                mass[i] = load_acquire(self.tree.leaf + slot[i])
-                if mass[i] <= 0:
-                    continue
-            for f in range(self.n_fields):
-                place = self.places[f]
-                read_field(row, column[f] + (first + i) * place.nbytes, place.offset, place.nbytes)
-            # [reserve-slot] relaxed: the acquire of each word above keeps this second look behind it
-            if load_relaxed(<uint64_t*>row) == generation:
-                handle[i].index = slot[i]
-                handle[i].generation = generation
-
-    cdef void prefetch_row(self, int64_t slot) noexcept nogil:
-        """Ask for the first cache lines of a row."""
-        cdef char* row = self.rows + slot * self.row_nbytes
-        cdef Py_ssize_t offset
-        for offset in range(0, min(self.row_nbytes, <Py_ssize_t>PREFETCHED), 64):
-            prefetch_far(row + offset)
-        prefetch_far(row + min(self.row_nbytes, <Py_ssize_t>PREFETCHED) - 1)

@@ -24,7 +24,8 @@ from .errors import EmptyBufferError, IndexRangeError
 from .validation import as_arity, as_count, as_float64, as_generator, as_index
 
 from .block cimport (
-    PER_COUNTER, Block, Header, acquire, aligned, fill_uniform, load_acquire, load_relaxed, release, store_release, take_random,
+    PER_COUNTER, Block, Header, acquire, fill_uniform, head_nbytes, load_acquire, load_relaxed, release, store_release,
+    take_random,
 )
 
 cnp.import_array()
@@ -94,7 +95,7 @@ cdef class SumTree:
     def __cinit__(self, capacity, arity=DEFAULT_ARITY, Block _block=None, size_t _offset=0):
         cdef int64_t n_leaves = as_count("capacity", capacity, MAX_CAPACITY)
         cdef int k = as_arity(arity)
-        cdef size_t head = aligned(sizeof(Header))
+        cdef size_t head = head_nbytes(False)
         if _block is None:
             _block = Block(head + lay_out(NULL, NULL, n_leaves, k))
             _offset = head

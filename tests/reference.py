@@ -186,3 +186,44 @@ class ReferenceBuffer:
         self.tree.mass[:] = 0.0
         self.position = 0
         self.max_priority = 1.0
+
+
+def stretches(log):
+    """Steps of one stream that belong together, and whether the last of them ended an episode.
+
+    A log is a list of steps, dicts with at least terminated and truncated; None stands for a reset in between.
+    """
+    steps = []
+    for step in [*log, None]:
+        if step is not None:
+            steps.append(step)
+        if step is None or step["terminated"] or step["truncated"]:
+            yield steps, step is not None
+            steps = []
+
+
+def reference_n_step(log, n_step, gamma):
+    """The windows of one stream: steps, exact return, and discount, in the order of their first steps."""
+    gamma, windows = Fraction(gamma), []
+    for steps, ended in stretches(log):
+        for start in range(len(steps)):
+            window = steps[start : start + n_step]
+            if len(window) == n_step or ended:
+                reward = sum(gamma**i * Fraction(float(step["reward"])) for i, step in enumerate(window))
+                discount = gamma ** len(window) * (not window[-1]["terminated"])
+                windows.append((window, reward, discount))
+    return windows
+
+
+def reference_sequences(log, length, period, burn_in):
+    """The sequences of one stream, each a list of at most `length` steps: none only repeats what another has."""
+    sequences = []
+    for steps, ended in stretches(log):
+        n_covered = 0
+        for start in range(0, len(steps), period):
+            window = steps[start : start + length]
+            brings_new = start + len(window) > n_covered
+            if brings_new and (len(window) == length or (ended and len(window) > burn_in)):
+                sequences.append(window)
+                n_covered = start + len(window)
+    return sequences

@@ -20,13 +20,15 @@ MAX_LINES = 400
 
 # Lower floors first; modules of one floor do not import each other.
 FLOORS = [
-    {"errors"},
+    {"errors", "version"},
     {"validation"},
     {"types"},
     {"fields", "block"},
-    {"sum_tree"},
+    {"sum_tree", "shared_memory", "steps", "sequences"},
     {"slots"},
-    {"storage", "schedules"},
+    {"snapshots"},
+    {"reader"},
+    {"storage", "schedules", "n_step", "sequence_writer"},
     {"replay_buffer"},
     {"prioritized_replay_buffer"},
     {"__init__"},

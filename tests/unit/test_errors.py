@@ -277,11 +277,6 @@ def test_seeds(bad, error):
         kr.ReplayBuffer(5, FIELDS, seed=bad)
 
 
-def test_sharing_between_processes_is_refused_for_now():
-    with pytest.raises(NotImplementedError, match="shared"):
-        kr.PrioritizedReplayBuffer(5, FIELDS, shared=True)
-
-
 def test_more_memory_than_there_is():
     with pytest.raises((MemoryError, ValueError), match="capacity"):
         kr.ReplayBuffer(2**39, {"image": kr.Field((84, 84, 4), "uint8")})

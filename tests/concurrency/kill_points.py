@@ -1,0 +1,208 @@
+"""Kill a process at a chosen instruction of one call: a debugger steps it there and sends SIGKILL.
+
+    python tests/concurrency/kill_points.py --each 1          # every instruction of every call, some minutes
+
+Random kills seldom hit the few microseconds in which the lock is held. Here each instruction between the first and the last one
+of the call is a place to die, libc's and the interpreter's in between included. Linux on x86-64, where tracing is allowed.
+"""
+
+import argparse
+import ctypes
+import os
+import platform
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import kary_replay as kr
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]  # run as a program
+
+from rows import EPSILON, Rows, SeenSlots, check_batch, check_masses, priority, require, strength, td_error  # noqa: E402
+
+CAPACITY, N_ROWS = 9, 3
+TRACEME, PEEKUSER, KILL, SINGLESTEP = 0, 3, 8, 9
+RIP = 16 * 8  # where the instruction pointer is in struct user
+MAX_STEPS = 400_000
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.restype = ctypes.c_long
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+
+
+def is_possible():
+    """Whether this system lets a process trace its child."""
+    if platform.machine() != "x86_64" or sys.platform != "linux":
+        return False
+    pid = os.fork()
+    if pid == 0:
+        os._exit(libc.ptrace(TRACEME, 0, None, None) != 0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def our_code():
+    """Address ranges of the package's machine code."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, permissions, *_, path = line.split(maxsplit=5)
+        if "x" in permissions and "/kary_replay/" in path:
+            yield tuple(int(end, 16) for end in addresses.split("-"))
+
+
+class Victim:
+    """A child that stops just in front of a call, to be stepped through it."""
+
+    def __init__(self, call):
+        self.ranges = list(our_code())
+        self.pid = os.fork()
+        if self.pid == 0:
+            libc.ptrace(TRACEME, 0, None, None)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            call()
+            os._exit(0)
+        os.waitpid(self.pid, 0)
+
+    def step(self):
+        """Go on by one instruction; False if the child has ended."""
+        libc.ptrace(SINGLESTEP, self.pid, None, None)
+        _, status = os.waitpid(self.pid, 0)
+        return os.WIFSTOPPED(status)
+
+    def is_ours(self):
+        at = libc.ptrace(PEEKUSER, self.pid, RIP, None) & 0xFFFFFFFFFFFFFFFF
+        return any(first <= at < end for first, end in self.ranges)
+
+    def extent(self):
+        """The first and the last step at which it is in our code; the child ends."""
+        first, last, n = None, 0, 0
+        while self.step():
+            n += 1
+            require([n < MAX_STEPS], "the call does not end", [n])
+            if self.is_ours():
+                first, last = n if first is None else first, n
+        return first, last
+
+    def kill_at(self, n):
+        """Die after n steps."""
+        for _ in range(n):
+            if not self.step():
+                return
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+class Trial:
+    """A buffer that outlives one victim after another."""
+
+    def __init__(self, prioritized=True):
+        self.rows = Rows(4, 16)
+        options = {"alpha": 1.0, "beta": 1.0, "priority_epsilon": EPSILON} if prioritized else {}
+        kind = kr.PrioritizedReplayBuffer if prioritized else kr.ReplayBuffer
+        self.buffer = kind(CAPACITY, self.rows.fields(), seed=1, shared=True, **options)
+        self.prioritized = prioritized
+        self.number = 0
+        self.fill()
+
+    def fill(self):
+        self.add(CAPACITY)
+
+    def add(self, n):
+        number = np.arange(self.number, self.number + n)
+        self.number += n
+        row = self.rows.make(number)
+        if self.prioritized:
+            row["priority"] = priority(number, number % 3)
+        self.buffer.add(**row)
+
+    def calls(self):
+        """What a victim may be doing: everything that changes the buffer."""
+        storage = self.buffer._storage
+        fields = self.rows.make(np.arange(10**6, 10**6 + N_ROWS))
+        columns, n = self.buffer._columns({**fields, "body": fields["body"].copy()})
+        calls = {
+            "add": lambda: storage.add(columns, n, None if not self.prioritized else priority(np.arange(10**6, 10**6 + n), 1))
+        }
+        calls["reset"] = storage.reset
+        calls["check_invariants"] = storage.check_invariants
+        if self.prioritized:
+            batch = self.buffer.sample(N_ROWS)
+            errors = td_error(batch.number, 1)
+            calls["update"] = lambda: storage.update(batch.handle, errors, EPSILON)
+            calls["set_alpha"] = lambda: storage.set_alpha(0.5)
+        return calls
+
+    def check(self, call):
+        """After the death: nothing hangs, rows are whole, masses are their own, and all slots can be used again."""
+        buffer = self.buffer
+        buffer.check_invariants()
+        if self.prioritized:
+            require([buffer.alpha in (0.5, 1.0)], "alpha", [buffer.alpha])
+        n_rows = len(buffer)
+        require([0 <= n_rows <= CAPACITY], "length", [n_rows])
+        if call == "add":
+            require([n_rows >= CAPACITY - N_ROWS], "rows were lost", [n_rows])
+        elif call != "reset":
+            require([n_rows == CAPACITY], "rows were lost", [n_rows])
+        else:
+            require([n_rows in (0, CAPACITY)], "half a reset", [n_rows])
+        if n_rows:
+            seen = SeenSlots(CAPACITY)
+            batch = buffer.sample(n_rows, unique=True)
+            if not self.prioritized or buffer.alpha == 1.0:
+                check_batch(self.rows, seen, batch)
+                if self.prioritized:
+                    check_masses(batch.number, buffer.tree.get(batch.index))
+            elif self.prioritized:  # every mass is the root of one of its own: none was left, none had it twice
+                self.rows.check_whole(batch)
+                mass = buffer.tree.get(batch.index)
+                off = np.log2(mass**2 / strength(batch.number))
+                require(np.abs(off - np.rint(off)) < 1e-9, "alpha was applied twice, or not at all", batch.number, mass)
+        if self.prioritized and buffer.alpha != 1.0:
+            buffer.alpha = 1.0
+            buffer.reset()
+        self.fill()
+        require([len(buffer) == CAPACITY], "slots were lost", [len(buffer)])
+        buffer.check_invariants()
+
+
+def run(each, prioritized=True, log=print, seconds_limit=1e9):
+    """Kill at every ``each``-th instruction of each call; return how many died, and how many of them held the lock."""
+    trial = Trial(prioritized)
+    n_killed = 0
+    for name in trial.calls():
+        started = time.monotonic()
+        first, last = Victim(trial.calls()[name]).extent()
+        trial.check(name)
+        before, killed = trial.buffer._storage.n_repaired, 0
+        for at in range(first, last + 1, each):
+            Victim(trial.calls()[name]).kill_at(at)
+            try:
+                trial.check(name)
+            except AssertionError as violation:
+                raise AssertionError(f"{name} killed after {at - first} of {last - first} instructions: {violation}") from None
+            killed += 1
+            if time.monotonic() - started > seconds_limit:
+                break
+        n_killed += killed
+        locked = trial.buffer._storage.n_repaired - before
+        log(f"{name:>17}: {killed} killed, {locked} of them holding the lock, {time.monotonic() - started:.1f} s")
+    return n_killed, trial.buffer._storage.n_repaired
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--each", type=int, default=1, help="kill at every so many instructions (default 1)")
+    options = parser.parse_args(arguments)
+    if not is_possible():
+        print("this system does not let a process trace its child")
+        return 1
+    for prioritized in (True, False):
+        n_killed, locked = run(options.each, prioritized)
+        print(f"{n_killed} processes killed, {locked} of them holding the lock, no violation")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""Processes that share one buffer, killed at random moments; every batch is verified, and nobody may hang.
+
+    python tests/concurrency/processes.py --transitions 1e7 --kills 1000
+
+Four writers, two samplers, two updaters. Rows, and what must hold, are in rows.py. A victim of SIGKILL is replaced; all others
+have to go on. Ends with status 1 on the first violation, and when anybody makes no progress for HANG_SECONDS.
+"""
+
+import argparse
+import collections
+import contextlib
+import faulthandler
+import itertools
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import kary_replay as kr
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]  # run as a program
+
+from rows import EPSILON, MAX_EXPONENT, Rows, SeenSlots, check_batch, check_masses, priority, require, td_error  # noqa: E402
+
+ROLES = ["writer"] * 4 + ["sampler"] * 2 + ["updater"] * 2
+HANG_SECONDS = 30.0
+NUMBERS_EACH = 1 << 36  # insertion numbers of one incarnation of a writer
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One buffer, and the size of what is done to it."""
+
+    name: str
+    capacity: int
+    n_words: int
+    max_batch: int
+    share: float  # of the transitions and of the kills
+
+
+SCENARIOS = [
+    Scenario("one slot", capacity=1, n_words=4, max_batch=2, share=0.05),
+    Scenario("tiny", capacity=7, n_words=6, max_batch=8, share=0.2),
+    Scenario("small", capacity=300, n_words=20, max_batch=64, share=0.35),
+    Scenario("large rows", capacity=40, n_words=2000, max_batch=8, share=0.1),
+    Scenario("many slots", capacity=50_000, n_words=9, max_batch=64, share=0.3),
+]
+
+
+class Participant:
+    """What one process does until it is told to stop, or killed."""
+
+    def __init__(self, scenario, descriptor, incarnation):
+        self.scenario = scenario
+        self.buffer = kr.PrioritizedReplayBuffer.attach(descriptor)
+        self.rows = Rows(scenario.n_words, max(scenario.max_batch, 64))
+        self.seen = SeenSlots(scenario.capacity)
+        self.random = random.Random(incarnation)
+        self.number = incarnation * NUMBERS_EACH
+        self.old = collections.deque(maxlen=50)
+
+    def writer(self):
+        """Add rows with numbers that nobody else has."""
+        number = np.arange(self.number, self.number + self.random.randint(1, self.scenario.max_batch))
+        self.number += len(number)
+        row = self.rows.make(number)
+        index = self.buffer.add(priority=priority(number, self.random.randint(0, MAX_EXPONENT)), **row)
+        row["body"][:] = 0  # the buffer must have its own copy by now
+        require((index >= 0) & (index < self.scenario.capacity), "slot out of range", index)
+
+    def sampler(self):
+        """Draw and verify."""
+        batch = self.buffer.sample(self.random.randint(1, self.scenario.max_batch))
+        check_batch(self.rows, self.seen, batch)
+        return batch
+
+    def updater(self):
+        """Update rows drawn just now or a while ago."""
+        batch = self.sampler()
+        self.old.append((batch.handle, batch.number))
+        handle, number = self.old[-1] if self.random.random() < 0.7 else self.random.choice(self.old)
+        applied = self.buffer.update_priorities(handle, td_error(number, self.random.randint(0, MAX_EXPONENT)))
+        require(0 <= applied <= len(handle), "updates applied", [applied])
+
+
+def take_part(scenario, descriptor, role, incarnation, progress, which, stop):
+    """Run a role, counting its calls in ``progress[which]``, until ``stop`` is set."""
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        participant = Participant(scenario, descriptor, incarnation)
+        call = getattr(participant, role)
+        while not stop.value:
+            call()
+            progress[which] += 1
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+class Stress:
+    """One scenario: the buffer, its participants, their killer, and the checks."""
+
+    def __init__(self, scenario, seed):
+        self.scenario = scenario
+        self.random = random.Random(seed)
+        # A server that has everything imported forks each participant, in milliseconds.
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(["processes"])
+        self.rows = Rows(scenario.n_words, 64)
+        options = {"alpha": 1.0, "beta": 1.0, "priority_epsilon": EPSILON, "seed": seed, "shared": True}
+        self.buffer = kr.PrioritizedReplayBuffer(scenario.capacity, self.rows.fields(), **options)
+        self.incarnations = itertools.count(1)
+        self.progress = self.context.RawArray("q", len(ROLES))
+        self.stop = self.context.RawValue("b", 0)
+        self.participants = [None] * len(ROLES)
+
+    def start(self, which):
+        arguments = (
+            self.scenario, self.buffer.descriptor, ROLES[which], next(self.incarnations), self.progress, which, self.stop,
+        )  # fmt: skip
+        self.participants[which] = self.context.Process(target=take_part, args=arguments, daemon=True)
+        self.participants[which].start()
+
+    def fill(self):
+        """Samplers find rows from the start."""
+        for first in range(0, self.scenario.capacity, 64):
+            number = np.arange(first, min(first + 64, self.scenario.capacity))
+            self.buffer.add(priority=priority(number, 0), **self.rows.make(number))
+
+    def watch(self, moved):
+        """Fail if anybody failed, or has not moved for long. ``moved``: per participant, its count and since when."""
+        now = time.monotonic()
+        for which, process in enumerate(self.participants):
+            require([process.exitcode is None], f"a {ROLES[which]} ended with {process.exitcode}")
+            if self.progress[which] != moved[which][0]:
+                moved[which] = (self.progress[which], now)
+            require([now - moved[which][1] < HANG_SECONDS], f"a {ROLES[which]} hangs")
+
+    def kill(self, which):
+        process = self.participants[which]
+        process.kill()
+        process.join(HANG_SECONDS)
+        require([process.exitcode == -signal.SIGKILL], f"exit code {process.exitcode}")
+        process.close()
+        self.start(which)
+
+    def run(self, transitions, n_kills, seconds_limit):
+        """Run to the end of the transitions and the kills; return how many there were of both, and the seconds."""
+        started, killed = time.monotonic(), 0
+        self.fill()
+        try:
+            for which in range(len(ROLES)):
+                self.start(which)
+            moved = [(-1, started)] * len(ROLES)
+            while self.buffer.n_added < transitions or killed < n_kills:
+                if time.monotonic() - started > seconds_limit:
+                    break
+                time.sleep(self.random.uniform(0, 0.02) if n_kills else 0.2)
+                self.watch(moved)
+                if killed < n_kills:
+                    which = self.random.randrange(len(ROLES))
+                    self.kill(which)
+                    moved[which] = (self.progress[which], time.monotonic())
+                    killed += 1
+                    if killed % 16 == 0:
+                        self.buffer.check_invariants()
+            self.stop.value = 1
+            deadline = time.monotonic() + HANG_SECONDS
+            for which, process in enumerate(self.participants):
+                process.join(max(0.0, deadline - time.monotonic()))
+                require([process.exitcode == 0], f"a {ROLES[which]} did not stop: {process.exitcode}")
+        finally:
+            for process in self.participants:
+                if process is not None:
+                    process.kill()
+        self.check_at_rest()
+        return self.buffer.n_added, killed, self.buffer._storage.n_repaired, time.monotonic() - started
+
+    def check_at_rest(self):
+        """Every row is whole and has a mass of its own; the slots of the dead can be used again."""
+        buffer, capacity = self.buffer, self.scenario.capacity
+        buffer.check_invariants()
+        require([0 <= len(buffer) <= capacity], "length", [len(buffer)])
+        seen = SeenSlots(capacity)
+        n_rows = len(buffer)
+        for _ in range(-(-4 * n_rows // 64)):
+            check_batch(self.rows, seen, buffer.sample(min(64, n_rows), unique=True))
+        mass = buffer.tree.get(np.arange(capacity))
+        require([np.count_nonzero(mass) == n_rows], "rows without mass", [np.count_nonzero(mass), n_rows])
+        known = seen.number >= 0
+        check_masses(seen.number[known], mass[known])
+        before = buffer.n_added
+        number = np.arange(NUMBERS_EACH - capacity, NUMBERS_EACH)
+        for first in range(0, capacity, 64):
+            part = number[first : first + 64]
+            buffer.add(priority=priority(part, 0), **self.rows.make(part))
+        require([len(buffer) == capacity and buffer.n_added == before + capacity], "slots were lost", [len(buffer)])
+        buffer.check_invariants()
+
+
+def run_stress(transitions, n_kills, seconds_limit, seed=0, scenarios=SCENARIOS, log=print):
+    """Run all scenarios, each with its share; return the transitions and the kills done."""
+    total, killed = 0, 0
+    share = sum(scenario.share for scenario in scenarios)
+    for number, scenario in enumerate(scenarios):
+        part = scenario.share / share
+        n, k, repaired, seconds = Stress(scenario, seed + number).run(
+            transitions * part, round(n_kills * part), seconds_limit * part
+        )
+        log(f"{scenario.name:>14}: {n:,} transitions, {k} killed, {repaired} of them holding the lock, {seconds:.1f} s")
+        total, killed = total + n, killed + k
+    return total, killed
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--transitions", type=float, default=1e7, help="added in all (default 1e7)")
+    parser.add_argument("--kills", type=int, default=1000, help="participants killed (default 1000)")
+    parser.add_argument("--seconds-limit", type=float, default=3600.0, help="stop earlier after about this long")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scenario", choices=[one.name for one in SCENARIOS])
+    options = parser.parse_args(arguments)
+    scenarios = [one for one in SCENARIOS if options.scenario in (None, one.name)]
+    started = time.monotonic()
+    faulthandler.dump_traceback_later(options.seconds_limit + 600, exit=True)  # if this process hangs itself
+    try:
+        total, killed = run_stress(options.transitions, options.kills, options.seconds_limit, options.seed, scenarios)
+    except AssertionError as violation:
+        print(f"VIOLATION: {violation}", file=sys.stderr)
+        return 1
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        with contextlib.suppress(Exception):
+            multiprocessing.forkserver._forkserver._stop()
+    print(f"{total:,} transitions, {killed} processes killed in {time.monotonic() - started:.1f} s, no violation")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
