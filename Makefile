@@ -34,6 +34,9 @@ $(VENV)/built: $(VENV)/installed setup.py $(SOURCES)
 
 stress: $(VENV)/built
 	$(BIN)/python tests/concurrency/stress.py --operations 1e7
+	$(BIN)/python tests/concurrency/stress_processes.py --transitions 1e7 --kills 1000
+	$(BIN)/python tests/concurrency/kill_points.py --each 7
+	$(BIN)/python tests/concurrency/stress_saves.py --kills 150
 
 sanitize: $(VENV)/built
 	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh thread --operations 1e6

@@ -30,6 +30,14 @@ SCENARIOS = {
     "buffer sample, cold": "The same for the whole buffer.",
     "threads: sample": "Two Python threads sampling from one buffer against one thread; rows per second.",
     "threads: mixed loads": "A learner samples and updates, an actor adds 16 rows at a time; against both in one thread.",
+    "processes: sample": "Two processes sampling from one shared buffer against one; rows per second.",
+    "processes: a sampler's rows": "A process that samples, beside another one that adds 16 rows at a time, against alone.",
+    "processes: add": "Processes that add 16 rows at a time, all together.",
+    "processes: sample beside writers": "One process samples while as many others add.",
+    "learner: SAC updates": "A whole SAC update (HalfCheetah, batch 256, networks 256×256), batches drawn by a thread or in between.",
+    "frames: sample": "Stacks of four 84 × 84 frames and the next ones: every frame stored once, against whole stacks twice.",
+    "frames: add": "One step of eight environments, the frames once or as whole stacks.",
+    "frames: memory": "Bytes per slot, all included; `resident` is what a process really grew by.",
     "memory beyond the payload": "Bytes per slot beyond its 165 bytes of data; `resident` is what a process really grew by.",
 }
 ABLATIONS = {

@@ -19,6 +19,8 @@ BUFFERS = {
     "tianshou": ("bench.rivals.tianshou_buffer", "TianshouBuffer"),
     "cpprb": ("bench.rivals.cpprb_buffer", "CpprbBuffer"),
     "sb3": ("bench.rivals.sb3_buffer", "Sb3Buffer"),
+    "frames": ("bench.rivals.frames", "Once"),
+    "stacks": ("bench.rivals.frames", "Twice"),
 }
 
 
@@ -33,7 +35,8 @@ def growth(key: str, slots: int) -> int:
 def _measure(key: str, slots: int) -> int:
     module, name = BUFFERS[key]
     build = getattr(importlib.import_module(module), name)
-    build(2 * CHUNK)  # imports, compiles and touches what is not the buffer itself
+    chunk: int = getattr(importlib.import_module(module), "CHUNK", CHUNK)
+    build(2 * chunk)  # imports, compiles and touches what is not the buffer itself
     gc.collect()
     before = resident_bytes()
     buffer = build(slots)

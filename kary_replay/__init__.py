@@ -10,8 +10,11 @@
 """
 
 from . import errors
+from .frame_replay_buffer import FrameReplayBuffer
+from .frame_stack_writer import FrameStackWriter
 from .n_step import NStepWriter
 from .prioritized_replay_buffer import PrioritizedReplayBuffer
+from .rate_limiter import RateLimiter
 from .replay_buffer import ReplayBuffer
 from .schedules import LinearSchedule
 from .sequence_writer import SequenceWriter
@@ -25,9 +28,12 @@ __all__ = [
     "HANDLE_DTYPE",
     "Batch",
     "Field",
+    "FrameReplayBuffer",
+    "FrameStackWriter",
     "LinearSchedule",
     "NStepWriter",
     "PrioritizedReplayBuffer",
+    "RateLimiter",
     "ReplayBuffer",
     "SequenceWriter",
     "SumTree",

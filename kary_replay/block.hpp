@@ -23,7 +23,7 @@ struct Participant {
 
 // What a holder of the lock has in hand that takes more than one step, so that whoever finds the lock of a dead one can
 // finish it.
-enum Job : int64_t { kNothing = 0, kSetAlpha = 1, kReset = 2 };
+enum Job : int64_t { kNothing = 0, kSetAlpha = 1, kReset = 2, kRank = 3 };
 
 struct Header {
     // What the block is; never changes.
@@ -33,6 +33,7 @@ struct Header {
     int64_t row_nbytes;
     int64_t rows_at;         // offsets from the header
     int64_t tree_at;         // 0: no tree
+    int64_t ranking_at;      // 0: masses are in proportion to priorities; see rank.hpp
     int64_t participants_at;
     int64_t n_participants;
     int32_t arity;
@@ -46,12 +47,12 @@ struct Header {
     int64_t n_published;           // * rows that can be sampled
     int64_t n_writing;             // * slots reserved and not yet published
     int64_t n_started;             // * slots ever reserved since the last reset: 0 … n_started - 1
-    int64_t n_touched;             // slots ever reserved, resets notwithstanding: the rows whose generation is not 0
+    int64_t n_touched;             // * slots ever reserved, resets notwithstanding: the rows whose generation is not 0
     int64_t n_paused;              // * > 0: no new reservations (a snapshot or reset waits for the writers to finish)
     int64_t n_added;               // * rows ever published
     double alpha;                  // * mass = priority ** alpha
     double max_priority;           // * largest priority seen
-    double max_mass;               // max_priority ** alpha
+    double max_mass;               // of max_priority
     int64_t buried_at;             // ns: when somebody last looked for dead participants
     int64_t n_repaired;            // * how many holders of the lock died
 

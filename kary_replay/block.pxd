@@ -18,6 +18,7 @@ cdef extern from "block.hpp" namespace "kary" nogil:
         int64_t row_nbytes
         int64_t rows_at
         int64_t tree_at
+        int64_t ranking_at
         int64_t participants_at
         int64_t n_participants
         int arity
@@ -56,6 +57,10 @@ cdef extern from "lock.hpp" namespace "kary" nogil:
     void resume(Header* header, int64_t me)
     void bury(Header* header, bint at_once)
     void set_alpha(Header* header, double alpha)
+    double mass_of(Header* header, double priority)
+    void note_priority(Header* header, int64_t slot, double priority)
+    void renew_max_mass(Header* header)
+    size_t ranking_nbytes(int64_t capacity)
     void reset(Header* header)
     int init_lock(Header* header, bint shared)
     int64_t add_participant(Header* header)
@@ -75,6 +80,7 @@ cdef extern from "atomic.hpp" namespace "kary" nogil:
     uint64_t fetch_add_relaxed(uint64_t* p, uint64_t n)
     void prefetch_far(const void* p)
     void read_field(char* row, char* value, int64_t offset, int64_t nbytes)
+    void read_field_ahead(char* row, char* value, int64_t offset, int64_t nbytes, const char* next)
     void write_field(char* row, char* value, int64_t offset, int64_t nbytes)
 
 

@@ -64,7 +64,8 @@ cdef class Block:
         # Huge pages need an aligned start; the head room for it costs address space only.
         cdef size_t room = HUGE_PAGE if nbytes >= HUGE_PAGE and not shared else 0
         self.me = -1
-        self.mapping = mmap(NULL, nbytes + room, PROT_READ | PROT_WRITE, MAP_SHARED if shared else MAP_PRIVATE | MAP_ANON, file, 0)
+        cdef int flags = MAP_SHARED if shared else MAP_PRIVATE | MAP_ANON
+        self.mapping = mmap(NULL, nbytes + room, PROT_READ | PROT_WRITE, flags, file, 0)
         if self.mapping == MAP_FAILED:
             self.mapping = NULL
             raise MemoryError(f"capacity needs {nbytes / 2**30:.3g} GiB, which the system refuses; choose a smaller capacity")

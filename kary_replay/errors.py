@@ -8,6 +8,7 @@ __all__ = [
     "FieldError",
     "IndexRangeError",
     "KaryReplayError",
+    "RateLimiterTimeoutError",
 ]
 
 
@@ -41,3 +42,7 @@ class FieldError(KaryReplayError, TypeError, ValueError):
 
 class IndexRangeError(KaryReplayError, IndexError, ValueError):
     """An index is negative, or not below the capacity."""
+
+
+class RateLimiterTimeoutError(KaryReplayError, TimeoutError):
+    """Whoever adds or draws waited too long for the other side, which lags behind the ratio or has stopped."""

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "participants.hpp"
+#include "rank.hpp"
 #include "sum_tree.hpp"
 
 namespace kary {
@@ -39,13 +40,18 @@ inline void continue_set_alpha(Header* header) {
         }
     }
     store_relaxed(&header->alpha, alpha);
-    header->max_mass = std::pow(header->max_priority, alpha);
+    renew_max_mass(header);
     rebuild(tree);
     store_release(&header->job, int64_t{kNothing});
 }
 
 inline void set_alpha(Header* header, double alpha) {
     if (alpha == header->alpha) return;
+    if (header->ranking_at != 0) {
+        store_relaxed(&header->alpha, alpha);
+        rank_all(header, tree_of(header));
+        return;
+    }
     header->job_alpha = alpha;
     header->job_at = 0;
     store_release(&header->job, int64_t{kSetAlpha});
@@ -68,6 +74,7 @@ inline void reset(Header* header) {
     store_relaxed(&header->n_published, int64_t{0});
     store_relaxed(&header->max_priority, 1.0);
     header->max_mass = 1.0;
+    if (Ranking* ranking = ranking_of(header)) ranking->n_changed = ranking->n_bounds = 0;
     store_release(&header->n_started, int64_t{0});  // after the generations, which are counted by it
     store_release(&header->job, int64_t{kNothing});
 }
@@ -83,7 +90,7 @@ inline void repair(Header* header) {
         store_release(generation_of(header, slot), header->intent_generation);  // [publish-slot] see reserve and publish
         if (leaf != nullptr) store_release(leaf + slot, header->intent_mass);
         if (slot >= header->n_started) store_relaxed(&header->n_started, slot + 1);
-        header->n_touched = std::max(header->n_touched, slot + 1);
+        store_relaxed(&header->n_touched, std::max(header->n_touched, slot + 1));
         if (header->job == kSetAlpha) header->job_at = slot + 1;
         end_change(header);
     }
@@ -109,8 +116,9 @@ inline void repair(Header* header) {
     store_relaxed(&header->n_published, n_published);
     store_relaxed(&header->n_writing, n_writing);
     store_relaxed(&header->n_paused, n_paused);
-    header->max_mass = std::pow(header->max_priority, header->alpha);
+    renew_max_mass(header);
     if (leaf != nullptr) rebuild(tree);
+    if (header->job == kRank) rank_all(header, tree);
 }
 
 // Spins for about as long as a batch update holds the lock, then sleeps in the kernel. Never called with the GIL held: the

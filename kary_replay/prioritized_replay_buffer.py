@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         0 to 1: how far importance weights correct for it; 1 corrects fully.
     priority_epsilon : float
         Above 0; added to every |TD error|, so that no row is lost for ever.
+    prioritization : "proportional" or "rank"
+        Whether a row's mass is priority ** alpha, or rank ** -alpha, the row of the largest priority having rank 1 (Schaul et
+        al. 2016, section 3.3): robust against outliers, blind to how far errors differ. See `rank`.
 
     Raises
     ------
@@ -69,7 +72,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         seed: int | None = None,
         shared: bool = False,
         storage_directory: str | os.PathLike[str] | None = None,
+        prioritization: Literal["proportional", "rank"] = "proportional",
     ) -> None:
+        if prioritization not in ("proportional", "rank"):
+            raise ValueError(f"prioritization must be 'proportional' or 'rank', got {prioritization!r}")
+        if prioritization == "rank":
+            self._options = {**self._options, "prioritization": "rank"}
         alpha, beta, epsilon = as_exponent("alpha", alpha), as_exponent("beta", beta), _as_epsilon(priority_epsilon)
         super().__init__(capacity, fields, seed=seed, shared=shared, storage_directory=storage_directory)
         self._storage.set_alpha(alpha)
@@ -115,6 +123,20 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return self._storage.tree
 
     @property
+    def prioritization(self) -> str:
+        """Whether masses go by priority ("proportional") or by its rank ("rank")."""
+        return self._options.get("prioritization", "proportional")
+
+    def rank(self) -> None:
+        """With prioritization by rank, give every row exactly the mass of its rank now; otherwise do nothing.
+
+        It also happens by itself whenever as many priorities have changed as there are rows. In between, a new priority gets
+        the mass of the rank that it would have had at the last time, to within 2.5 %. Of equal priorities, the lower slot ranks
+        first. O(n log n) under the lock, about 0.1 s for a million rows; `sample` goes on meanwhile.
+        """
+        self._storage.rank()
+
+    @property
     def total_mass(self) -> float:
         """Sum of all masses."""
         return self.tree.total
@@ -149,18 +171,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         O(B · (bytes of a row + K · log_K(capacity))), GIL released; the lock is held for the tree, not for the copy.
         """
         columns, n = self._columns(fields)
-        priorities = None
-        if priority is not None:
-            given = as_float64("priority", priority)
-            if given.ndim and given.shape[0] != n:
-                raise ValueError(f"priority must be one number or have length {n}, got {given.shape[0]}")
-            priorities = np.array(np.broadcast_to(given, (n,)))  # a copy: what is checked is what is used
-            limit = self.tree.max_mass
-            bad = np.flatnonzero(~((priorities > 0) & (priorities <= limit)))
-            if bad.size:
-                value = priorities[bad[0]]
-                raise ValueError(f"priority must be finite, above 0, at most {limit:.3g}, got {value} at position {bad[0]}")
-        return self._storage.add(columns, n, priorities)
+        return self._storage.add(columns, n, None if priority is None else self._priorities(priority, n))
 
     def sample(self, batch_size: int, *, stratified: bool = True, unique: bool = False) -> Batch:
         """Draw ``batch_size`` rows with probability mass_i / total, with replacement.
@@ -230,6 +241,19 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         if errors.size != handles.size:
             raise ValueError(f"td_error must have one value per handle, {handles.size}, got {errors.size}")
         return self._storage.update(np.ascontiguousarray(handles), errors, self._storage.priority_epsilon)
+
+    def _priorities(self, priority: npt.ArrayLike, n: int) -> npt.NDArray[np.float64]:
+        """Return checked raw priorities of n rows."""
+        given = as_float64("priority", priority)
+        if given.ndim and given.shape[0] != n:
+            raise ValueError(f"priority must be one number or have length {n}, got {given.shape[0]}")
+        priorities = np.array(np.broadcast_to(given, (n,)))  # a copy: what is checked is what is used
+        limit = self.tree.max_mass
+        bad = np.flatnonzero(~((priorities > 0) & (priorities <= limit)))
+        if bad.size:
+            value = priorities[bad[0]]
+            raise ValueError(f"priority must be finite, above 0, at most {limit:.3g}, got {value} at position {bad[0]}")
+        return priorities
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "beta": self.beta, "priority_epsilon": self.priority_epsilon}

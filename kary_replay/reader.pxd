@@ -2,7 +2,12 @@
 
 from libc.stdint cimport int64_t, uint64_t
 
+cimport numpy as cnp
+
 from .snapshots cimport Snapshots
+
+cdef enum:
+    CHUNK = 128  # rows drawn together: whole counts of the random stream
 
 
 cdef packed struct Handle:
@@ -11,6 +16,7 @@ cdef packed struct Handle:
 
 
 cdef class Reader(Snapshots):
+    cdef int drawn_shape(self, int f, cnp.npy_intp* shape) noexcept nogil
     cdef int read_batch(self, char** column, int64_t n, Handle* handle, double* mass, bint stratified, int64_t* seen,
                         int64_t n_seen) noexcept nogil
     cdef int64_t draw_rest(self, int64_t* seen, int64_t n_seen, double u) noexcept nogil

@@ -33,7 +33,6 @@ cdef cnp.dtype HANDLE = HANDLE_DTYPE
 
 cdef enum:
     MAX_BATCH = 1 << 30
-    CHUNK = 128           # rows drawn together: whole counts of the random stream
     AHEAD = 16            # rows prefetched ahead
     PREFETCHED = 512      # bytes of a row; the hardware follows a longer one by itself
     MAX_REDRAWS = 100000  # before asking whether the slot drawn holds a row at all
@@ -80,7 +79,6 @@ cdef class Reader(Snapshots):
         """
         cdef int64_t n = as_count("batch_size", batch_size, MAX_BATCH), i
         cdef cnp.npy_intp dims[32]
-        cdef Place* place
         cdef dict batch = {}
         cdef cnp.ndarray array
         cdef char** column = <char**>malloc(self.n_fields * sizeof(char*) + n * sizeof(double))
@@ -105,9 +103,7 @@ cdef class Reader(Snapshots):
             dims[0] = n
             for f in range(self.n_fields):
                 # From C, not from the Field: each Python object touched here is a cache line that threads pass around.
-                place = self.places + f
-                memcpy(dims + 1, place.shape, place.n_axes * sizeof(dims[0]))
-                array = _empty(place.n_axes + 1, dims, <cnp.dtype>place.dtype)
+                array = _empty(self.drawn_shape(f, dims + 1) + 1, dims, <cnp.dtype>self.places[f].dtype)
                 column[f] = <char*>cnp.PyArray_DATA(array)
                 batch[self.names[f]] = array
             if self.tree is not None:
@@ -143,6 +139,12 @@ cdef class Reader(Snapshots):
             raise RuntimeError("masses were set on slots that hold no row: set masses only for slots that add returned")
         return batch
 
+    cdef int drawn_shape(self, int f, cnp.npy_intp* shape) noexcept nogil:
+        """Write the shape that field f has in a drawn row, and return its number of axes."""
+        cdef Place* place = self.places + f
+        memcpy(shape, place.shape, place.n_axes * sizeof(shape[0]))
+        return place.n_axes
+
     cdef int read_batch(self, char** column, int64_t n, Handle* handle, double* mass, bint stratified, int64_t* seen,
                         int64_t n_seen) noexcept nogil:
         """Draw n rows into the columns. ``seen`` is NULL, or a table of slots + 1 in which each one drawn is noted."""
@@ -167,7 +169,7 @@ cdef class Reader(Snapshots):
                     # from the same part unless that part seems to hold nothing.
                     handle[i].index = -1
                     attempts += 1
-                    if attempts % MAX_REDRAWS == 0 and self.is_vacant(slot[0]):
+                    if attempts % MAX_REDRAWS == 0 and self.was_never_used(slot[0]):
                         return UNREADABLE
                     if attempts > 16 and seen == NULL:
                         sched_yield()

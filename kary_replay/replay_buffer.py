@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import shared_memory
+from .checkpoint import Saved
 from .errors import AttachError, ClosedError, FieldError
 from .fields import Fields, checked_fields, fields_of_space, leaves_of, look_up, map_leaves, name_of, refuse_unknown
 from .storage import Storage, as_columns
@@ -22,9 +23,10 @@ Self = TypeVar("Self", bound="ReplayBuffer")
 
 RESERVED = ("index", "handle", "importance_weight", "priority", "keys")
 FORMAT = 1  # of pickles
+_RANKED = 2
 
 
-class ReplayBuffer:
+class ReplayBuffer(Saved):
     """A ring of transitions from which batches are drawn uniformly.
 
     Parameters
@@ -67,6 +69,8 @@ class ReplayBuffer:
     """
 
     _prioritized = False
+    _storage_class = Storage
+    _options: dict[str, Any] = {}  # noqa: RUF012  # never changed; what else `_open` of a subclass needs to know
 
     def __init__(
         self,
@@ -97,7 +101,9 @@ class ReplayBuffer:
         self._names = [name_of(path) for path in paths]
         self._nested = any(len(path) > 1 for path in paths)
         self._shared = shared
-        self._storage = Storage(capacity, self._names, self._leaves, self._prioritized, seed, shared, directory, file)
+        prioritized = _RANKED if self._options.get("prioritization") == "rank" else int(self._prioritized)
+        parts = self._names, self._leaves, prioritized
+        self._storage = self._storage_class(capacity, *parts, seed, shared, directory, file)
 
     @classmethod
     def from_spaces(
@@ -175,6 +181,7 @@ class ReplayBuffer:
             os.close(file)
             raise TypeError(f"descriptor must be of a {cls.__name__}, got one of a {descriptor.kind}")
         buffer = cls.__new__(cls)
+        buffer._options = dict(descriptor.options)
         buffer._open(descriptor.capacity, descriptor.fields, 0, True, file=file)
         if buffer._storage.block.token != descriptor.token:
             raise AttachError(f"process {descriptor.pid} has closed the buffer and opened another one since")
@@ -190,7 +197,7 @@ class ReplayBuffer:
             raise ValueError("descriptor: this buffer is not shared; make it with shared=True")
         block = self._storage.block
         kind = type(self).__name__
-        return shared_memory.describe(kind, self.capacity, self._fields, block.nbytes, block.token, block.file)
+        return shared_memory.describe(kind, self.capacity, self._fields, block.nbytes, block.token, block.file, self._options)
 
     def close(self) -> None:
         """Let go of the memory; every later use raises ClosedError, a ValueError. Closing twice is no error.
@@ -347,7 +354,8 @@ class ReplayBuffer:
 
     def __getstate__(self) -> dict[str, Any]:
         storage = self._storage.snapshot()
-        return {"format": FORMAT, "version": VERSION, "fields": self._fields, "capacity": self.capacity, "storage": storage}
+        state = {"format": FORMAT, "version": VERSION, "fields": self._fields, "capacity": self.capacity, "storage": storage}
+        return {**state, "options": self._options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if state["format"] != FORMAT:
@@ -355,6 +363,7 @@ class ReplayBuffer:
                 f"this pickle was saved by kary-replay {state.get('version', '?')} in format {state['format']}; version {VERSION} "
                 f"reads format {FORMAT}: load it with the version that saved it"
             )
+        self._options = state["options"]
         self._open(state["capacity"], state["fields"], 0)
         self._storage.restore(state["storage"])
 

@@ -50,6 +50,8 @@ class Descriptor:
     file: int
     machine: str
     """Boot and process namespace: in another one, the process number means nothing."""
+    options: Mapping[str, Any]
+    """What else the kind of buffer needs to know."""
 
 
 def is_supported() -> bool:
@@ -107,10 +109,18 @@ def create(nbytes: int, directory: str | os.PathLike[str] | None = None) -> int:
     return file
 
 
-def describe(kind: str, capacity: int, fields: Mapping[str, Any], nbytes: int, token: tuple[int, int], file: int) -> Descriptor:
+def describe(
+    kind: str,
+    capacity: int,
+    fields: Mapping[str, Any],
+    nbytes: int,
+    token: tuple[int, int],
+    file: int,
+    options: Mapping[str, Any],
+) -> Descriptor:
     """Return the descriptor of a buffer whose memory this process has open as ``file``."""
     pid = os.getpid()
-    return Descriptor(kind, capacity, fields, nbytes, token, pid, start_time(pid), file, _machine())
+    return Descriptor(kind, capacity, fields, nbytes, token, pid, start_time(pid), file, _machine(), options)
 
 
 def open_of(descriptor: Descriptor) -> int:

@@ -39,4 +39,4 @@ cdef class Slots:
     cdef int64_t reserve(self, int64_t* slot, int64_t n, int64_t* scratch) noexcept nogil
     cdef void publish(self, const int64_t* slot, int64_t n, const double* priority, int64_t* scratch) noexcept nogil
     cdef bint is_empty(self) noexcept nogil
-    cdef bint is_vacant(self, int64_t slot) noexcept nogil
+    cdef bint was_never_used(self, int64_t slot) noexcept nogil

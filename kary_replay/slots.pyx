@@ -20,16 +20,18 @@ from .errors import AttachError
 from .validation import as_count
 
 from .block cimport (
-    Block, Header, acquire, begin_change, bury, end_change, head_nbytes, is_vacant, load_relaxed, participants_of, pause,
-    published, release, reset, resume, set_alpha, store_relaxed, store_release, written_by,
+    Block, Header, acquire, begin_change, bury, end_change, head_nbytes, is_vacant, load_relaxed, mass_of, note_priority,
+    participants_of, pause, published, ranking_nbytes, release, renew_max_mass, reset, resume, set_alpha, store_relaxed,
+    store_release, written_by,
 )
-from .sum_tree cimport SumTree, lay_out, recompute
+from .sum_tree cimport SumTree, lay_out, rank_all, rank_if_due, recompute
 
 from .sum_tree import DEFAULT_ARITY
 
 cnp.import_array()
 
 cdef int64_t MAX_CAPACITY = <int64_t>1 << 40
+cdef int RANKED = 2  # what ``prioritized`` is for masses by rank
 cdef int64_t MAX_NBYTES = <int64_t>1 << 47
 
 
@@ -50,15 +52,17 @@ def _packed(nbytes, start):
 cdef class Slots:
     """``capacity`` slots for rows of ``fields`` (a list of ``Field``), with ``names`` for them.
 
-    With ``prioritized`` there is a tree with one leaf per slot. ``shared``: for other processes, too; ``directory``: in a file
+    With ``prioritized`` there is a tree with one leaf per slot; 2: by rank. ``shared``: for other processes, too; ``directory``: in a file
     there; ``file``: attach to what that descriptor holds. Private to the package.
     """
 
-    def __cinit__(self, capacity, list names, list fields, bint prioritized, seed, bint shared=False, directory=None, int file=-1):
+    def __cinit__(
+        self, capacity, list names, list fields, int prioritized, seed, bint shared=False, directory=None, int file=-1
+    ):
         cdef int64_t n_slots = as_count("capacity", capacity, MAX_CAPACITY)
         cdef Py_ssize_t end = sizeof(uint64_t)
         cdef bint attach = file >= 0
-        cdef size_t tree_at = head_nbytes(shared or attach or directory is not None), rows_at, nbytes
+        cdef size_t tree_at = head_nbytes(shared or attach or directory is not None), ranking_at, rows_at, nbytes
         self.places = NULL
         self.capacity = n_slots
         self.names = names
@@ -77,7 +81,8 @@ cdef class Slots:
             self.payload_nbytes += fields[i].nbytes
             end += fields[i].nbytes
         self.row_nbytes = (end + 7) // 8 * 8
-        rows_at = tree_at + (lay_out(NULL, NULL, n_slots, DEFAULT_ARITY) if prioritized else 0)
+        ranking_at = tree_at + (lay_out(NULL, NULL, n_slots, DEFAULT_ARITY) if prioritized else 0)
+        rows_at = ranking_at + (ranking_nbytes(n_slots) if prioritized == RANKED else 0)
         if n_slots > MAX_NBYTES // self.row_nbytes:
             raise MemoryError(f"capacity {n_slots} needs {n_slots * self.row_nbytes / 2**40:.3g} TiB; choose a smaller one")
         nbytes = rows_at + n_slots * self.row_nbytes
@@ -91,13 +96,15 @@ cdef class Slots:
             self.header.row_nbytes = self.row_nbytes
             self.header.rows_at = rows_at
             self.header.tree_at = tree_at if prioritized else 0
+            self.header.ranking_at = ranking_at if prioritized == RANKED else 0
             self.header.arity = DEFAULT_ARITY
             self.header.alpha = self.header.max_priority = self.header.max_mass = 1.0
         elif (
-            self.header.capacity != n_slots or self.header.row_nbytes != self.row_nbytes or self.header.rows_at != <int64_t>rows_at
-            or (self.header.tree_at != 0) != prioritized or self.header.arity != DEFAULT_ARITY
+            self.header.capacity != n_slots or self.header.row_nbytes != self.row_nbytes
+            or self.header.rows_at != <int64_t>rows_at or self.header.arity != DEFAULT_ARITY
+            or (self.header.tree_at != 0) != (prioritized != 0) or (self.header.ranking_at != 0) != (prioritized == RANKED)
         ):
-            raise AttachError("the segment has another layout than the descriptor says: use one version of kary-replay everywhere")
+            raise AttachError("the segment has another layout than the descriptor says: use one version of kary-replay in all")
         self.tree = SumTree(n_slots, DEFAULT_ARITY, self.block, tree_at) if prioritized else None
 
     def __dealloc__(self):
@@ -183,7 +190,7 @@ cdef class Slots:
                 at += 1
                 if at > header.n_started:
                     store_relaxed(&header.n_started, at)
-                    header.n_touched = max(header.n_touched, at)
+                    store_relaxed(&header.n_touched, max(header.n_touched, at))
                 end_change(header)
                 if at == self.capacity:
                     at = 0
@@ -198,19 +205,25 @@ cdef class Slots:
         return taken
 
     cdef void publish(self, const int64_t* slot, int64_t n, const double* priority, int64_t* scratch) noexcept nogil:
-        """Make n written rows drawable; priority NULL gives them the largest seen."""
+        """Make n written rows drawable; a negative priority, or NULL for all, gives them the largest seen.
+
+        A row of priority 0 has mass 0, whatever alpha is: it is there for others to refer to, and no transition.
+        """
         cdef Header* header = self.header
-        cdef int64_t i
-        cdef double mass = 0
+        cdef int64_t i, n_transitions = n
+        cdef double mass = 0, given
         cdef uint64_t even
         acquire(header)
         for i in range(n):
             if self.tree is not None:
-                mass = header.max_mass
-                if priority != NULL:
-                    mass = pow(priority[i], header.alpha)
-                    if priority[i] > header.max_priority:
-                        store_relaxed(&header.max_priority, priority[i])
+                given, mass = header.max_priority, header.max_mass
+                if priority != NULL and priority[i] >= 0:
+                    given = priority[i]
+                    mass = mass_of(header, given) if given > 0 else 0.0
+                    n_transitions -= given == 0
+                    if given > header.max_priority:
+                        store_relaxed(&header.max_priority, given)
+                note_priority(header, slot[i], given)
             even = published(load_relaxed(self.generation(slot[i])))
             begin_change(header, slot[i], even, mass)
             # [publish-slot] release: pairs with the acquire in Storage.read_rows; the row is visible before this is
@@ -221,14 +234,23 @@ cdef class Slots:
                 scratch[i] = slot[i]
             end_change(header)
         if priority != NULL:
-            header.max_mass = pow(header.max_priority, header.alpha)
+            renew_max_mass(header)
         store_relaxed(&header.n_published, header.n_published + n)
-        store_relaxed(&header.n_added, header.n_added + n)
+        store_relaxed(&header.n_added, header.n_added + n_transitions)
         participants_of(header)[self.block.me].n_writing -= n
         store_relaxed(&header.n_writing, header.n_writing - n)
         if self.tree is not None:
             recompute(self.tree.tree, scratch, n)
+            rank_if_due(header, self.tree.tree, n)
         release(header)
+
+    def rank(self):
+        """Give every row the mass of its rank now; without ranks, nothing."""
+        with nogil:
+            acquire(self.header)
+            if self.header.ranking_at != 0:
+                rank_all(self.header, self.tree.tree)
+            release(self.header)
 
     def set_alpha(self, double alpha):
         """Raise every priority to the new exponent: mass becomes mass ** (new / old)."""
@@ -269,7 +291,7 @@ cdef class Slots:
         release(self.header)
         return empty
 
-    cdef bint is_vacant(self, int64_t slot) noexcept nogil:
+    cdef bint was_never_used(self, int64_t slot) noexcept nogil:
         """Whether a slot holds no row and will get none soon, though it may have been given mass."""
         cdef bint vacant
         acquire(self.header)

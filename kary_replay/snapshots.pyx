@@ -2,7 +2,6 @@
 # distutils: language = c++
 """All slots at one moment: copied, taken over, checked. Writers wait meanwhile, readers do not."""
 
-from libc.math cimport pow
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 
@@ -10,7 +9,7 @@ import numpy as np
 
 cimport numpy as cnp
 
-from .block cimport Header, is_vacant, load_relaxed, pause, resume
+from .block cimport Header, is_vacant, load_relaxed, pause, ranking_nbytes, renew_max_mass, resume
 from .slots cimport Slots
 
 cnp.import_array()
@@ -19,6 +18,30 @@ cnp.import_array()
 cdef class Snapshots(Slots):
     """Slots, and what looks at all of them at once. Private to the package."""
 
+    @property
+    def n_touched(self):
+        """Slots ever used: no row behind them."""
+        return load_relaxed(&self.header.n_touched)  # any recent value will do
+
+    @property
+    def offsets(self):
+        """Where each field begins in a row."""
+        return [self.places[f].offset for f in range(self.n_fields)]
+
+    def changed(self, const uint64_t[::1] copied):
+        """Return the slots, ascending, of rows whose generations are not these: int64. Of some recent moment; nobody waits."""
+        cdef int64_t n = self.count_changed(copied), found = 0, i
+        cdef cnp.ndarray changed = np.empty(n, np.int64)
+        cdef int64_t* slot = <int64_t*>cnp.PyArray_DATA(changed)
+        with nogil:
+            for i in range(load_relaxed(&self.header.n_touched)):
+                if found == n:
+                    break
+                if i >= copied.shape[0] or copied[i] != load_relaxed(self.generation(i)):
+                    slot[found] = i
+                    found += 1
+        return changed[:found]
+
     def snapshot(self, known=None):
         """Return everything as a dict of numbers and arrays: a consistent cut, for which writers wait.
 
@@ -26,7 +49,7 @@ cdef class Snapshots(Slots):
         Then "rows" has only the others, in the order of "changed", their slots.
         """
         cdef Header* header = self.header
-        cdef cnp.ndarray rows, masses, changed
+        cdef cnp.ndarray rows, masses, changed, ranking
         cdef const uint64_t[::1] copied = np.zeros(0, np.uint64) if known is None else known
         cdef int64_t n_copied = len(copied), n_changed = 0, room = 0, i
         cdef int64_t* slot
@@ -39,6 +62,7 @@ cdef class Snapshots(Slots):
             rows = np.empty(room * self.row_nbytes, np.uint8)
             changed = np.empty(room, np.int64)
             masses = np.empty(load_relaxed(&header.n_touched) if self.tree is not None else 0)
+            ranking = np.empty((ranking_nbytes(len(masses)) if header.ranking_at != 0 else 0) // sizeof(double))
             slot, to = <int64_t*>cnp.PyArray_DATA(changed), <char*>cnp.PyArray_DATA(rows)
             with nogil:
                 pause(header, self.block.me)
@@ -53,6 +77,8 @@ cdef class Snapshots(Slots):
                     n_changed += 1
                 if self.tree is not None and copy.n_started <= cnp.PyArray_SIZE(masses):
                     memcpy(cnp.PyArray_DATA(masses), self.tree.leaf, copy.n_started * sizeof(double))
+                    if copy.ranking_at != 0:
+                        memcpy(cnp.PyArray_DATA(ranking), <char*>header + copy.ranking_at, ranking_nbytes(copy.n_started))
                 resume(header, self.block.me)
             if n_changed <= room and (self.tree is None or copy.n_started <= cnp.PyArray_SIZE(masses)):
                 break
@@ -62,6 +88,7 @@ cdef class Snapshots(Slots):
             "rows": rows[: n_changed * self.row_nbytes],
             "changed": changed[:n_changed],
             "mass": None if self.tree is None else masses[: copy.n_started],
+            "ranking": ranking[: ranking_nbytes(copy.n_started) // sizeof(double)] if copy.ranking_at != 0 else None,
             "position": copy.position,
             "n_started": copy.n_started,
             "alpha": copy.alpha,
@@ -78,26 +105,40 @@ cdef class Snapshots(Slots):
             n += i >= copied.shape[0] or copied[i] != load_relaxed(self.generation(i))
         return n
 
-    def restore(self, dict state):
-        """Take over a snapshot, or raise ValueError if it is damaged. Nobody else may be using this storage yet."""
+    def restore(self, dict state, read_rows=None):
+        """Take over a snapshot, or raise ValueError if it is damaged. Nobody else may be using this storage yet.
+
+        ``read_rows``, if given, is called with the place of all rows, a uint8 array, to put there what ``state`` lacks.
+        """
         cdef Header* header = self.header
         cdef int64_t n_started, position, n_touched
+        cdef cnp.ndarray saved
         if state["row_nbytes"] != self.row_nbytes:
             raise ValueError(f"the saved rows have {state['row_nbytes']} bytes, these {self.row_nbytes}: another layout")
-        rows, n_started, position = state["rows"], state["n_started"], state["position"]
-        n_touched = len(rows) // self.row_nbytes
+        n_started, position = state["n_started"], state["position"]
+        if read_rows is None:
+            rows = state["rows"]
+            n_touched = len(rows) // self.row_nbytes
+        else:
+            n_touched = state["n_touched"]
+            if not 0 <= n_touched <= self.capacity:
+                raise ValueError(f"there are {n_touched} saved rows for {self.capacity} slots")
+            rows = self._bytes(n_touched)
+            read_rows(rows)
         generations = rows.reshape(n_touched, -1)[:, :8].copy().view(np.uint64) if n_touched else np.zeros(0, np.uint64)
         vacant = generations >> np.uint64(48) == 0xFFFF  # given up by a process that died: see block.hpp
-        alpha, max_priority, masses = state["alpha"], state["max_priority"], state["mass"]
+        alpha, max_priority, masses, ranking = state["alpha"], state["max_priority"], state["mass"], state["ranking"]
         whole = (
             rows.dtype == np.uint8 and len(rows) == n_touched * self.row_nbytes
             and 0 <= n_started <= n_touched <= self.capacity and 0 <= position < self.capacity
             and 0 <= alpha <= 1 and ((generations % 2 == 0) | vacant).all() and (generations > 0).all()
             and (masses is None) == (self.tree is None) and (masses is None or len(masses) == n_started)
             and 0 < max_priority <= np.finfo(np.float64).max
+            and (ranking is None) == (header.ranking_at == 0)
+            and (ranking is None or ranking.nbytes == ranking_nbytes(n_started))
         )
         if not whole:
-            raise ValueError("the saved state contradicts itself: the pickle is damaged")
+            raise ValueError("the saved state contradicts itself: it is damaged")
         if self.tree is not None:
             self.tree.set(np.arange(n_started), masses)
         header.n_touched = n_touched
@@ -107,8 +148,12 @@ cdef class Snapshots(Slots):
         header.alpha = alpha
         header.max_priority = max_priority
         header.n_added, header.n_sampled = state["n_added"], state["n_sampled"]
-        header.max_mass = pow(header.max_priority, header.alpha)
-        self._bytes(n_touched)[:] = rows
+        if ranking is not None:
+            saved = ranking
+            memcpy(<char*>header + header.ranking_at, cnp.PyArray_DATA(saved), ranking_nbytes(n_started))
+        renew_max_mass(header)
+        if read_rows is None:
+            self._bytes(n_touched)[:] = rows
         self.block.set_random_state(state["random"])
 
     def check_invariants(self):
@@ -144,5 +189,5 @@ cdef class Snapshots(Slots):
         assert broken != 2, f"I5: slot {slot} counts as used and has generation 0"
         assert broken != 3, f"I4: slot {slot} holds no row and has mass {mass}"
         assert copy.n_published == copy.n_started - n_vacant, \
-            f"I5: {copy.n_published} rows are published in {copy.n_started} used slots, {n_vacant} vacant, and nobody is writing"
+            f"I5: {copy.n_published} rows are published, {n_vacant} of {copy.n_started} used slots vacant, nobody is writing"
         assert 0 <= copy.position < self.capacity, f"I5: position {copy.position} is not a slot"

@@ -99,8 +99,8 @@ class StepReader:
         except KeyError as error:
             raise FieldError(f"field {error.args[0]} is missing: every field must be given") from None
         n = len(streams)
-        columns = [_column(*leaf, n) for leaf in zip(self._names, self.leaves, values, strict=True)]
-        flags = _column("terminated", FLAG, terminated, n), _column("truncated", FLAG, truncated, n)
+        columns = [as_column(*leaf, n) for leaf in zip(self._names, self.leaves, values, strict=True)]
+        flags = as_column("terminated", FLAG, terminated, n), as_column("truncated", FLAG, truncated, n)
         return Step(streams, columns, *flags)
 
     def streams_of(self, env: Any) -> npt.NDArray[np.int64]:
@@ -123,7 +123,7 @@ class StepReader:
         return streams.astype(np.int64)
 
 
-def _column(name: str, field: Field, value: Any, n: int) -> npt.NDArray[Any]:
+def as_column(name: str, field: Field, value: Any, n: int) -> npt.NDArray[Any]:
     """Return ``value`` as [n, *field.shape]; the leading axis may be missing where n is 1."""
     if type(value) is np.ndarray and value.dtype == field.dtype and value.shape == (n, *field.shape):
         return value  # the usual case, at a tenth of the cost

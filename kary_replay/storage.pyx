@@ -6,20 +6,20 @@ A writer copies its rows into slots it has reserved, holding no lock.
 """
 
 from libc.math cimport fabs, pow
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 
 cimport numpy as cnp
 
 from .errors import FieldError, IndexRangeError
-from .types import HANDLE_DTYPE
 
 from .block cimport (
-    Header, acquire, load_relaxed, published, release, sched_yield, store_relaxed, store_release, write_field,
+    Header, acquire, load_relaxed, mass_of, note_priority, published, release, renew_max_mass, sched_yield, store_relaxed,
+    store_release, write_field,
 )
 from .reader cimport Handle, Reader
 from .slots cimport Place
-from .sum_tree cimport recompute
+from .sum_tree cimport rank_if_due, recompute
 
 cnp.import_array()
 
@@ -76,8 +76,8 @@ cdef class Storage(Reader):
     def add(self, list columns, int64_t n, priorities, cnp.ndarray handles=None):
         """Write n rows and return their slots.
 
-        ``columns`` holds one contiguous array per field; ``priorities`` is None or a checked float64 array [n]; ``handles``,
-        if given, is a contiguous array [n] of HANDLE_DTYPE, which gets the rows' handles.
+        ``columns`` holds one contiguous array per field; ``priorities`` is None or a checked float64 array [n], see publish;
+        ``handles``, if given, is a contiguous array [n] of HANDLE_DTYPE, which gets the rows' handles.
         """
         cdef cnp.npy_intp dims = n
         index = cnp.PyArray_EMPTY(1, &dims, cnp.NPY_INT64, 0)
@@ -170,9 +170,9 @@ cdef class Storage(Reader):
         for i in range(n):
             mass[i] = pow(priority[i], alpha)
         acquire(header)
-        if header.alpha != alpha:
+        if header.alpha != alpha or header.ranking_at != 0:
             for i in range(n):
-                mass[i] = pow(priority[i], header.alpha)
+                mass[i] = mass_of(header, priority[i])
         for i in range(n):
             # Generations change only under the lock, so this one cannot move on before the mass is in (I6).
             if handle[i].index >= header.n_started or handle[i].generation & 1:
@@ -181,12 +181,14 @@ cdef class Storage(Reader):
                 if priority[i] > header.max_priority:  # first, so that it is noted whatever becomes of us
                     store_relaxed(&header.max_priority, priority[i])
                     larger = True
+                note_priority(header, handle[i].index, priority[i])
                 store_release(self.tree.leaf + handle[i].index, mass[i])  # [leaf] pairs with the acquire in read_rows
                 scratch[applied] = handle[i].index
                 applied += 1
         if larger:
-            header.max_mass = pow(header.max_priority, header.alpha)
+            renew_max_mass(header)
         if applied:
             recompute(self.tree.tree, scratch, applied)
+            rank_if_due(header, self.tree.tree, applied)
         release(header)
         return applied

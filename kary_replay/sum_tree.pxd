@@ -1,6 +1,6 @@
 """A K-ary sum tree over float64 masses, searched without a lock.
 
-What is promised. Any number of threads may call any function at once.
+What is promised. Any number of threads, of any processes that share the block, may call any function at once.
 
 *At rest*, when no write is under way, every node equals the sum of its children bit for bit, and leaf i is drawn with
 probability mass_i / total. A parent is always recomputed from its children, never adjusted by a difference, so nothing
@@ -36,6 +36,11 @@ cdef extern from "sum_tree.hpp" namespace "kary" nogil:
     void rebuild(const Tree& tree)
     double group_sum(const Tree& tree, const double* group)
     int64_t last_with_mass(const Tree& tree, int64_t leaf)
+
+
+cdef extern from "rank.hpp" namespace "kary" nogil:
+    void rank_all(Header* header, const Tree& tree)
+    void rank_if_due(Header* header, const Tree& tree, int64_t n)
 
 
 cdef class SumTree:

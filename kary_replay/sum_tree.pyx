@@ -24,7 +24,7 @@ from .errors import EmptyBufferError, IndexRangeError
 from .validation import as_arity, as_count, as_float64, as_generator, as_index
 
 from .block cimport (
-    PER_COUNTER, Block, Header, acquire, fill_uniform, head_nbytes, load_acquire, load_relaxed, release, store_release,
+    PER_COUNTER, Block, acquire, fill_uniform, head_nbytes, load_acquire, load_relaxed, release, store_release,
     take_random,
 )
 

@@ -5,7 +5,7 @@ line ``<!-- not run: reason -->`` is only compiled.
 """
 
 import doctest
-import importlib
+import importlib.util
 import inspect
 import re
 from pathlib import Path
@@ -15,9 +15,10 @@ import pytest
 
 import kary_replay
 
-PUBLIC_CLASSES = ["Batch", "Field", "PrioritizedReplayBuffer", "ReplayBuffer", "SumTree"]
+PUBLIC_CLASSES = ["Batch", "Field", "PrioritizedReplayBuffer", "RateLimiter", "ReplayBuffer", "SumTree"]
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted({"kary_replay", "kary_replay.errors"} | {getattr(kary_replay, n).__module__ for n in PUBLIC_CLASSES})
+MODULES += ["kary_replay.prefetch"] * (importlib.util.find_spec("torch") is not None)
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.is_file()]
 FENCE = re.compile(r"^(?P<note><!-- not run: .+ -->\n)?(?P<indent> *)```(?:python|py|pycon)\n(?P<code>.*?)^ *```", re.M | re.S)
 

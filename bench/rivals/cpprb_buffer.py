@@ -11,9 +11,16 @@ from bench.rivals.rows import ACTION, ALPHA, BETA, OBSERVATION, Updates, chunks,
 from bench.timing import Contender
 
 NAME = "cpprb PrioritizedReplayBuffer"
+FIELDS: dict[str, dict[str, Any]] = {
+    "obs": {"shape": OBSERVATION},
+    "act": {"shape": ACTION},
+    "rew": {},
+    "next_obs": {"shape": OBSERVATION},
+    "done": {"dtype": np.bool_},
+}
 
 
-def _named(block: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def named(block: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {
         "obs": block["observation"],
         "act": block["action"],
@@ -30,16 +37,9 @@ class CpprbBuffer:
 
     def __init__(self, slots: int, rows_per_add: int = 1) -> None:
         self._slots, self._rows = slots, rows_per_add
-        fields = {
-            "obs": {"shape": OBSERVATION},
-            "act": {"shape": ACTION},
-            "rew": {},
-            "next_obs": {"shape": OBSERVATION},
-            "done": {"dtype": np.bool_},
-        }
-        self.buffer = PrioritizedReplayBuffer(slots, fields, alpha=ALPHA)
+        self.buffer = PrioritizedReplayBuffer(slots, FIELDS, alpha=ALPHA)
         for _, block, errors in chunks(slots):
-            self.buffer.add(priorities=errors, **_named(block))
+            self.buffer.add(priorities=errors, **named(block))
 
     def sample(self, batch: int) -> Contender:
         return Contender(NAME, self.buffer.sample, lambda n: [(batch, BETA)] * n)
@@ -63,7 +63,7 @@ class CpprbBuffer:
 
     def add(self) -> Contender:
         buffer = self.buffer
-        pool = [_named(rows(self._rows, seed)) for seed in range(64)]
+        pool = [named(rows(self._rows, seed)) for seed in range(64)]
 
         def call(block: dict[str, np.ndarray]) -> None:
             buffer.add(**block)

@@ -1,6 +1,6 @@
 """Processes that share one buffer, killed at random moments; every batch is verified, and nobody may hang.
 
-    python tests/concurrency/processes.py --transitions 1e7 --kills 1000
+    python tests/concurrency/stress_processes.py --transitions 1e7 --kills 1000
 
 Four writers, two samplers, two updaters. Rows, and what must hold, are in rows.py. A victim of SIGKILL is replaced; all others
 have to go on. Ends with status 1 on the first violation, and when anybody makes no progress for HANG_SECONDS.
@@ -114,7 +114,7 @@ class Stress:
         self.random = random.Random(seed)
         # A server that has everything imported forks each participant, in milliseconds.
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["processes"])
+        self.context.set_forkserver_preload(["stress_processes"])
         self.rows = Rows(scenario.n_words, 64)
         options = {"alpha": 1.0, "beta": 1.0, "priority_epsilon": EPSILON, "seed": seed, "shared": True}
         self.buffer = kr.PrioritizedReplayBuffer(scenario.capacity, self.rows.fields(), **options)

@@ -1,0 +1,70 @@
+"""The short forms of stress_processes.py and kill_points.py, and proof that their checks see what they are there for."""
+
+import os
+
+import kill_points
+import numpy as np
+import pytest
+import stress_processes
+from rows import ViolationError, priority
+
+import kary_replay as kr
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="sharing needs Linux")
+
+traced = pytest.mark.skipif(not kill_points.is_possible(), reason="this system lets nobody trace a child")
+
+
+def mappings():
+    """Memory of shared buffers that this process has open."""
+    links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    return [link for link in links if os.path.exists(link) and "kary-replay" in os.readlink(link)]
+
+
+def test_processes_killed_at_random(capsys):
+    """Fifty of them; nobody hangs, no row is torn, no priority stale, and nothing is left behind."""
+    before = mappings(), os.listdir("/dev/shm")
+    total, killed = stress_processes.run_stress(100_000, 50, seconds_limit=60, seed=3)
+    print(capsys.readouterr().out)
+    assert killed == 50 and total > 20_000, "hardly anything ran"
+    assert (mappings(), os.listdir("/dev/shm")) == before
+
+
+@traced
+@pytest.mark.parametrize("prioritized", [True, False])
+def test_killed_at_chosen_instructions(prioritized, capsys):
+    killed, locked = kill_points.run(171, prioritized)
+    print(capsys.readouterr().out)
+    assert killed > 20 and locked > 4
+
+
+def test_a_violation_ends_the_program(capsys, monkeypatch):
+    """Priorities of another row, written by this process while it fills the buffer."""
+    monkeypatch.setattr(stress_processes, "priority", lambda number, exponent: priority(number + 1, exponent))
+    with pytest.raises(ViolationError, match=r"mass of another row|ended with 1"):
+        stress_processes.run_stress(2_000, 0, 20, scenarios=[one for one in stress_processes.SCENARIOS if one.name == "tiny"])
+
+
+@traced
+def test_what_repair_is_for():
+    """A lock whose holder died is taken over by each of the calls, not only by those that check."""
+    trial = kill_points.Trial()
+    calls = {
+        "sample": lambda buffer, handle: buffer.sample(4),
+        "add": lambda buffer, handle: trial.add(1),
+        "update": lambda buffer, handle: buffer.update_priorities(handle, np.ones(4)),
+        "alpha": lambda buffer, handle: setattr(buffer, "alpha", 1.0),
+        "tree": lambda buffer, handle: buffer.tree.set(0, 1.0),
+        "pickle": lambda buffer, handle: buffer.__getstate__(),
+        "attach": lambda buffer, handle: kr.PrioritizedReplayBuffer.attach(buffer.descriptor).close(),
+        "reset": lambda buffer, handle: buffer.reset(),
+    }
+    first, last = kill_points.Victim(trial.calls()["add"]).extent()
+    for call in calls.values():
+        repaired = trial.buffer._storage.n_repaired
+        handle = trial.buffer.sample(4).handle
+        kill_points.Victim(trial.calls()["add"]).kill_at(first + (last - first) // 5)
+        call(trial.buffer, handle)
+        trial.buffer.check_invariants()
+        assert trial.buffer._storage.n_repaired in (repaired, repaired + 1)
+        trial.fill()

@@ -1,0 +1,197 @@
+"""Damaged checkpoints: whatever bit or byte is wrong, load says so and names the file, and makes nothing."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from checkpoints import listing, state, used_buffer
+
+import kary_replay as kr
+from kary_replay import checkpoint, checkpoint_files
+from kary_replay.errors import CheckpointError
+
+FILES = ["checkpoint.json", "rows.bin", "mass.bin"]
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    """The directory of a checkpoint whose files have several chunks."""
+    monkeypatch.setattr(checkpoint, "CHUNK_NBYTES", 64)
+    used_buffer(n_rows=40, capacity=30).save(tmp_path)
+    return tmp_path
+
+
+def find(saved, name):
+    return next(saved.rglob(name))
+
+
+def refused(saved, name, what="damaged"):
+    """Load has to fail with an error that names this file."""
+    before = listing(saved)
+    with pytest.raises(CheckpointError, match=what) as raised:
+        kr.PrioritizedReplayBuffer.load(saved)
+    assert f"/{name}'" in str(raised.value), raised.value
+    assert listing(saved) == before
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_any_bit(name, saved, rng):
+    path = find(saved, name)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << rng.integers(8)]) + whole[at + 1 :])
+        refused(saved, name)
+    path.write_bytes(whole)
+    kr.PrioritizedReplayBuffer.load(saved)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_any_length(name, saved):
+    path = find(saved, name)
+    whole = path.read_bytes()
+    for length in [*range(0, len(whole), 7), len(whole) - 1]:
+        path.write_bytes(whole[:length])
+        refused(saved, name)
+    for more in (b"\0", b"\n", whole):
+        path.write_bytes(whole + more)
+        refused(saved, name)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_bytes_that_changed_places_or_became_zero(name, saved, rng):
+    path = find(saved, name)
+    whole = np.frombuffer(path.read_bytes(), np.uint8)
+    for _ in range(200):
+        start, n = rng.integers(len(whole)), int(2 ** rng.uniform(0, 9))
+        for damaged in (whole.copy(), whole.copy()):
+            damaged[start : start + n] = (
+                0 if damaged is not whole and rng.random() < 0.5 else rng.permutation(damaged[start : start + n])
+            )
+            if (damaged != whole).any():
+                path.write_bytes(damaged.tobytes())
+                refused(saved, name)
+    path.write_bytes(np.concatenate([whole[64:128], whole[:64], whole[128:]]).tobytes())
+    refused(saved, name)
+
+
+@pytest.mark.parametrize("name", ["rows.bin", "mass.bin"])
+def test_the_part_is_named(name, saved):
+    path = find(saved, name)
+    whole = bytearray(path.read_bytes())
+    whole[130] ^= 1
+    path.write_bytes(whole)
+    size = checkpoint_files.read_manifest(saved)["files"][name]["chunk_nbytes"]
+    refused(saved, name, f"chunk {130 // size} of [0-9]+, from byte {130 // size * size} on")
+
+
+def test_missing_files(saved):
+    for name in ("rows.bin", "mass.bin"):
+        path = find(saved, name)
+        path.rename(saved / "aside")
+        refused(saved, name, "is missing, which .*checkpoint.json' names")
+        path.mkdir()
+        with pytest.raises((CheckpointError, IsADirectoryError), match=name):
+            kr.PrioritizedReplayBuffer.load(saved)
+        path.rmdir()
+        (saved / "aside").rename(path)
+    shutil.rmtree(find(saved, "rows.bin").parent)
+    refused(saved, "rows.bin", "is missing")
+    (saved / "checkpoint.json").unlink()
+    with pytest.raises(CheckpointError, match="holds no checkpoint: no save to it has come to its end"):
+        kr.PrioritizedReplayBuffer.load(saved)
+
+
+def test_a_damaged_checkpoint_can_be_replaced(saved):
+    for name in FILES:
+        path = find(saved, name)
+        path.write_bytes(path.read_bytes()[:-1])
+        buffer = used_buffer()
+        buffer.save(saved)
+        assert state(kr.PrioritizedReplayBuffer.load(saved)) == state(buffer)
+        assert len(list(saved.rglob("*"))) == 5
+
+
+def rewrite(saved, change):
+    """Change what the manifest says, and seal it again."""
+    content = checkpoint_files.read_manifest(saved)
+    change(content)
+    body = checkpoint_files.HEAD + json.dumps(content).encode()
+    (saved / "checkpoint.json").write_bytes(checkpoint_files._sealed(body))
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"format": 2, "version": "9.9"}, r"saved by kary-replay 9\.9 in format 2; version .* reads format 1"),
+        ({"byte_order": "big"}, "big-endian machine, this one is little-endian"),
+        ({"kind": "FrameBuffer"}, r"holds a FrameBuffer: load it with FrameBuffer\.load"),
+        ({"offsets": [8, 16, 24, 32], "version": "0.0.7"}, r"saved by kary-replay 0\.0\.7, which lays rows out differently"),
+    ],
+)
+def test_other_formats_machines_and_kinds(change, what, saved):
+    rewrite(saved, lambda content: content.update(change))
+    before = listing(saved)
+    with pytest.raises(CheckpointError, match=what):
+        kr.PrioritizedReplayBuffer.load(saved)
+    assert listing(saved) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *[
+            {name: value}
+            for name in ("capacity", "n_touched", "n_started", "position")
+            for value in (-1, 29 if name == "capacity" else 31, "ten", None, [])
+        ],
+        *[{"capacity": 0}, {"n_started": 29}, {"n_touched": 29}, {"position": 30}, {"n_added": 2**64}, {"n_sampled": -1}],
+        *[{name: value} for name in ("alpha", "beta") for value in (-0.1, 1.1, float("nan"), "half", None)],
+        *[{"max_priority": value} for value in (0.0, -1.0, float("nan"), float("inf"))],
+        *[{"random": value} for value in ([], [1, 2], [1, 2, -3], [1, 2, 2**64], None)],
+        *[{"fields": value} for value in ({}, [], {"x": 3}, {"x": []}, {"x": [[3], "object"]}, {"x": [[0], "int8"]})],
+        *[{"data": value} for value in ("", "..", "../x", "data-XYZ", None)],
+        *[{"files": value} for value in ({}, [], None, {"../../etc/passwd": {"nbytes": 1}})],
+        *[{"row_nbytes": 8}, {"options": None}],
+        *[{"files.rows.bin": {"chunk_nbytes": value}} for value in (0, -1, 1, 10**9, None)],
+        *[{"files.mass.bin": {"crc32": value}} for value in ([], ["00000000"] * 3, None)],
+    ],
+    ids=str,
+)
+def test_a_manifest_that_contradicts_itself(change, saved):
+    def apply(content):
+        for name, value in change.items():
+            if name.startswith("files."):
+                content["files"][name.removeprefix("files.")].update(value)
+            else:
+                content[name] = value
+
+    rewrite(saved, apply)
+    with pytest.raises(CheckpointError):
+        kr.PrioritizedReplayBuffer.load(saved)
+
+
+@pytest.mark.parametrize("left_out", ["format", "kind", "fields", "files", "data", "random", "position", "options", "offsets"])
+def test_a_manifest_that_lacks_something(left_out, saved):
+    rewrite(saved, lambda content: content.pop(left_out))
+    refused(saved, "checkpoint.json", f"contradicts itself: KeyError: '{left_out}'")
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "value"),
+    [("mass.bin", 3, -1.0), ("mass.bin", 3, np.nan), ("mass.bin", 3, np.inf), ("rows.bin", 0, 3), ("rows.bin", 0, 0)],
+)
+def test_contents_that_no_buffer_can_have(name, at, value, saved):
+    """Checksums are no proof against who can compute them: what would break the buffer's invariants is refused."""
+    path = find(saved, name)
+    values = np.frombuffer(path.read_bytes(), np.float64 if name == "mass.bin" else np.uint64).copy()
+    values[at] = value
+    path.write_bytes(values.tobytes())
+
+    def reseal(content):
+        about = content["files"][name]
+        size, raw = about["chunk_nbytes"], values.tobytes()
+        about["crc32"] = [f"{checkpoint_files.zlib.crc32(raw[i : i + size]):08x}" for i in range(0, len(raw), size)]
+
+    rewrite(saved, reseal)
+    refused(saved, "checkpoint.json", "contradicts itself")
