@@ -198,8 +198,8 @@ class Prioritized(ReplayBuffer):
             raise ValueError(f"infos must have one dict per environment, {self.n_envs}, got {len(infos)}")
         truncated = np.zeros(self.n_envs, np.float32)
         if self.handle_timeout_termination:
-            for i, info in enumerate(infos):
-                truncated[i] = info.get("TimeLimit.truncated", False)
+            ends = [info.get("TimeLimit.truncated", False) for info in infos]
+            truncated[:] = self._per_environment("TimeLimit.truncated", ends, ())
         columns = {
             "observation": self._observations("obs", obs),
             "action": self._per_environment("action", action, (self.action_dim,)),
@@ -224,7 +224,7 @@ class Prioritized(ReplayBuffer):
             raise kary_replay.errors.FieldError(f"{name} must be a dict with {', '.join(self.obs_shape)}, got {given}")
         return {key: self._per_environment(f"{name}[{key!r}]", value[key], shape) for key, shape in self.obs_shape.items()}
 
-    def _per_environment(self, name: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    def _per_environment(self, name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
         """Return `value` as [n_envs, *shape]: axes of length 1 may be missing or too many, an action may have more axes."""
         array = np.asarray(value)
         wanted = (self.n_envs, *shape)
@@ -336,17 +336,16 @@ class Prioritized(ReplayBuffer):
         """Return all but the views, which `__setstate__` makes anew, and batches, which belong to this process."""
         self.flush_priorities()
         state = {name: value for name, value in self.__dict__.items() if name not in _FIELDS}
-        return state | {"_last_batch": None, "_pending": [], "_format": _FORMAT}
+        return state | {"_last_batch": None, "_pending": [], "_format": _FORMAT, "_version": kary_replay.__version__}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        found = state.get("_format", 1)
+        found, version = state.get("_format", 1), state.get("_version", "before 0.1.0")
         if found != _FORMAT:
             raise ValueError(
-                f"this {type(self).__name__} was saved in format {found}; this version of kary-replay reads format {_FORMAT}: "
-                "load it with the version that saved it"
+                f"this {type(self).__name__} was saved by kary-replay {version} in format {found}; kary-replay "
+                f"{kary_replay.__version__} reads format {_FORMAT}: load it with kary-replay {version}"
             )
-        self.__dict__.update(state)
-        del self._format
+        self.__dict__.update({name: value for name, value in state.items() if name not in ("_format", "_version")})
         self._show_rows()
 
 
