@@ -13,6 +13,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 
 import kary_replay
+from kary_replay.adapters.sb3.arrays import as_array, field_of_row, map_arrays, warn_if_larger_than_memory
 from kary_replay.adapters.sb3.prioritized_loss import PrioritizedTensor, SampledBatch
 
 BetaSchedule = Callable[[int], float]
@@ -49,9 +50,9 @@ class Prioritized(ReplayBuffer):
         self, buffer_size: int, alpha: float, beta: float | BetaSchedule, priority_epsilon: float, seed: int | None
     ) -> None:
         """Take over a buffer of one row, of which SB3 has decided the shapes and dtypes, and give it its real size."""
-        fields = {ours: _map(_field_of_row, getattr(self, theirs)) for theirs, ours in self._arrays()}
+        fields = {ours: map_arrays(field_of_row, getattr(self, theirs)) for theirs, ours in self._arrays()}
         self.buffer_size = max(buffer_size // self.n_envs, 1)
-        _warn_if_larger_than_memory(type(self).__name__, self.buffer_size * self.n_envs, fields)
+        warn_if_larger_than_memory(type(self).__name__, self.buffer_size * self.n_envs, fields)
         self._native = kary_replay.PrioritizedReplayBuffer(
             self.buffer_size * self.n_envs,  # slot = row * n_envs + environment
             fields,
@@ -77,7 +78,9 @@ class Prioritized(ReplayBuffer):
         shape = (self.buffer_size, self.n_envs)
         for theirs, ours in _FIELDS.items():
             if ours in self._native.fields:
-                setattr(self, theirs, _map(lambda rows: rows.reshape(*shape, *rows.shape[1:]), self._native.field_view(ours)))
+                setattr(
+                    self, theirs, map_arrays(lambda rows: rows.reshape(*shape, *rows.shape[1:]), self._native.field_view(ours))
+                )
 
     # -------------------------------------------------------------------------------------------------- priorities
 
@@ -125,7 +128,7 @@ class Prioritized(ReplayBuffer):
         if batch is None:
             raise ValueError("update_priorities: no batch was sampled yet; call sample(batch_size) first")
         if isinstance(td_errors, torch.Tensor) and td_errors.is_floating_point():
-            td_errors = _as_array(td_errors)
+            td_errors = as_array(td_errors)
         errors = np.asarray(td_errors)
         if errors.dtype.kind not in "iuf":
             raise TypeError(f"update_priorities: td_errors must be real numbers, got dtype {errors.dtype}")
@@ -154,7 +157,7 @@ class Prioritized(ReplayBuffer):
         while self._pending:
             self._n_unseen = 0
             batch = self._pending.pop(0)
-            td_error = _as_array(batch.td_error).reshape(-1)
+            td_error = as_array(batch.td_error).reshape(-1)
             try:
                 self._write_back(batch.handle, td_error)
             except ValueError as refusal:
@@ -324,9 +327,9 @@ class Prioritized(ReplayBuffer):
         """Return what `train()` gets. All arrays are fresh, so the tensors share their memory."""
         samples = DictReplayBufferSamples if isinstance(self.obs_shape, dict) else ReplayBufferSamples
         return samples(
-            observations=_map(self._tensor, self._normalize_obs(batch.observation, env)),
+            observations=map_arrays(self._tensor, self._normalize_obs(batch.observation, env)),
             actions=self._tensor(batch.action),
-            next_observations=_map(self._tensor, self._normalize_obs(next_observation, env)),
+            next_observations=map_arrays(self._tensor, self._normalize_obs(next_observation, env)),
             dones=self._tensor(dones).view(-1, 1),
             rewards=self._mark(self._tensor(rewards)),
             **more,
@@ -375,34 +378,3 @@ class Prioritized(ReplayBuffer):
             )
         self.__dict__.update({name: value for name, value in state.items() if name not in ("_format", "_version")})
         self._show_rows()
-
-
-def _map(function: Callable[[np.ndarray], Any], value: Any) -> Any:
-    """Return `function(value)`, or of a dict the same for every array in it."""
-    return {key: function(array) for key, array in value.items()} if isinstance(value, dict) else function(value)
-
-
-def _as_array(tensor: torch.Tensor) -> np.ndarray:
-    """Return a tensor of any floating dtype, on any device, as an array of one that NumPy has."""
-    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy(force=True)
-
-
-def _field_of_row(array: np.ndarray) -> kary_replay.Field:
-    """Return the field that holds what `array` [1, n_envs, …] holds for one environment."""
-    return kary_replay.Field(array.shape[2:], array.dtype)
-
-
-def _warn_if_larger_than_memory(name: str, capacity: int, fields: dict[str, Any]) -> None:
-    """Warn, as SB3 does and under the same condition that psutil is there, of rows that will not fit."""
-    try:
-        import psutil
-    except ImportError:
-        return
-    leaves = [leaf for field in fields.values() for leaf in (field.values() if isinstance(field, dict) else (field,))]
-    needed = capacity * sum(field.nbytes for field in leaves)
-    available = psutil.virtual_memory().available
-    if needed > available:
-        warnings.warn(
-            f"{name}: {capacity} transitions take {needed / 1e9:.2f}GB, but only {available / 1e9:.2f}GB of memory are free",
-            stacklevel=4,
-        )

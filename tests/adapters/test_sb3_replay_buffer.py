@@ -254,8 +254,7 @@ def test_an_unseen_loss_is_warned_of_once():
             buffer.sample(4)
     for other in (pickle.loads(pickle.dumps(buffer)), copy.deepcopy(buffer)):
         with pytest.warns(UserWarning, match=r"update_priorities\(td_errors\)"):
-            for _ in range(4):
-                other.sample(4)
+            assert [other.sample(4) for _ in range(4)]
 
 
 def test_a_batch_drawn_to_look_at_is_no_cause_for_a_warning():
@@ -267,8 +266,7 @@ def test_a_batch_drawn_to_look_at_is_no_cause_for_a_warning():
             buffer.sample(2)
             F.mse_loss(torch.zeros(4, 1), rewards)
     with pytest.warns(UserWarning, match="3 batches"):
-        for _ in range(6):
-            (buffer.sample(4).rewards - torch.zeros(4, 1)).norm()
+        assert [(buffer.sample(4).rewards - torch.zeros(4, 1)).norm() for _ in range(6)]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
