@@ -24,7 +24,7 @@ FLOORS = [
     {"validation"},
     {"types"},
     {"fields", "block"},
-    {"sum_tree"},
+    {"sum_tree", "gather"},
     {"slots"},
     {"storage", "schedules"},
     {"replay_buffer"},
@@ -105,7 +105,7 @@ def private_uses(path):
     text = path.read_text(encoding="utf-8")
     if path.suffix in (".pyx", ".pxd"):
         return []
-    public = {"errors", "types", "sum_tree", "adapters"}
+    public = {"errors", "types", "sum_tree", "gather", "adapters"}
     aliases, found = set(), []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
