@@ -13,7 +13,7 @@ flags = ["-std=c++17", "-O3", "-fno-math-errno"]
 if sanitizer:
     flags += [f"-fsanitize={sanitizer}", "-g", "-O1", "-fno-omit-frame-pointer"]
 
-modules = ["block", "sum_tree", "slots", "snapshots", "reader", "storage", "frame_storage"]
+modules = ["block", "sum_tree", "slots", "snapshots", "reader", "storage", "frame_storage", "gather"]
 extensions = [
     Extension(
         f"kary_replay.{name}",
@@ -21,7 +21,9 @@ extensions = [
         language="c++",
         include_dirs=["kary_replay", np.get_include()],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
-        depends=[f"kary_replay/{header}.hpp" for header in ("atomic", "block", "lock", "participants", "philox", "rank", "sum_tree")],
+        depends=[
+            f"kary_replay/{header}.hpp" for header in ("atomic", "block", "lock", "participants", "philox", "rank", "sum_tree")
+        ],
         extra_compile_args=flags,
         extra_link_args=[f"-fsanitize={sanitizer}"] if sanitizer else [],
     )

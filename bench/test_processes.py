@@ -126,9 +126,7 @@ def test_a_sampler_beside_an_adder(compare, workers, window):
 
 @pytest.mark.parametrize("n_writers", [1, 2])
 def test_adding(compare, workers, window, n_writers):
-    windows = {
-        name: lambda name=name: sum(rates(workers[name, "adder"][:n_writers], window)) for name in (OURS, CPPRB)
-    }
+    windows = {name: lambda name=name: sum(rates(workers[name, "adder"][:n_writers], window)) for name in (OURS, CPPRB)}
     compare.rates("processes: add", {"writers": n_writers, "rows per add": PER_ADD}, OURS, windows)
 
 

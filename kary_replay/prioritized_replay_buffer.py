@@ -125,7 +125,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     @property
     def prioritization(self) -> str:
         """Whether masses go by priority ("proportional") or by its rank ("rank")."""
-        return self._options.get("prioritization", "proportional")
+        return "rank" if "prioritization" in self._options else "proportional"
 
     def rank(self) -> None:
         """With prioritization by rank, give every row exactly the mass of its rank now; otherwise do nothing.

@@ -28,7 +28,8 @@ class PrioritizedReplayCallback(BaseCallback):
     Raises
     ------
     ValueError, TypeError
-        If ``final_beta`` or ``every`` is out of range; from ``learn``, if the model's replay buffer is not one of ours.
+        If ``final_beta`` or ``every`` is out of range; from ``learn``, if the model's replay buffer is not one of ours, or
+        its beta follows a schedule and ``final_beta`` is not None.
 
     Examples
     --------
@@ -42,9 +43,11 @@ class PrioritizedReplayCallback(BaseCallback):
 
     def __init__(self, final_beta: float | None = 1.0, every: int = 1000, verbose: int = 0) -> None:
         super().__init__(verbose)
+        if isinstance(final_beta, (bool, str)):
+            raise TypeError(f"final_beta must be a number from 0 to 1, or None, got {final_beta!r}")
         if final_beta is not None and not 0 <= final_beta <= 1:
             raise ValueError(f"final_beta must be from 0 to 1, or None, got {final_beta!r}")
-        if isinstance(every, bool) or not isinstance(every, int):
+        if isinstance(every, bool) or not isinstance(every, (int, np.integer)):
             raise TypeError(f"every must be an integer, got {every!r}")
         if every < 1:
             raise ValueError(f"every must be at least 1, got {every}")
@@ -61,6 +64,10 @@ class PrioritizedReplayCallback(BaseCallback):
             raise TypeError(
                 f"PrioritizedReplayCallback needs a prioritized replay buffer, the model has {found}: "
                 "pass replay_buffer_class=PrioritizedReplayBuffer"
+            )
+        if self.final_beta is not None and self._buffer.beta_schedule is not None:
+            raise ValueError(
+                "final_beta: the buffer's beta follows a schedule of its own; pass final_beta=None to keep that, and only log"
             )
         self._first_step, self._last_step = self.num_timesteps, self.locals["total_timesteps"]
         self._first_beta = self._buffer.beta

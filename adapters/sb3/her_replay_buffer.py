@@ -116,6 +116,12 @@ n_sampled_goal, goal_selection_strategy, copy_info_dict
         rows = (first + np.arange(n_rows)) % self.buffer_size
         self._native.tree.set(rows * self.n_envs + env_idx, self._native.max_priority**self._native.alpha)
 
+    def reset(self) -> None:
+        """Forget all rows, priorities and episodes, the ones going on included."""
+        super().reset()
+        self.ep_length[:] = 0
+        self._current_ep_start[:] = 0
+
     def truncate_last_trajectory(self) -> None:
         """Take the episodes that go on for ended here; SB3 calls it after loading a buffer."""
         self.flush_priorities()

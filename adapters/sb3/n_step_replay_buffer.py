@@ -109,17 +109,12 @@ class PrioritizedNStepReplayBuffer(PrioritizedReplayBuffer, NStepReplayBuffer):
         # In float32 throughout, and in this order, as SB3 computes it.
         discounted = rewards * self.gamma ** step.astype(np.float32) * is_summed
         last = (row + n_summed - 1) % self.buffer_size
-        done, truncated = self.dones[last, environment], self._truncated(last, environment, newest)
         discounts = self.gamma ** n_summed.astype(np.float32)
         return self._samples(
             batch,
             self.next_observations[last, environment],
-            done * (1 - truncated),
+            self.dones[last, environment] * (1 - self.timeouts[last, environment]),
             discounted.sum(axis=1, keepdims=True),
             env,
             discounts=self._tensor(discounts).view(-1, 1),
         )
-
-    def _truncated(self, row: np.ndarray, environment: np.ndarray, newest: int) -> np.ndarray:
-        """Return which rows end by time, or by being the newest of an episode that goes on."""
-        return np.where((row == newest) & (self.dones[row, environment] == 0), 1, self.timeouts[row, environment])

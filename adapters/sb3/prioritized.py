@@ -13,6 +13,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 
 import kary_replay
+from kary_replay.adapters.sb3.arrays import as_array, field_of_row, map_arrays, warn_if_larger_than_memory
 from kary_replay.adapters.sb3.prioritized_loss import PrioritizedTensor, SampledBatch
 
 BetaSchedule = Callable[[int], float]
@@ -27,6 +28,7 @@ _FIELDS = {
     "timeouts": "truncated",
 }
 _FORMAT = 2  # of pickles
+_UNSEEN = 3  # batches in a row that no loss was seen for, before that is worth a warning: one may be drawn for other ends
 
 
 class Prioritized(ReplayBuffer):
@@ -48,9 +50,9 @@ class Prioritized(ReplayBuffer):
         self, buffer_size: int, alpha: float, beta: float | BetaSchedule, priority_epsilon: float, seed: int | None
     ) -> None:
         """Take over a buffer of one row, of which SB3 has decided the shapes and dtypes, and give it its real size."""
-        fields = {ours: _map(_field_of_row, getattr(self, theirs)) for theirs, ours in self._arrays()}
+        fields = {ours: map_arrays(field_of_row, getattr(self, theirs)) for theirs, ours in self._arrays()}
         self.buffer_size = max(buffer_size // self.n_envs, 1)
-        _warn_if_larger_than_memory(type(self).__name__, self.buffer_size * self.n_envs, fields)
+        warn_if_larger_than_memory(type(self).__name__, self.buffer_size * self.n_envs, fields)
         self._native = kary_replay.PrioritizedReplayBuffer(
             self.buffer_size * self.n_envs,  # slot = row * n_envs + environment
             fields,
@@ -63,6 +65,7 @@ class Prioritized(ReplayBuffer):
         self.beta = beta
         self._last_batch: SampledBatch | None = None
         self._pending: list[SampledBatch] = []  # batches whose TD errors are not in the tree yet
+        self._n_unseen = 0  # batches in a row
         self._warned = False
         self._show_rows()
 
@@ -75,7 +78,9 @@ class Prioritized(ReplayBuffer):
         shape = (self.buffer_size, self.n_envs)
         for theirs, ours in _FIELDS.items():
             if ours in self._native.fields:
-                setattr(self, theirs, _map(lambda rows: rows.reshape(*shape, *rows.shape[1:]), self._native.field_view(ours)))
+                setattr(
+                    self, theirs, map_arrays(lambda rows: rows.reshape(*shape, *rows.shape[1:]), self._native.field_view(ours))
+                )
 
     # -------------------------------------------------------------------------------------------------- priorities
 
@@ -99,10 +104,12 @@ class Prioritized(ReplayBuffer):
         """How much the importance weights correct, now. Set it to a number or to a schedule over transitions drawn."""
         return self._native.beta
 
+    beta_schedule: BetaSchedule | None = None  # what beta follows, if it does; set through `beta`
+
     @beta.setter
     def beta(self, value: float | BetaSchedule) -> None:
         self._native.beta = value(self.n_sampled) if callable(value) else value  # refuses what is out of range
-        self._beta_schedule = value if callable(value) else None
+        self.beta_schedule = value if callable(value) else None
 
     def update_priorities(self, td_errors: np.ndarray | torch.Tensor) -> None:
         """Set the priorities of the batch sampled last by hand, for losses that are not recognized.
@@ -120,7 +127,9 @@ class Prioritized(ReplayBuffer):
         batch = self._last_batch
         if batch is None:
             raise ValueError("update_priorities: no batch was sampled yet; call sample(batch_size) first")
-        errors = np.asarray(td_errors.detach().cpu() if isinstance(td_errors, torch.Tensor) else td_errors)
+        if isinstance(td_errors, torch.Tensor) and td_errors.is_floating_point():
+            td_errors = as_array(td_errors)
+        errors = np.asarray(td_errors)
         if errors.dtype.kind not in "iuf":
             raise TypeError(f"update_priorities: td_errors must be real numbers, got dtype {errors.dtype}")
         if errors.shape not in ((len(batch),), (len(batch), 1)):
@@ -146,8 +155,9 @@ class Prioritized(ReplayBuffer):
             buffer can still be saved and examined.
         """
         while self._pending:
+            self._n_unseen = 0
             batch = self._pending.pop(0)
-            td_error = batch.td_error.numpy(force=True)
+            td_error = as_array(batch.td_error).reshape(-1)
             try:
                 self._write_back(batch.handle, td_error)
             except ValueError as refusal:
@@ -195,25 +205,42 @@ class Prioritized(ReplayBuffer):
         if self._pending:
             self.flush_priorities()
         if len(infos) != self.n_envs:
-            raise ValueError(f"infos must have one dict per environment, {self.n_envs}, got {len(infos)}")
-        truncated = np.zeros(self.n_envs, np.float32)
-        if self.handle_timeout_termination:
-            for i, info in enumerate(infos):
-                truncated[i] = info.get("TimeLimit.truncated", False)
+            raise ValueError(
+                f"infos must have one dict per environment, {self.n_envs}, got {len(infos)}: was the buffer made or saved with "
+                "another number of environments?"
+            )
+        timeouts = self.handle_timeout_termination
+        ends = [info.get("TimeLimit.truncated", False) if timeouts else False for info in infos]
+        try:
+            columns = {
+                "observation": obs,
+                "action": action.reshape(self.n_envs, self.action_dim) if len(action) == self.n_envs else action,
+                "reward": reward,
+                "episode_end": done.astype(np.float32),
+                "truncated": np.array(ends, np.float32),
+            }
+            if not self.optimize_memory_usage:
+                columns["next_observation"] = next_obs
+            self._native.add(**columns)
+        except (kary_replay.errors.FieldError, AttributeError, TypeError, ValueError):
+            self._native.add(**self._reshaped(obs, next_obs, action, reward, done, ends))
+        self.pos += 1
+        if self.pos == self.buffer_size:
+            self.full = True
+            self.pos = 0
+
+    def _reshaped(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, ends: list[Any]) -> dict[str, Any]:
+        """Return what `add` got as the native buffer takes it, where SB3 would have it broadcast; or say what is wrong."""
         columns = {
             "observation": self._observations("obs", obs),
             "action": self._per_environment("action", action, (self.action_dim,)),
             "reward": self._per_environment("reward", reward, ()),
             "episode_end": self._per_environment("done", done, ()).astype(np.float32, copy=False),
-            "truncated": truncated,
+            "truncated": self._per_environment("TimeLimit.truncated", ends, ()).astype(np.float32, copy=False),
         }
         if not self.optimize_memory_usage:
             columns["next_observation"] = self._observations("next_obs", next_obs)
-        self._native.add(**columns)
-        self.pos += 1
-        if self.pos == self.buffer_size:
-            self.full = True
-            self.pos = 0
+        return columns
 
     def _observations(self, name: str, value: Any) -> Any:
         """Return observations as the native buffer takes them."""
@@ -224,7 +251,7 @@ class Prioritized(ReplayBuffer):
             raise kary_replay.errors.FieldError(f"{name} must be a dict with {', '.join(self.obs_shape)}, got {given}")
         return {key: self._per_environment(f"{name}[{key!r}]", value[key], shape) for key, shape in self.obs_shape.items()}
 
-    def _per_environment(self, name: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    def _per_environment(self, name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
         """Return `value` as [n_envs, *shape]: axes of length 1 may be missing or too many, an action may have more axes."""
         array = np.asarray(value)
         wanted = (self.n_envs, *shape)
@@ -259,7 +286,7 @@ class Prioritized(ReplayBuffer):
         Warns
         -----
         UserWarning
-            Once, if no loss was seen for the batch before: its priorities stay what they were.
+            Once, if no loss was seen for three batches in a row: their priorities stay what they were.
         """
         batch = self._draw(batch_size)
         return self._samples(
@@ -274,10 +301,12 @@ class Prioritized(ReplayBuffer):
         """Draw rows; from now on they are the last batch."""
         if self._pending:
             self.flush_priorities()
-        if self._last_batch is not None and self._last_batch.td_error is None and not self._warned:
-            self._warn_of_unseen_loss()
-        if self._beta_schedule is not None:
-            self._native.beta = self._beta_schedule(self.n_sampled)
+        if self._last_batch is not None and self._last_batch.td_error is None:
+            self._n_unseen += 1
+            if self._n_unseen == _UNSEEN and not self._warned:
+                self._warn_of_unseen_loss()
+        if self.beta_schedule is not None:
+            self._native.beta = self.beta_schedule(self.n_sampled)
         batch = self._native.sample(batch_size, **options)
         self.n_sampled += batch_size
         self._last_batch = SampledBatch(batch.handle, self._tensor(batch.importance_weight).view(-1, 1), self._pending)
@@ -298,9 +327,9 @@ class Prioritized(ReplayBuffer):
         """Return what `train()` gets. All arrays are fresh, so the tensors share their memory."""
         samples = DictReplayBufferSamples if isinstance(self.obs_shape, dict) else ReplayBufferSamples
         return samples(
-            observations=_map(self._tensor, self._normalize_obs(batch.observation, env)),
+            observations=map_arrays(self._tensor, self._normalize_obs(batch.observation, env)),
             actions=self._tensor(batch.action),
-            next_observations=_map(self._tensor, self._normalize_obs(next_observation, env)),
+            next_observations=map_arrays(self._tensor, self._normalize_obs(next_observation, env)),
             dones=self._tensor(dones).view(-1, 1),
             rewards=self._mark(self._tensor(rewards)),
             **more,
@@ -310,14 +339,15 @@ class Prioritized(ReplayBuffer):
         return self._last_batch.mark(rewards)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)
+        tensor = torch.from_numpy(array)
+        return tensor if self.device.type == "cpu" else tensor.to(self.device)
 
     def _warn_of_unseen_loss(self) -> None:
         self._warned = True
         warnings.warn(
-            f"{type(self).__name__}: a batch was sampled, but its rewards reached none of F.mse_loss, F.smooth_l1_loss, "
-            "F.huber_loss and F.l1_loss, and no mean or sum that a prediction had entered, too. So its loss was not weighted "
-            "and its priorities stay as they were. Compute the loss in one of these ways, or call "
+            f"{type(self).__name__}: {_UNSEEN} batches were sampled, but their rewards reached none of F.mse_loss, "
+            "F.smooth_l1_loss, F.huber_loss and F.l1_loss, and no mean or sum that a prediction had entered, too. So their "
+            "losses were not weighted and their priorities stay as they were. Compute the loss in one of these ways, or call "
             "replay_buffer.update_priorities(td_errors) after each batch.",
             UserWarning,
             stacklevel=4,
@@ -329,48 +359,22 @@ class Prioritized(ReplayBuffer):
         """Forget all rows and priorities."""
         super().reset()
         self._pending.clear()
-        self._last_batch = None
+        self._last_batch, self._n_unseen, self._warned = None, 0, False
         self._native.reset()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but the views, which `__setstate__` makes anew, and batches, which belong to this process."""
         self.flush_priorities()
         state = {name: value for name, value in self.__dict__.items() if name not in _FIELDS}
-        return state | {"_last_batch": None, "_pending": [], "_format": _FORMAT}
+        fresh = {"_last_batch": None, "_pending": [], "_n_unseen": 0, "_warned": False}
+        return state | fresh | {"_format": _FORMAT, "_version": kary_replay.__version__}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        found = state.get("_format", 1)
+        found, version = state.get("_format", 1), state.get("_version", "before 0.1.0")
         if found != _FORMAT:
             raise ValueError(
-                f"this {type(self).__name__} was saved in format {found}; this version of kary-replay reads format {_FORMAT}: "
-                "load it with the version that saved it"
+                f"this {type(self).__name__} was saved by kary-replay {version} in format {found}; kary-replay "
+                f"{kary_replay.__version__} reads format {_FORMAT}: load it with kary-replay {version}"
             )
-        self.__dict__.update(state)
-        del self._format
+        self.__dict__.update({name: value for name, value in state.items() if name not in ("_format", "_version")})
         self._show_rows()
-
-
-def _map(function: Callable[[np.ndarray], Any], value: Any) -> Any:
-    """Return `function(value)`, or of a dict the same for every array in it."""
-    return {key: function(array) for key, array in value.items()} if isinstance(value, dict) else function(value)
-
-
-def _field_of_row(array: np.ndarray) -> kary_replay.Field:
-    """Return the field that holds what `array` [1, n_envs, …] holds for one environment."""
-    return kary_replay.Field(array.shape[2:], array.dtype)
-
-
-def _warn_if_larger_than_memory(name: str, capacity: int, fields: dict[str, Any]) -> None:
-    """Warn, as SB3 does and under the same condition that psutil is there, of rows that will not fit."""
-    try:
-        import psutil
-    except ImportError:
-        return
-    leaves = [leaf for field in fields.values() for leaf in (field.values() if isinstance(field, dict) else (field,))]
-    needed = capacity * sum(field.nbytes for field in leaves)
-    available = psutil.virtual_memory().available
-    if needed > available:
-        warnings.warn(
-            f"{name}: {capacity} transitions take {needed / 1e9:.2f}GB, but only {available / 1e9:.2f}GB of memory are free",
-            stacklevel=4,
-        )

@@ -9,8 +9,8 @@ batch takes: rewards → target → loss. So the rewards of a batch are a `Prior
                                                           - multiplies each row's loss by its weight,
                                                           - returns the mean, an ordinary tensor
 
-A loss written out, such as the quantile losses of sb3-contrib, is met at two places: where the prediction is
-first subtracted (|target - prediction| is the TD error), and at the final ``.mean()`` (which is weighted).
+A loss written out, such as the quantile losses of sb3-contrib, is met at two places: where rewards, next values and
+prediction have been added up (the sum is the TD error, whatever its sign), and at the final ``.mean()`` (which is weighted).
 
 The mark is passed on by a list of operations that leave row i of the batch at row i, and by no others.
 An operation off the list returns an ordinary tensor: a weight may get lost, which the buffer warns about,
@@ -50,7 +50,7 @@ class SampledBatch:
         self.handle = handle
         self.importance_weight = importance_weight
         self.pending = pending
-        self.td_error: torch.Tensor | None = None  # [B], on the batch's device: the largest |TD error| of any loss so far
+        self.td_error: torch.Tensor | None = None  # by row, on the batch's device: the largest TD error of any loss so far
 
     def __len__(self) -> int:
         return len(self.handle)
@@ -63,17 +63,16 @@ class SampledBatch:
 
     def record(self, td_error: torch.Tensor) -> None:
         """Take in the TD errors of one loss, [B, …]; of several, as with twin critics, the largest counts."""
-        magnitude = self.magnitude(td_error)
-        self.td_error = magnitude if self.td_error is None else torch.maximum(self.td_error, magnitude)
+        if _is_batched(td_error):  # inside vmap, of which nothing may be kept: the batch counts as unseen
+            return
+        by_row = self.by_row(td_error)
+        self.td_error = by_row if self.td_error is None else torch.maximum(self.td_error.abs(), by_row.abs())
         if self not in self.pending:
             self.pending.append(self)
 
-    def magnitude(self, td_error: torch.Tensor) -> torch.Tensor:
-        """Return |TD error| by row, [B]: the mean where a row has several, as with quantiles."""
-        magnitude = td_error.abs()
-        if magnitude.dim() == 1:
-            return magnitude
-        return magnitude.reshape(-1) if magnitude.numel() == len(self) else magnitude.flatten(1).mean(1)
+    def by_row(self, td_error: torch.Tensor) -> torch.Tensor:
+        """Return the TD error of each row, of any sign, [B] or [B, 1, …]: the mean size where a row has several."""
+        return td_error if td_error.numel() == len(self) else td_error.abs().flatten(1).mean(1)
 
     def weighted(self, losses: torch.Tensor) -> torch.Tensor:
         """Return losses [B, …] times the importance weight of their rows."""
@@ -119,14 +118,19 @@ class SampledBatch:
             )
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f"{function.__name__}: reduction={reduction!r} must be 'mean', 'sum' or 'none'")
-        for name in ("weight", "size_average", "reduce"):
-            if options.pop(name, None) is not None:
+        for name in _REFUSED & options.keys():
+            if options.pop(name) is not None:
                 raise ValueError(
                     f"{function.__name__}: {name}= cannot be combined with the importance weights of a prioritized batch; "
                     "leave it out, and multiply the result of reduction='none' by weights of your own"
                 )
-        losses = self.weighted(function(input, target, reduction="none", **options))
-        self.record(input.detach() - target.detach())
+        kernel = _KERNELS.get(function)
+        if kernel and input.shape == target.shape and all(options.values()):
+            losses = kernel(input, target, 0, *options.values())
+        else:
+            losses = function(input, target, reduction="none", **options)
+        losses = self.weighted(losses)
+        self.record(input.detach() - (target.detach() if target.requires_grad else target))
         if reduction == "none":
             return losses
         return losses.mean() if reduction == "mean" else losses.sum()
@@ -134,8 +138,8 @@ class SampledBatch:
     def reduced(self, function: Callable[..., torch.Tensor], losses: PrioritizedTensor, **options: Any) -> torch.Tensor:
         """Compute the final mean or sum of losses [B, …] that were written out, each row multiplied by its weight.
 
-        The TD error is what the prediction was first subtracted from or by; a loss without such a difference, as a
-        cross entropy, counts itself (as Hessel et al. 2018, arXiv:1710.02298, do).
+        The TD error is the sum that the prediction entered, before anything but adding was done to it; a loss without such a
+        sum, as a cross entropy, counts itself (as Hessel et al. 2018, arXiv:1710.02298, do).
         """
         self.record(losses.detach() if losses.td_error is None else losses.td_error)
         return function(self.weighted(losses.as_subclass(torch.Tensor)), **options)
@@ -149,7 +153,8 @@ class PrioritizedTensor(torch.Tensor):
     """
 
     batch: SampledBatch | None = None  # None: no longer marked, because an in-place operation may have moved rows
-    td_error: torch.Tensor | None = None  # [B]: |target - prediction|, where a prediction has entered by subtraction
+    td_error: torch.Tensor | None = None  # by row: ±(target - prediction), where a prediction has entered a sum
+    is_sum: bool = False  # nothing but additions so far: what is added next belongs to the TD error
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -159,15 +164,19 @@ class PrioritizedTensor(torch.Tensor):
                 batch = _common_batch(args)  # torch hands on input and target by position, the rest by keyword
                 if batch is not None:
                     return batch.loss(func, *args, **kwargs)
-            elif func in _REDUCTIONS and _is_final_loss(args, kwargs):
-                return args[0].batch.reduced(func, args[0], **kwargs)
+            elif func in _REDUCTIONS:
+                if not args:
+                    kwargs = dict(kwargs)
+                    args = (kwargs.pop("input"),)
+                if _is_final_loss(args, kwargs):
+                    return args[0].batch.reduced(func, args[0], **kwargs)
             result = func(*args, **kwargs)
             if isinstance(result, torch.Tensor):
                 batch = _batch_of_result(func, result, args, kwargs)
                 if batch is not None:
                     marked = batch.mark(result)
                     if marked.requires_grad:
-                        marked.td_error = _td_error(func, batch, marked, args)
+                        marked.td_error, marked.is_sum = _td_error(func, batch, marked, args)
                     return marked
                 if type(result) is cls:
                     result.batch = None
@@ -182,6 +191,16 @@ class PrioritizedTensor(torch.Tensor):
 
 LOSSES = frozenset({F.l1_loss, F.mse_loss, F.smooth_l1_loss, F.huber_loss})
 
+_REFUSED = {"weight", "size_average", "reduce"}
+
+# What the functions call once they have made both shapes one, which costs as much as the loss itself. Their arguments: input,
+# target, 0 (no reduction), and beta or delta, which is all that is left of the options.
+_KERNELS = {
+    getattr(F, name): getattr(torch._C._nn, name)
+    for name in ("l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss")
+    if hasattr(torch._C._nn, name)
+}
+
 
 def _operations(names: str) -> frozenset[Any]:
     """Return every spelling of the operations: function, method, in place, and as an operator from either side."""
@@ -194,7 +213,7 @@ def _operations(names: str) -> frozenset[Any]:
 _AFFIXES = (("", ""), ("", "_"), ("__", "__"), ("__r", "__"), ("__i", "__"))
 
 _REDUCTIONS = frozenset({torch.mean, torch.sum, torch.Tensor.mean, torch.Tensor.sum})
-_DIFFERENCES = _operations("sub subtract") | {torch.rsub}
+_SUMS = _operations("add sub subtract neg negative") | {torch.rsub}
 
 # Row i of the result is computed from row i of the operands, as long as broadcasting adds no leading axis.
 _ELEMENTWISE = _operations(
@@ -204,6 +223,9 @@ _ELEMENTWISE = _operations(
     "to type type_as float double half bfloat16 cpu cuda contiguous pin_memory expand expand_as"
 ) | {torch.Tensor.data.__get__}
 
+# The other operands only lend their shape, dtype or device.
+_OF_THE_FIRST = _operations("to type type_as expand expand_as view view_as reshape")
+
 # Axes come and go, but the order of the elements stays: if the leading axis still has B rows, they are the rows.
 _RESHAPING = _operations("reshape view view_as flatten squeeze unsqueeze")
 
@@ -212,17 +234,23 @@ def _common_batch(operands: Iterable[Any], n_axes: int | None = None) -> Sampled
     """Return the batch of the operands, or those with `n_axes` axes; None if there is none, or more than one."""
     common = None
     for x in operands:
-        if type(x) is PrioritizedTensor and x.batch not in (None, common) and (n_axes is None or x.dim() == n_axes):
-            if common is not None:
+        if type(x) is PrioritizedTensor and (n_axes is None or x.dim() == n_axes):
+            batch = x.batch
+            if common is None:
+                common = batch
+            elif batch is not None and batch is not common:
                 return None
-            common = x.batch
     return common
 
 
 def _batch_of_result(func: Any, result: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SampledBatch | None:
     """Return the batch whose row i is at row i of `result`, if that is certain."""
+    if func in _OF_THE_FIRST:
+        args, kwargs = args[:1], {}
     if func in _ELEMENTWISE:
-        batch = _common_batch((*args, *kwargs.values()), result.dim())
+        if kwargs:
+            args = (*args, *(value for name, value in kwargs.items() if name != "out"))
+        batch = _common_batch(args, result.dim())
     elif (
         func in _RESHAPING
         or (func is torch.Tensor.__getitem__ and _keeps_rows(args[1]))
@@ -271,12 +299,19 @@ def _is_final_loss(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     )
 
 
-def _td_error(func: Any, batch: SampledBatch, result: torch.Tensor, args: tuple[Any, ...]) -> torch.Tensor | None:
-    """Return the TD errors that the operands bring along, or where there are none and this is the subtraction, its own."""
+def _td_error(func: Any, batch: SampledBatch, result: torch.Tensor, args: tuple[Any, ...]) -> tuple[torch.Tensor | None, bool]:
+    """Return the TD errors of a result that a prediction has entered, or None, and whether it is still a mere sum."""
+    operands = [x for x in args if type(x) is PrioritizedTensor and x.td_error is not None]
+    is_sum = all(x.is_sum for x in operands)
+    if func in _SUMS and is_sum:
+        return batch.by_row(result.detach()), True
     found = None
-    for x in args:
-        if type(x) is PrioritizedTensor and x.td_error is not None and x.td_error is not found:
-            found = x.td_error if found is None else torch.maximum(found, x.td_error)
-    if found is None and func in _DIFFERENCES:
-        return batch.magnitude(result.detach())
-    return found
+    for x in operands:
+        if x.td_error is not found:
+            found = x.td_error if found is None else torch.maximum(found.abs(), x.td_error.abs())
+    return found, is_sum and found is not None and func in _RESHAPING
+
+
+def _is_batched(tensor: torch.Tensor) -> bool:
+    """Tell whether this is many tensors at once, inside `torch.vmap`."""
+    return torch._C._functorch.is_batchedtensor(tensor)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from tianshou.data import ReplayBuffer
 
 import kary_replay
 from kary_replay.adapters.tianshou.segment_tree import SegmentTree
@@ -24,27 +25,19 @@ def draw(tree: kary_replay.SumTree, rng: np.random.RandomState, n: int) -> np.nd
     return tree.find(rng.random_sample(n) * total)
 
 
-def draw_available(
-    weight: SegmentTree,
-    rng: np.random.RandomState,
-    n: int,
-    is_available: Callable[[np.ndarray], np.ndarray],
-    all_available: Callable[[], np.ndarray],
-) -> np.ndarray:
-    """Return n of the rows that are available, int64 [n], each drawn independently, with replacement.
+def draw_available(buffer: ReplayBuffer, weight: SegmentTree, rng: np.random.RandomState, n: int) -> np.ndarray:
+    """Return n of the rows that have all their earlier frames, int64 [n], each drawn independently, with replacement.
 
     Parameters
     ----------
+    buffer : ReplayBuffer
+        Whose `stack_num` and `prev` decide which rows those are; with ``sample_avail``, `sample_indices(0)` lists them.
     weight : SegmentTree
         The masses.
     rng : RandomState
         Where the draws come from.
     n : int
         How many.
-    is_available : callable
-        Tells it of an array of rows.
-    all_available : callable
-        Returns all of them; called only where they are too few to be hit by chance.
 
     Raises
     ------
@@ -53,11 +46,11 @@ def draw_available(
     """
     index = draw(weight.sum_tree, rng, n)
     for _ in range(_MAX_REDRAWS):  # redrawing what is not available leaves the others' proportions as they are
-        unavailable = np.flatnonzero(~is_available(index))
+        unavailable = np.flatnonzero(~_is_available(buffer, index))
         if not len(unavailable):
             return index
         index[unavailable] = draw(weight.sum_tree, rng, len(unavailable))
-    available = all_available()
+    available = buffer.sample_indices(0)  # too few to be hit by chance
     mass = weight[available]
     if not mass.sum() > 0:
         raise EmptyBufferError(
@@ -65,3 +58,17 @@ def draw_available(
             "add longer episodes first"
         )
     return rng.choice(available, n, p=mass / mass.sum())
+
+
+def stream(state: tuple[Any, ...]) -> np.random.RandomState:
+    """Return the stream of draws that goes on from `state`, which `RandomState.get_state` returned."""
+    rng = np.random.RandomState(0)
+    rng.set_state(state)
+    return rng
+
+
+def _is_available(buffer: ReplayBuffer, index: np.ndarray) -> np.ndarray:
+    """Tell which rows have all their earlier frames: bool, in the shape of `index`."""
+    for _ in range(buffer.stack_num - 2):
+        index = buffer.prev(index)
+    return index != buffer.prev(index)

@@ -53,3 +53,16 @@ def check_format(what: str, found: int, known: int) -> None:
             f"this {what} was saved in format {found} by a later version of kary-replay, and this version reads formats up to "
             f"{known}: load it with that version, or a later one"
         )
+
+
+def refused_priority(index: Any, td_error: np.ndarray, priority: np.ndarray, reason: str) -> ValueError:
+    """Return the error for what the tree refused, in the words of `update_weight`."""
+    wrong = np.flatnonzero(~np.isfinite(priority))
+    if not wrong.size:
+        return ValueError(f"update_weight: {reason}")
+    at = int(wrong[0])
+    return ValueError(
+        f"update_weight: new_weight is {np.asarray(td_error).flat[at]} at position {at} of {priority.size} "
+        f"(row {np.asarray(index).flat[at]}): the network, the rewards or the observations are no longer finite. The "
+        "priorities were left as they are; a lower learning rate or scaled rewards may help"
+    )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import h5py
 import numpy as np
 import tianshou.data
 import torch
 from tianshou.data import Batch, ReplayBuffer, ReplayBufferManager, to_numpy
+from tianshou.data.utils.converter import to_hdf5
 
 from kary_replay.adapters.tianshou import draws, rows
-from kary_replay.adapters.tianshou.errors import LeafIndexError, as_alpha, as_beta, check_format
+from kary_replay.adapters.tianshou.errors import LeafIndexError, as_alpha, as_beta, check_format, refused_priority
 from kary_replay.adapters.tianshou.null_scan import NullScan
 from kary_replay.adapters.tianshou.segment_tree import SegmentTree, as_segment_tree
 from kary_replay.errors import IndexRangeError
@@ -198,7 +200,7 @@ class PrioritizedReplayBuffer(_Stock):
             return super(_Stock, self).sample_indices(n)
         if self.stack_num == 1 or not self._sample_avail:
             return draws.draw(self.weight.sum_tree, self._random_state, n)
-        return draws.draw_available(self.weight, self._random_state, n, self._is_available, lambda: self.sample_indices(0))
+        return draws.draw_available(self, self.weight, self._random_state, n)
 
     def get_weight(self, index: int | np.ndarray) -> float | np.ndarray:
         """Return importance weights, (mass / least mass) ** -beta, which are at most 1.
@@ -252,7 +254,7 @@ class PrioritizedReplayBuffer(_Stock):
         except IndexRangeError as error:
             raise LeafIndexError(f"update_weight: {error}") from None
         except ValueError as error:
-            raise _refusal(index, td_error, priority, str(error)) from None
+            raise refused_priority(index, td_error, priority, str(error)) from None
         self._max_prio = max(self._max_prio, priority.item(priority.argmax()))  # half the time of max()
         self._min_prio = min(self._min_prio, priority.item(priority.argmin()))
 
@@ -344,10 +346,30 @@ class PrioritizedReplayBuffer(_Stock):
         super().set_batch(batch)
         self._null_scan.forget()
 
+    def save_hdf5(self, path: str, compression: str | None = None) -> None:
+        """Write all to an HDF5 file, for `load_hdf5`.
+
+        Parameters
+        ----------
+        path : str
+            The file; it is overwritten.
+        compression : str, optional
+            As for `h5py.Group.create_dataset`.
+        """
+        with h5py.File(path, "w") as file:
+            to_hdf5(self.__getstate__(), file, compression=compression)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all there is; the stream of draws as numbers, since NumPy 1 reads no RandomState that NumPy 2 pickled."""
+        return {**self.__dict__, "_random_state": self._random_state.get_state()}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickle or an HDF5 file of ours, or an HDF5 file that stock saved."""
         check_format(type(self).__name__, int(state.get("_format", _FORMAT)), _FORMAT)
-        super().__setstate__(dict(state))
+        state = dict(state)
+        if isinstance(state.get("_random_state"), tuple):
+            state["_random_state"] = draws.stream(state["_random_state"])
+        super().__setstate__(state)
         self._format = _FORMAT
         self._null_scan = NullScan()
         if "weight" in self.__dict__:
@@ -375,22 +397,3 @@ class PrioritizedReplayBuffer(_Stock):
         if isinstance(self, ReplayBufferManager):  # stock's order
             return super(_Stock, self).sample_indices(None)
         return self._random_state.permutation(super(_Stock, self).sample_indices(0))
-
-    def _is_available(self, index: np.ndarray) -> np.ndarray:
-        """Tell which rows have all their earlier frames: bool, in the shape of `index`."""
-        for _ in range(self.stack_num - 2):
-            index = self.prev(index)
-        return index != self.prev(index)
-
-
-def _refusal(index: Any, td_error: np.ndarray, priority: np.ndarray, reason: str) -> ValueError:
-    """Return the error for what the tree refused, in the words of `update_weight`."""
-    wrong = np.flatnonzero(~np.isfinite(priority))
-    if not wrong.size:
-        return ValueError(f"update_weight: {reason}")
-    at = int(wrong[0])
-    return ValueError(
-        f"update_weight: new_weight is {np.asarray(td_error).flat[at]} at position {at} of {priority.size} "
-        f"(row {np.asarray(index).flat[at]}): the network, the rewards or the observations are no longer finite. The "
-        "priorities were left as they are; a lower learning rate or scaled rewards may help"
-    )

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import h5py
 import numpy as np
 import tianshou.data
 from tianshou.data import Batch, ReplayBufferManager
-from tianshou.data.utils.converter import to_hdf5
 
 from kary_replay.adapters.tianshou.errors import ArgumentError
 from kary_replay.adapters.tianshou.replay_buffer import PrioritizedReplayBuffer
@@ -117,26 +115,13 @@ class PrioritizedVectorReplayBuffer(PrioritizedReplayBuffer, tianshou.data.Prior
             "dropnull would shift rows from one environment's ring into another's; use batch.dropnull() on what is sampled"
         )
 
-    def save_hdf5(self, path: str, compression: str | None = None) -> None:
-        """Write all to an HDF5 file, for `load_hdf5`.
-
-        Parameters
-        ----------
-        path : str
-            The file; it is overwritten.
-        compression : str, optional
-            As for `h5py.Group.create_dataset`.
-        """
-        with h5py.File(path, "w") as file:
-            to_hdf5(self.__getstate__(), file, compression=compression)
-
     def __getstate__(self) -> dict[str, Any]:
         """Return all but the rows of the rings, which are the same as our own."""
         rings = np.empty(self.buffer_num, dtype=object)
         for i, ring in enumerate(self.buffers):
             rings[i] = object.__new__(type(ring))
             rings[i].__dict__.update(ring.__dict__, _meta=Batch())
-        return {**self.__dict__, "buffers": rings}
+        return {**super().__getstate__(), "buffers": rings}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -7,17 +7,39 @@ from unittest import mock
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 from sb3_contrib import QRDQN, TQC, CrossQ
-from stable_baselines3 import DDPG, DQN, SAC, TD3
-from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3 import DDPG, DQN, SAC, TD3, HerReplayBuffer
+from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import BitFlippingEnv
 
-from kary_replay.adapters.sb3 import PrioritizedReplayBuffer
+from kary_replay.adapters.sb3 import (
+    PrioritizedDictReplayBuffer,
+    PrioritizedHerReplayBuffer,
+    PrioritizedNStepReplayBuffer,
+    PrioritizedReplayBuffer,
+)
+from kary_replay.adapters.sb3.prioritized import Prioritized
 
 ALGORITHMS = {algorithm.__name__: algorithm for algorithm in (DQN, DDPG, TD3, SAC, QRDQN, TQC, CrossQ)}
 DISCRETE = {"DQN", "QRDQN"}
 ENV = {name: "CartPole-v1" if name in DISCRETE else "Pendulum-v1" for name in ALGORITHMS}
+
+CLASSES = {  # ours and SB3's, by what they are for
+    "array": (PrioritizedReplayBuffer, ReplayBuffer),
+    "dict": (PrioritizedDictReplayBuffer, DictReplayBuffer),
+    "n_step": (PrioritizedNStepReplayBuffer, NStepReplayBuffer),
+    "her": (PrioritizedHerReplayBuffer, HerReplayBuffer),
+}
+
+
+def over_classes(*kinds):
+    """Parametrize a test by `kind` and `buffer_class`: what it says must hold for SB3's classes and for ours."""
+    pairs = [(kind, each) for kind in kinds or CLASSES for each in CLASSES[kind]]
+    return pytest.mark.parametrize(("kind", "buffer_class"), pairs, ids=[each.__name__ for _, each in pairs])
+
 
 torch.set_num_threads(1)
 
@@ -35,6 +57,42 @@ def learn(name, buffer_class, *, n_envs=1, steps=240, seed=3, batch_size=25, env
         **({"target_update_interval": 40} if name in DISCRETE else {}), **(model_kwargs or {}),
     })  # fmt: skip
     return model.learn(steps)
+
+
+def environment(kind, name, n_envs=1, **env_kwargs):
+    """The environment that an algorithm learns in with a buffer of this kind."""
+    if kind == "her":
+        return make_vec_env(lambda: BitFlippingEnv(n_bits=4, continuous=name not in DISCRETE), n_envs)
+    return make_vec_env(ENV[name], n_envs, env_kwargs=env_kwargs, wrapper_class=DictObservation if kind == "dict" else None)
+
+
+def learn_with(kind, buffer_class, name, *, n_envs=1, steps=170, env=None, model_kwargs=None, **kwargs):
+    """`learn` in the environment and with the policy that this kind of buffer is for."""
+    policy = {"policy": "MultiInputPolicy" if kind in ("dict", "her") else "MlpPolicy"}
+    env = env or environment(kind, name, n_envs)
+    return learn(name, buffer_class, steps=steps, env=env, model_kwargs=policy | (model_kwargs or {}), **kwargs)
+
+
+def arrays_of(buffer):
+    """Every stored array by name, those of Dict observations one by one."""
+    arrays = {}
+    for name in ("observations", "actions", "rewards", "next_observations", "dones", "timeouts"):
+        value = getattr(buffer, name, {})
+        arrays |= {f"{name}.{key}": array for key, array in value.items()} if isinstance(value, dict) else {name: value}
+    return arrays
+
+
+def assert_trained(model):
+    """Networks are finite and were updated; with a buffer of ours, its priorities were, too, and without a warning."""
+    assert model._n_updates > 0
+    state = state_of(model)
+    assert all(torch.isfinite(value).all() for value in state.values())
+    if isinstance(model.replay_buffer, Prioritized):
+        assert not model.replay_buffer._warned
+        native = model.replay_buffer.native
+        masses = native.tree.get(np.arange(native.capacity))
+        assert np.unique(masses[masses > 0]).size > 3
+        native.check_invariants()
 
 
 def state_of(model):

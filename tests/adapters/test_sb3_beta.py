@@ -68,7 +68,9 @@ def test_the_callback_refuses_another_buffer():
         DQN("MlpPolicy", "CartPole-v1", buffer_size=100).learn(5, callback=PrioritizedReplayCallback())
 
 
-@pytest.mark.parametrize("kwargs", [{"final_beta": 1.5}, {"every": 0}, {"every": 1.5}])
+@pytest.mark.parametrize(
+    "kwargs", [{"final_beta": 1.5}, {"final_beta": "x"}, {"final_beta": True}, {"every": 0}, {"every": 1.5}]
+)
 def test_the_callback_refuses_bad_arguments(kwargs):
     with pytest.raises((ValueError, TypeError), match=next(iter(kwargs))):
         PrioritizedReplayCallback(**kwargs)
@@ -78,3 +80,13 @@ def test_the_callback_refuses_bad_arguments(kwargs):
 def test_the_schedule_refuses_bad_arguments(arguments, name):
     with pytest.raises((ValueError, TypeError), match=name):
         kr.LinearSchedule(*arguments)
+
+
+def test_the_callback_does_not_silently_replace_a_schedule():
+    options = {"replay_buffer_class": PrioritizedReplayBuffer, "buffer_size": 500}
+    schedule = kr.LinearSchedule(0.4, 0.6, 1000)
+    model = DQN("MlpPolicy", "CartPole-v1", replay_buffer_kwargs={"beta": schedule}, **options)
+    with pytest.raises(ValueError, match="final_beta=None"):
+        model.learn(10, callback=PrioritizedReplayCallback())
+    model.learn(10, callback=PrioritizedReplayCallback(final_beta=None, every=np.int64(5)))
+    assert model.replay_buffer.beta_schedule is schedule

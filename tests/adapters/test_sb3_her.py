@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from sb3_runs import first_difference, recorded
+from sb3_runs import CLASSES, assert_trained, first_difference, recorded
 from stable_baselines3 import DQN, SAC, HerReplayBuffer
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
 
 from kary_replay.adapters.sb3 import PrioritizedHerReplayBuffer
 
@@ -114,3 +116,48 @@ def test_without_virtual_goals_the_batch_is_what_was_stored():
     for key, array in buffer.observations.items():
         np.testing.assert_array_equal(samples.observations[key], array[rows, 0])
     np.testing.assert_array_equal(samples.rewards.numpy()[:, 0], buffer.rewards[rows, 0])
+
+
+@pytest.mark.parametrize("buffer_class", CLASSES["her"])
+@pytest.mark.parametrize("strategy", [*GoalSelectionStrategy, "FINAL", "episode", "Future"])
+def test_a_strategy_is_named_or_given(buffer_class, strategy):
+    buffer = learn(SAC, buffer_class, n_envs=2, steps=60, goal_selection_strategy=strategy, copy_info_dict=True).replay_buffer
+    expected = strategy if isinstance(strategy, GoalSelectionStrategy) else GoalSelectionStrategy[strategy.upper()]
+    assert buffer.goal_selection_strategy is expected
+    assert any(info for info in buffer.infos.ravel())
+
+
+@pytest.mark.parametrize("buffer_class", CLASSES["her"])
+@pytest.mark.parametrize("space", [{"image_obs_space": True}, {"discrete_obs_space": True}])
+def test_goals_may_be_images_or_numbers(buffer_class, space):
+    env = make_vec_env(lambda: BitFlippingEnv(n_bits=4, **space), 2)
+    model = DQN(
+        "MultiInputPolicy", env, learning_starts=20, batch_size=8, train_freq=8, buffer_size=60, device="cpu", seed=0,
+        replay_buffer_class=buffer_class, policy_kwargs={"net_arch": [8], "features_extractor_kwargs": {"cnn_output_dim": 8}},
+    )  # fmt: skip
+    assert_trained(model.learn(80))
+
+
+@pytest.mark.parametrize("n_more", [1, 5, 9])
+def test_reset_forgets_the_episodes(n_more):
+    buffer = learn(DQN, PrioritizedHerReplayBuffer, steps=130).replay_buffer
+    buffer.reset()
+    assert not buffer.ep_length.any()
+    env = envs(1)
+    obs = env.reset()
+    for step in range(n_more):
+        next_obs, reward, _, infos = env.step([0])
+        buffer.add(obs, next_obs, np.zeros((1, 1), int), reward, np.array([step % 4 == 3]), infos)
+        check_drawable(buffer)
+    assert buffer.ep_length[:, 0].tolist() == [4] * (n_more // 4 * 4) + [0] * (120 - n_more // 4 * 4)
+
+
+@pytest.mark.parametrize("buffer_class", CLASSES["her"])
+def test_bit_flipping_is_solved(buffer_class):
+    env = make_vec_env(lambda: BitFlippingEnv(n_bits=7), 2)
+    model = DQN(
+        "MultiInputPolicy", env, learning_rate=1e-3, learning_starts=100, batch_size=32, train_freq=1, gradient_steps=2,
+        target_update_interval=200, exploration_final_eps=0.02, buffer_size=10_000, seed=0, device="cpu",
+        policy_kwargs={"net_arch": [64, 64]}, replay_buffer_class=buffer_class, replay_buffer_kwargs={"n_sampled_goal": 5},
+    )  # fmt: skip
+    assert np.mean(model.learn(1800).ep_success_buffer) > 0.9  # measured: 0.99 and 1.0; of the last 100 episodes

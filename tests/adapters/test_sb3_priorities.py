@@ -50,7 +50,7 @@ def average_the_critics(monkeypatch):
         first = self.td_error
         true_record(self, td_error)
         if first is not None:
-            self.td_error = (first + td_error[:, 0].abs()) / 2
+            self.td_error = (first.abs() + td_error.abs()) / 2
 
     monkeypatch.setattr(SampledBatch, "record", record)
 

@@ -21,6 +21,11 @@ LOSSES = {
 each_loss = pytest.mark.parametrize("function", LOSSES, ids=lambda function: function.__name__)
 
 
+def sizes(batch):
+    """|TD error| of each row, [B]."""
+    return batch.td_error.abs().reshape(-1)
+
+
 def make_batch(weights=WEIGHTS):
     return SampledBatch(np.arange(len(weights)), torch.from_numpy(weights).view(-1, 1), [])
 
@@ -53,7 +58,7 @@ def test_loss_is_weighted_by_row(function, reduction, batch, rewards, current):
     expected = {"mean": np.mean, "sum": np.sum, "none": np.asarray}[reduction](weighted)
     assert is_plain(result)
     np.testing.assert_allclose(result.detach().numpy(), expected, rtol=1e-6)
-    np.testing.assert_array_equal(batch.td_error, np.abs(difference.astype(np.float32))[:, 0])
+    np.testing.assert_array_equal(sizes(batch), np.abs(difference.astype(np.float32))[:, 0])
     assert batch.pending == [batch]
 
 
@@ -100,7 +105,7 @@ def test_weights_go_by_row_in_every_shape(shape, batch, rng):
     result = F.mse_loss(torch.from_numpy(current), batch.mark(torch.from_numpy(target)))
     rows = (current - target).reshape(B, -1)
     np.testing.assert_allclose(result, np.mean(WEIGHTS * np.square(rows).mean(axis=1)), rtol=1e-6)
-    np.testing.assert_allclose(batch.td_error, np.abs(rows).mean(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(sizes(batch), np.abs(rows).mean(axis=1), rtol=1e-12)
 
 
 def test_of_several_critics_the_larger_error_counts(batch, rewards):
@@ -108,7 +113,7 @@ def test_of_several_critics_the_larger_error_counts(batch, rewards):
     offsets = torch.tensor([[1.0, -3, 0, 2, -1, 5], [2.0, 1, -4, -1, 1, 0]])
     for offset in offsets:
         F.mse_loss(plain + offset[:, None], rewards)
-    np.testing.assert_allclose(batch.td_error, [2, 3, 4, 2, 1, 5], rtol=1e-6)
+    np.testing.assert_allclose(sizes(batch), [2, 3, 4, 2, 1, 5], rtol=1e-6)
     assert batch.pending == [batch]
 
 
@@ -233,14 +238,14 @@ def test_a_loss_written_out_is_weighted_at_its_final_mean_or_sum(reduce, batch, 
     difference = (current - target.as_subclass(torch.Tensor)).detach().numpy().astype(float)[:, 0]
     weighted = WEIGHTS * difference**2
     np.testing.assert_allclose(result.item(), weighted.sum() if "sum" in reduce.__name__ else weighted.mean(), rtol=1e-6)
-    np.testing.assert_allclose(batch.td_error, np.abs(difference), rtol=1e-6)
+    np.testing.assert_allclose(sizes(batch), np.abs(difference), rtol=1e-6)
     assert batch.pending == [batch]
 
 
 def test_a_final_mean_without_a_difference_counts_itself(batch, rewards, current):
     (rewards.square() * current.exp()).mean()
     expected = (rewards.square() * current.exp()).detach().as_subclass(torch.Tensor).abs()[:, 0]
-    np.testing.assert_allclose(batch.td_error, expected, rtol=1e-6)
+    np.testing.assert_allclose(sizes(batch), expected, rtol=1e-6)
 
 
 def test_a_mean_without_a_prediction_is_no_loss(batch, rewards, current):
@@ -249,3 +254,53 @@ def test_a_mean_without_a_prediction_is_no_loss(batch, rewards, current):
     by_row = (current - rewards).square().sum(dim=-1)
     assert by_row.batch is batch
     assert batch.td_error is None
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        lambda r, q, nq: r - q + 0.9 * nq,
+        lambda r, q, nq: 0.9 * nq - q + r,
+        lambda r, q, nq: q + (-(r + 0.9 * nq)),
+        lambda r, q, nq: -(q - r) + 0.9 * nq,
+        lambda r, q, nq: (r + 0.9 * nq).sub(q),
+        lambda r, q, nq: (r - q).unsqueeze(1).squeeze(1) + 0.9 * nq,
+    ],
+)
+def test_however_the_error_is_added_up(spelling):
+    batch = make_batch()
+    r, nq = batch.mark(torch.rand(6, 1)), torch.rand(6, 1)
+    q = torch.rand(6, 1, requires_grad=True)
+    expected = (r.as_subclass(torch.Tensor) + 0.9 * nq - q).detach()
+    td_error = spelling(r, q, nq)
+    loss = (2 * td_error.pow(2) + 1 - 0.5).mean()  # what is added later does not belong to it
+    np.testing.assert_allclose(sizes(batch), expected.abs()[:, 0], rtol=1e-5)
+    weighted = batch.importance_weight * (2 * expected**2 + 0.5)
+    assert type(loss) is torch.Tensor
+    torch.testing.assert_close(loss.detach(), weighted.mean())
+
+
+@pytest.mark.parametrize("lend", [torch.Tensor.to, torch.Tensor.type_as, torch.Tensor.view_as, torch.Tensor.expand_as])
+def test_lending_a_dtype_or_a_shape_marks_nothing(lend):
+    batch = make_batch()
+    r = batch.mark(torch.rand(6, 1))
+    assert type(lend(torch.rand(6, 1), r)) is torch.Tensor
+    assert getattr(lend(r[torch.tensor([1, 0, 2, 3, 4, 5])], r), "batch", None) is None
+    assert lend(r, torch.rand(6, 1)).batch is batch
+
+
+def test_input_by_keyword():
+    batch = make_batch()
+    r = batch.mark(torch.rand(6, 1))
+    q = torch.rand(6, 1, requires_grad=True)
+    torch.testing.assert_close(torch.mean(input=r), r.as_subclass(torch.Tensor).mean())
+    assert torch.sum(input=r, dim=1).batch is batch
+    torch.mean(input=(q - r) ** 2)
+    assert batch.td_error is not None
+
+
+def test_vmapped_losses_leave_nothing_behind():
+    batch = make_batch()
+    r = batch.mark(torch.rand(6, 1))
+    losses = torch.vmap(lambda q: F.mse_loss(q, r))(torch.rand(3, 6, 1))
+    assert losses.shape == (3,) and batch.td_error is None and not batch.pending

@@ -243,12 +243,41 @@ def test_exponents_can_be_set():
 def test_an_unseen_loss_is_warned_of_once():
     buffer = filled()
     buffer.sample(4)
+    buffer.sample(4)
+    buffer.sample(4)
     with pytest.warns(UserWarning, match=r"update_priorities\(td_errors\)") as caught:
         buffer.sample(4)
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        buffer.sample(4)
+        for _ in range(5):
+            buffer.sample(4)
+    for other in (pickle.loads(pickle.dumps(buffer)), copy.deepcopy(buffer)):
+        with pytest.warns(UserWarning, match=r"update_priorities\(td_errors\)"):
+            assert [other.sample(4) for _ in range(4)]
+
+
+def test_a_batch_drawn_to_look_at_is_no_cause_for_a_warning():
+    buffer = filled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(5):
+            rewards = buffer.sample(4).rewards
+            buffer.sample(2)
+            F.mse_loss(torch.zeros(4, 1), rewards)
+    with pytest.warns(UserWarning, match="3 batches"):
+        assert [(buffer.sample(4).rewards - torch.zeros(4, 1)).norm() for _ in range(6)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_errors_of_any_precision(dtype):
+    buffer = filled(alpha=1.0, priority_epsilon=0.5)
+    samples = buffer.sample(4)
+    F.mse_loss(samples.rewards.to(dtype) + 2, samples.rewards.to(dtype))
+    assert buffer.native.max_priority == pytest.approx(2.5, rel=0.05)
+    buffer.sample(4)
+    buffer.update_priorities(torch.full((4,), 3.0, dtype=dtype))
+    assert buffer.native.max_priority == 3.5
 
 
 def test_no_warning_where_the_loss_is_seen_or_priorities_come_by_hand():

@@ -3,11 +3,8 @@
 import numpy as np
 import pytest
 import tianshou.data
-from tianshou_runs import step
-
-from kary_replay.adapters import tianshou as ours
-
-BOTH = pytest.mark.parametrize("module", [tianshou.data, ours], ids=["stock", "ours"])
+from tianshou.data.utils import segtree
+from tianshou_rows import BOTH, step
 
 
 def is_stock(module):
@@ -100,6 +97,19 @@ def test_the_least_priority_is_raised_to_alpha(module):
     buffer = single(module, weight_norm=False)
     buffer.update_weight(np.arange(20), np.linspace(0.1, 4.0, 20))
     assert bool(np.isclose(buffer.get_weight(np.arange(20)).max(), 1.0)) is not is_stock(module)
+
+
+@BOTH
+def test_update_from_an_empty_buffer(module, monkeypatch):
+    """Fault 6: the first of no rows is looked at, which compiled code does without a check, and may go on for ever."""
+    monkeypatch.setattr(segtree, "_setitem", segtree._setitem.py_func)  # not compiled: it says so
+    buffer, empty = single(module), single(module, steps=0)
+    if is_stock(module):
+        with pytest.raises(IndexError):
+            buffer.update(empty)
+        return
+    assert buffer.update(empty).size == empty.update(empty).size == 0
+    assert len(buffer) == buffer.weight.reduce() == 20
 
 
 @BOTH

@@ -8,6 +8,7 @@ import pytest
 import tianshou.data
 from hypothesis import given
 from hypothesis import strategies as st
+from tianshou_rows import BOTH
 
 from kary_replay.adapters.tianshou import SegmentTree
 from kary_replay.adapters.tianshou.segment_tree import as_segment_tree
@@ -46,9 +47,12 @@ def test_the_same_answers_as_stock(masses, data):
         assert type(one) is int and one == stock.get_prefix_sum_idx(float(prefix[0]))
 
 
-def test_random_masses_against_numpy(rng):
+@BOTH
+def test_random_masses_against_numpy(module, rng):
     for size in (1, 2, 7, 8, 1000, 16384):
-        tree, naive = SegmentTree(size), np.zeros(size)
+        tree, naive = module.SegmentTree(size), np.zeros(size)
+        assert len(tree) == size and tree[0] == tree[size - 1] == tree.reduce() == 0.0
+        tree[size // 2] = naive[size // 2] = 0.5  # one at a time, too
         for _ in range(20):
             index, value = rng.integers(size, size=64), rng.random(64)
             naive[index] = tree[index] = value
@@ -57,7 +61,7 @@ def test_random_masses_against_numpy(rng):
             assert np.isclose(tree.reduce(left, right), naive[left:right].sum())
         assert np.isclose(tree.reduce(end=-1), naive[:-1].sum())
         prefix = rng.random(256) * tree.reduce()
-        index, cumulated = tree.get_prefix_sum_idx(prefix), np.cumsum(naive)
+        index, cumulated = tree.get_prefix_sum_idx(prefix.copy()), np.cumsum(naive)
         assert np.all(prefix <= cumulated[index] + 1e-9) and np.all(cumulated[index] - naive[index] <= prefix + 1e-9)
 
 

@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 import tianshou.data
 import torch
-from tianshou.algorithm.algorithm_base import Algorithm
 from tianshou.data import Batch, Collector, ReplayBuffer
-from tianshou.utils.torch_utils import policy_within_training_step
-from tianshou_runs import CONTINUOUS, DISCRETE, build, env_for, step, train
+from tianshou_rows import step
+from tianshou_runs import CONTINUOUS, DISCRETE, build, env_for, train, update
 
 from kary_replay.adapters import tianshou as ours
 
@@ -90,8 +89,7 @@ def test_loss_and_priorities_of_dqn_against_numpy(rng):
     take = buffer.sample_indices
     buffer.sample_indices = lambda n: drawn.setdefault("index", take(n))
     mass = buffer.weight[np.arange(40)]
-    with policy_within_training_step(algorithm.policy):
-        stats = algorithm.update(buffer, 16)
+    stats = update(algorithm, buffer)
     index = drawn["index"]
     obs, obs_next = buffer.obs[index].astype(float), buffer.obs_next[index].astype(float)
     best = q_values(0, obs_next).argmax(1)
@@ -124,30 +122,6 @@ def test_collectors_store_what_they_store_in_stock(form):
     for name in ("obs", "act", "rew", "done", "obs_next"):
         np.testing.assert_array_equal(buffer[index][name], stock[index][name])
     assert buffer.weight.reduce() == len(buffer)
-
-
-@pytest.mark.parametrize("n_step", [1, 2, 5])
-def test_n_step_returns(n_step):
-    """Rewards until the end of the episode, or n of them and the value of what comes after."""
-    buffer = ours.PrioritizedReplayBuffer(20, 0.6, 0.4, ignore_obs_next=n_step == 2)
-    for t in range(12):
-        buffer.add(step(t, episode=5))
-    index = np.arange(12)
-
-    def value(_, at):
-        return torch.tensor(at + 100.0, dtype=torch.float64)
-
-    batch = Algorithm.compute_nstep_return(buffer[index], buffer, index, value, gamma=0.9, n_step=n_step)
-    for start in index:
-        expected, at, discount = 0.0, start, 1.0
-        for k in range(n_step):
-            expected += discount * 0.5 * at
-            discount *= 0.9
-            if (at + 1) % 5 == 0 or at == 11 or k == n_step - 1:
-                expected += discount * (at + 100.0) * ((at + 1) % 5 != 0)
-                break
-            at += 1
-        assert np.isclose(batch.returns[start].item(), expected), start
 
 
 def test_uniform_buffers_are_left_alone():

@@ -1,11 +1,15 @@
-"""Tianshou's algorithms with tiny networks, short seeded runs of them, and rows to fill a buffer with."""
+"""Tianshou 2's algorithms with tiny networks, and short seeded runs of them. What imports this is skipped under Tianshou 1."""
 
 from __future__ import annotations
 
 import gymnasium as gym
 import numpy as np
-import tianshou.algorithm as algorithms
+import pytest
 import torch
+
+pytest.importorskip("tianshou.algorithm", reason="Tianshou 1 has no such classes; its buffers are the same")
+
+import tianshou.algorithm as algorithms
 from tianshou.algorithm.modelfree.c51 import C51Policy
 from tianshou.algorithm.modelfree.ddpg import ContinuousDeterministicPolicy
 from tianshou.algorithm.modelfree.discrete_sac import DiscreteSACPolicy
@@ -16,7 +20,7 @@ from tianshou.algorithm.modelfree.qrdqn import QRDQNPolicy
 from tianshou.algorithm.modelfree.redq import REDQPolicy
 from tianshou.algorithm.modelfree.sac import SACPolicy
 from tianshou.algorithm.optim import AdamOptimizerFactory
-from tianshou.data import Batch, Collector
+from tianshou.data import Collector
 from tianshou.env import DummyVectorEnv
 from tianshou.trainer import OffPolicyTrainerParams
 from tianshou.utils.net.common import EnsembleLinear, Net
@@ -29,6 +33,7 @@ from tianshou.utils.net.discrete import (
     ImplicitQuantileNetwork,
     NoisyLinear,
 )
+from tianshou.utils.torch_utils import policy_within_training_step
 
 DISCRETE = ("DQN", "C51", "RainbowDQN", "QRDQN", "IQN", "FQF", "DiscreteSAC")
 CONTINUOUS = ("DDPG", "TD3", "SAC", "REDQ")
@@ -148,18 +153,7 @@ def train(name, buffer, n_envs=2, steps=60, batch_size=16, seed=3, warm_up=40, u
     return algorithm
 
 
-def step(t, n=None, obs_shape=(3,), episode=7):
-    """Row t of a made-up run, or of n runs side by side: fields that can be told apart, and whose t can be read off."""
-    first, leading = (t, ()) if n is None else (t + 100 * np.arange(n), (n,))
-    obs = np.broadcast_to(np.reshape(first, (*leading, *(1,) * len(obs_shape))), (*leading, *obs_shape)).astype(np.float32)
-    ends = np.broadcast_to((t + 1) % episode == 0, leading)
-    return Batch(
-        obs=obs,
-        act=np.broadcast_to(t % 2, leading),
-        rew=np.broadcast_to(t * 0.5, leading),
-        terminated=ends,
-        truncated=np.zeros(leading, bool),
-        obs_next=obs + 1,
-        info=Batch(env_id=np.arange(n) if n else 0, lives=np.broadcast_to(t % 3, leading)),
-        policy=Batch(),
-    )
+def update(algorithm, buffer, batch_size=16):
+    """One step of training; return its statistics."""
+    with policy_within_training_step(algorithm.policy):
+        return algorithm.update(buffer, batch_size)

@@ -149,7 +149,7 @@ def test_draws_follow_the_ranks(alpha, stratified):
     "share", [PRIORITIES**0.7, np.ones(10), by_rank(-PRIORITIES, 0.7), np.roll(by_rank(PRIORITIES, 0.7), 1)]
 )
 def test_rejects_other_shares(share, rng):
-    with pytest.raises(AssertionError, match="chi-square|impossible"):
+    with pytest.raises(AssertionError, match=r"chi-square|impossible"):
         judge_ranks(rng.choice(10, 40_000, p=share / share.sum()), PRIORITIES, 0.7)
 
 

@@ -1,0 +1,133 @@
+"""Whatever SB3's own buffers refuse, ours refuse with an error of the same type; a caller's `except` goes on working."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from sb3_runs import CLASSES, environment, over_classes
+from stable_baselines3 import DQN
+
+BOX = spaces.Box(-1, 1, (3,), np.float32)
+DICT = spaces.Dict({"box": BOX, "number": spaces.Discrete(4)})
+
+
+def made(kind, buffer_class, **kwargs):
+    """A buffer of 20 rows for 2 environments, but for what is given."""
+    if kind == "her":
+        env = environment("her", "SAC", 2)
+        given = {"buffer_size": 40, "observation_space": env.observation_space, "action_space": env.action_space, "env": env}
+    else:
+        given = {"buffer_size": 40, "observation_space": DICT if kind == "dict" else BOX, "action_space": BOX}
+    return buffer_class(**{**given, "device": "cpu", "n_envs": 2, **kwargs})
+
+
+def added(kind, buffer_class, **changed):
+    """A buffer to which two rows were added, the second one with something changed."""
+    buffer = made(kind, buffer_class)
+    box, number = np.zeros((2, 3), np.float32), np.zeros(2, np.int64)
+    obs = {"box": box, "number": number} if kind == "dict" else box
+    row = {"obs": obs, "next_obs": obs, "action": box, "reward": np.zeros(2), "done": np.zeros(2, bool), "infos": [{}, {}]}
+    for step in (row, row | changed):
+        buffer.add(**{name: value.copy() if hasattr(value, "copy") else value for name, value in step.items()})
+    return buffer
+
+
+CONSTRUCTION = {
+    "lean and time limits": (ValueError, {"optimize_memory_usage": True}),
+    "unknown keyword": (TypeError, {"wrong": 1}),
+    "size as text": (TypeError, {"buffer_size": "40"}),
+    "size as float": (TypeError, {"buffer_size": 1e3}),
+    "no size": (TypeError, {"buffer_size": None}),
+    "environments as text": (TypeError, {"n_envs": "2"}),
+    "tuple of spaces": (NotImplementedError, {"observation_space": spaces.Tuple((BOX, BOX))}),
+    "actions in a dict": (NotImplementedError, {"action_space": DICT}),
+    "unknown device": (RuntimeError, {"device": "nonsense"}),
+}
+ADDING = {
+    "long action": (ValueError, {"action": np.zeros((2, 4))}),
+    "long observation": (ValueError, {"obs": np.zeros((2, 4))}),
+    "more environments": (ValueError, {"next_obs": np.zeros((3, 3))}),
+    "text for numbers": (ValueError, {"obs": np.full((2, 3), "a")}),
+    "rewards of three": (ValueError, {"reward": np.zeros(3)}),
+    "text for rewards": (ValueError, {"reward": np.array(["a", "b"])}),
+    "objects for rewards": (TypeError, {"reward": np.array([None, {}])}),
+    "ends of three": (ValueError, {"done": np.zeros(3)}),
+    "infos of three": (ValueError, {"infos": [{}, {}, {}]}),
+    "no infos": (TypeError, {"infos": None}),
+    "limit as text": (ValueError, {"infos": [{"TimeLimit.truncated": "x"}] * 2}),
+    "limit as object": (TypeError, {"infos": [{"TimeLimit.truncated": {}}] * 2}),
+}
+OF_A_KIND = {
+    "no dict": ("dict", AssertionError, {"observation_space": BOX}),
+    "lean dict": ("dict", AssertionError, {"optimize_memory_usage": True}),
+    "dict in a dict": ("dict", TypeError, {"observation_space": spaces.Dict({"a": DICT})}),
+    "lean n-step": ("n_step", NotImplementedError, {"optimize_memory_usage": True, "handle_timeout_termination": False}),
+    "leaner n-step": ("n_step", ValueError, {"optimize_memory_usage": True}),
+    "lean hindsight": ("her", AssertionError, {"optimize_memory_usage": True}),
+    "no goals": ("her", AssertionError, {"observation_space": BOX}),
+    "unknown strategy": ("her", KeyError, {"goal_selection_strategy": "past"}),
+    "strategy as number": ("her", AssertionError, {"goal_selection_strategy": 3}),
+    "number of goals as text": ("her", TypeError, {"n_sampled_goal": "x"}),
+}
+
+
+@over_classes("array", "n_step")
+@pytest.mark.parametrize("case", CONSTRUCTION.values(), ids=CONSTRUCTION)
+def test_construction(kind, buffer_class, case):
+    error, kwargs = case
+    with pytest.raises(error):
+        made(kind, buffer_class, **kwargs)
+
+
+@pytest.mark.parametrize("whose", [0, 1], ids=["ours", "SB3's"])
+@pytest.mark.parametrize("case", OF_A_KIND.values(), ids=OF_A_KIND)
+def test_construction_of_a_kind(case, whose):
+    kind, error, kwargs = case
+    with pytest.raises(error):
+        made(kind, CLASSES[kind][whose], **kwargs)
+
+
+@over_classes("array", "n_step")
+@pytest.mark.parametrize("case", ADDING.values(), ids=ADDING)
+def test_adding(kind, buffer_class, case):
+    error, changed = case
+    with pytest.raises(error):
+        added(kind, buffer_class, **changed)
+
+
+@over_classes("dict")
+@pytest.mark.parametrize("box", [np.zeros((2, 4)), np.full((2, 3), "a"), np.zeros((3, 3))], ids=["long", "text", "three"])
+def test_adding_dicts(kind, buffer_class, box):
+    with pytest.raises(ValueError, match=r"box|array|float"):
+        added(kind, buffer_class, obs={"box": box, "number": np.zeros(2, np.int64)})
+
+
+@over_classes("array", "dict", "n_step")
+def test_extending_and_sampling(kind, buffer_class):
+    with pytest.raises(TypeError, match="missing"):
+        made(kind, buffer_class).add(1, 2)
+    with pytest.raises(ValueError, match="longer"):
+        made(kind, buffer_class).extend([], [], [], [], [1], [])
+    with pytest.raises(ValueError, match=r"high <= 0|no row to draw"):
+        made(kind, buffer_class).sample(3)
+    with pytest.raises(ValueError, match=r"negative|at least 1"):
+        added(kind, buffer_class).sample(-1)
+    for size in ("x", 2.5):
+        with pytest.raises(TypeError):
+            added(kind, buffer_class).sample(size)
+
+
+@over_classes("her")
+def test_hindsight(kind, buffer_class):
+    buffer = made(kind, buffer_class)
+    with pytest.raises(RuntimeError, match="learning_starts"):
+        buffer.sample(3)
+    with pytest.raises(ValueError, match="already initialized"):
+        buffer.set_env(buffer.env)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'env'"):
+        buffer_class(40, buffer.observation_space, buffer.action_space)
+
+
+@over_classes("dict", "her")
+def test_a_policy_without_dicts(kind, buffer_class):
+    with pytest.raises(ValueError, match="MultiInputPolicy"):
+        DQN("MlpPolicy", environment(kind, "DQN"), replay_buffer_class=buffer_class, buffer_size=100)
