@@ -34,7 +34,7 @@ SCENARIOS = {
     "processes: a sampler's rows": "A process that samples, beside another one that adds 16 rows at a time, against alone.",
     "processes: add": "Processes that add 16 rows at a time, all together.",
     "processes: sample beside writers": "One process samples while as many others add.",
-    "learner: SAC updates": "A whole SAC update (HalfCheetah, batch 256, networks 256×256), batches drawn by a thread or in between.",
+    "learner: SAC updates": "SAC updates (HalfCheetah, batch 256, networks 256×256): batches drawn by a thread, or in between.",
     "frames: sample": "Stacks of four 84 × 84 frames and the next ones: every frame stored once, against whole stacks twice.",
     "frames: add": "One step of eight environments, the frames once or as whole stacks.",
     "frames: memory": "Bytes per slot, all included; `resident` is what a process really grew by.",

@@ -360,9 +360,8 @@ class ReplayBuffer(Saved):
     def __setstate__(self, state: dict[str, Any]) -> None:
         if state["format"] != FORMAT:
             saved = f"kary-replay {state.get('version', '?')} in format {state['format']}"
-            raise ValueError(
-                f"this pickle was saved by {saved}; version {VERSION} reads format {FORMAT}: load it with the version that saved it"
-            )
+            known = f"version {VERSION} reads format {FORMAT}"
+            raise ValueError(f"this pickle was saved by {saved}; {known}: load it with the version that saved it")
         self._options = state["options"]
         self._open(state["capacity"], state["fields"], 0)
         self._storage.restore(state["storage"])

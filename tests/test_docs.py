@@ -15,7 +15,10 @@ import pytest
 
 import kary_replay
 
-PUBLIC_CLASSES = ["Batch", "Field", "PrioritizedReplayBuffer", "RateLimiter", "ReplayBuffer", "SumTree"]
+PUBLIC_CLASSES = [
+    "Batch", "Field", "FrameReplayBuffer", "FrameStackWriter", "NStepWriter", "PrioritizedReplayBuffer", "RateLimiter",
+    "ReplayBuffer", "SequenceWriter", "SumTree",
+]  # fmt: skip
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted({"kary_replay", "kary_replay.errors"} | {getattr(kary_replay, n).__module__ for n in PUBLIC_CLASSES})
 MODULES += ["kary_replay.prefetch"] * (importlib.util.find_spec("torch") is not None)

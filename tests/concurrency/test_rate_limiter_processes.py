@@ -19,21 +19,28 @@ RATIO, ERROR, MIN_SIZE, ADD, DRAW = 4.0, 64.0, 50, 5, 16
 LEARNER, ACTOR = "has the learner stopped", "has every actor stopped"
 
 
-def take_part(limiter, buffer, role, unlimited, said):
-    """Add or draw until killed, or until nobody of the other side has for a while; say why."""
+def take_part(limiter, buffer, role, unlimited, parent):
+    """Add or draw until killed, or until nobody of the other side has for a second; say why.
+
+    ``unlimited`` is None, or the role that never asks; the other one is slow then.
+    """
     if isinstance(limiter, tuple):  # attached by descriptor
         buffer = kr.PrioritizedReplayBuffer.attach(buffer)
         limiter = kr.RateLimiter(buffer, RATIO, MIN_SIZE, ERROR, origin=limiter)
+    parent.send("ready")
+    parent.recv()
     try:
         while True:
+            if unlimited not in (None, role):
+                time.sleep(1e-3)
             if role == "adder":
-                unlimited or limiter.await_add(ADD, timeout_seconds=1.0)
+                unlimited == role or limiter.await_add(ADD, timeout_seconds=1.0)
                 buffer.add(reward=np.zeros(ADD))
             else:
-                unlimited or limiter.await_sample(DRAW, timeout_seconds=1.0)
+                unlimited == role or limiter.await_sample(DRAW, timeout_seconds=1.0)
                 buffer.sample(DRAW)
     except RateLimiterTimeoutError as error:
-        said.send(str(error))
+        parent.send(str(error))
 
 
 class Race:
@@ -45,15 +52,25 @@ class Race:
         self.context = multiprocessing.get_context("spawn")
         self.processes = []
 
-    def start(self, role, by_descriptor=False, unlimited=False):
-        hears, says = self.context.Pipe(duplex=False)
+    def start(self, *roles, attached=(), unlimited=None):
+        """Start processes of these roles, and after these some ``attached`` by descriptor; all together when all are ready."""
+        started = [self.spawn(role, False, unlimited) for role in roles]
+        started += [self.spawn(role, True, unlimited) for role in attached]
+        for process in started:
+            assert process.pipe.poll(60) and process.pipe.recv() == "ready"
+        for process in started:
+            process.pipe.send("go")
+        return started
+
+    def spawn(self, role, by_descriptor, unlimited):
+        ours, theirs = self.context.Pipe()
         # In one pickle, the limiter's buffer and the buffer are one in the child, too.
         how = (self.limiter.origin, self.buffer.descriptor) if by_descriptor else (self.limiter, self.buffer)
-        process = self.context.Process(target=take_part, args=(*how, role, unlimited, says), daemon=True)
+        process = self.context.Process(target=take_part, args=(*how, role, unlimited, theirs), daemon=True)
         process.start()
-        says.close()
+        theirs.close()
         self.processes.append(process)
-        process.hears = hears
+        process.pipe = ours
         return process
 
     def watch(self, n_adders, n_samplers, n_drawn, seconds=30.0):
@@ -62,12 +79,11 @@ class Race:
         lowest, highest = np.inf, -np.inf
         until, enough = time.monotonic() + seconds, buffer.n_sampled + n_drawn
         while buffer.n_sampled < enough and time.monotonic() < until:
-            # No two counts are read at one moment. What is read last has grown: so the first is not more than the balance
-            # was, the second not less, and what they exceed, it did.
-            low = (buffer.n_added - added) * RATIO - (buffer.n_sampled - sampled)
-            high = -(buffer.n_sampled - sampled) + (buffer.n_added - added) * RATIO
-            if buffer.n_sampled > sampled:
-                lowest, highest = min(lowest, high), max(highest, low)
+            # No two counts are read at one moment. Both only grow: so with the earlier count of the rows drawn the balance was
+            # not more than what comes out, with the later one not less.
+            earlier, n_added, later = buffer.n_sampled - sampled, buffer.n_added - added, buffer.n_sampled - sampled
+            if earlier > 0:
+                lowest, highest = min(lowest, n_added * RATIO - earlier), max(highest, n_added * RATIO - later)
         assert buffer.n_sampled >= enough, f"only {buffer.n_sampled} rows were drawn"
         above, below = ERROR + (n_adders - 1) * ADD * RATIO, -ERROR - (n_samplers - 1) * DRAW
         assert highest <= above, f"the balance reached {highest}, above {above}"
@@ -80,8 +96,8 @@ class Race:
         assert process.exitcode == -signal.SIGKILL
 
     def last_words(self, process):
-        assert process.hears.poll(20), "waits for ever"
-        said = process.hears.recv()
+        assert process.pipe.poll(20), "waits for ever"
+        said = process.pipe.recv()
         process.join(10)
         assert process.exitcode == 0
         return said
@@ -97,35 +113,33 @@ def race():
 
 
 def test_one_adder_and_one_sampler_stay_within_the_band(race):
-    race.start("adder"), race.start("sampler")
+    race.start("adder", "sampler")
     lowest, highest = race.watch(1, 1, 50_000)
     assert highest > 0 > lowest or highest - lowest > DRAW, "they did not race"
     assert race.limiter.ratio == pytest.approx(RATIO, rel=0.02)
 
 
 def test_several_overshoot_by_at_most_one_call_each(race):
-    race.start("adder"), race.start("adder", by_descriptor=True)
-    race.start("sampler"), race.start("sampler", by_descriptor=True)
+    race.start("adder", "sampler", attached=("adder", "sampler"))
     race.watch(2, 2, 50_000)
 
 
 @pytest.mark.parametrize("unlimited", ["adder", "sampler"])
 def test_the_watch_sees_who_does_not_ask(race, unlimited):
     race.buffer.add(reward=np.zeros(MIN_SIZE))
-    for role in ("adder", "sampler"):
-        race.start(role, unlimited=role == unlimited)
+    race.start("adder", "sampler", unlimited=unlimited)
     with pytest.raises(AssertionError, match="the balance reached"):
-        race.watch(1, 1, 20_000, seconds=10.0)
+        race.watch(1, 1, 5_000)
 
 
 def test_a_killed_partner_is_named(race):
     """And nothing is left locked: a new one takes over."""
-    adder, sampler = race.start("adder"), race.start("sampler")
+    adder, sampler = race.start("adder", "sampler")
     race.watch(1, 1, 2_000)
     race.kill(sampler)
     said = race.last_words(adder)
     assert said.startswith("the adder has waited 1") and "no row was drawn for 1" in said and LEARNER in said
-    adder, sampler = race.start("adder"), race.start("sampler")
+    adder, sampler = race.start("adder", "sampler")
     race.watch(1, 1, 2_000)
     race.kill(adder)
     said = race.last_words(sampler)
@@ -134,12 +148,12 @@ def test_a_killed_partner_is_named(race):
 
 def test_killed_while_it_waits(race):
     """A waiting process holds nothing that the others need."""
-    waits = race.start("adder")
+    (waits,) = race.start("adder")
     deadline = time.monotonic() + 20
     while race.limiter.allowed_adds() >= ADD and time.monotonic() < deadline:
         time.sleep(0.01)
     race.kill(waits)
-    race.start("sampler"), race.start("adder")
+    race.start("sampler", "adder")
     race.watch(1, 1, 2_000)
     with contextlib.suppress(RateLimiterTimeoutError):
         race.limiter.await_sample(1, timeout_seconds=0)
