@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(wildcard kary_replay/*.pyx kary_replay/*.pxd kary_replay/*.hpp)
 
-.PHONY: run test stress sanitize bench bench-full bench-adapters learning lint format clean
+.PHONY: run test stress sanitize bench bench-full bench-storing bench-adapters learning lint format clean
 
 run: $(VENV)/built
 	$(BIN)/python docs/recipes/sb3_cartpole.py
@@ -42,16 +42,24 @@ sanitize: $(VENV)/built
 	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh thread --operations 1e6
 	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh address --operations 1e6
 
+STORING := bench/test_processes.py bench/test_frames.py bench/test_checkpoint.py bench/test_prefetch.py
+ADAPTERS := bench/test_sb3.py bench/test_tianshou.py
+OTHERS := $(filter-out $(STORING) $(ADAPTERS),$(wildcard bench/test_*.py)) bench/ablation
+
 bench: $(VENV)/built
-	$(BIN)/python -m pytest bench --benchmark-only --results default
+	$(BIN)/python -m pytest $(OTHERS) --benchmark-only --results default
 	$(BIN)/python -m bench.report default
 
 bench-full: $(VENV)/built
-	$(BIN)/python -m pytest bench --benchmark-only --full --results full
+	$(BIN)/python -m pytest $(OTHERS) --benchmark-only --full --results full
 	$(BIN)/python -m bench.report full
 
+bench-storing: $(VENV)/built
+	$(BIN)/python -m pytest $(STORING) --benchmark-only --results storing
+	$(BIN)/python -m bench.report storing
+
 bench-adapters: $(VENV)/built
-	$(BIN)/python -m pytest bench/test_sb3.py bench/test_tianshou.py --benchmark-only --full --results adapters
+	$(BIN)/python -m pytest $(ADAPTERS) --benchmark-only --full --results adapters
 	$(BIN)/python -m bench.report adapters
 
 LEARNING := cartpole pendulum lunarlander lunarlander_gentle

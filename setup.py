@@ -13,7 +13,7 @@ flags = ["-std=c++17", "-O3", "-fno-math-errno"]
 if sanitizer:
     flags += [f"-fsanitize={sanitizer}", "-g", "-O1", "-fno-omit-frame-pointer"]
 
-modules = ["block", "sum_tree", "slots", "snapshots", "reader", "storage", "frame_storage", "gather"]
+modules = ["block", "sum_tree", "slots", "snapshots", "reader", "storage", "frame_storage"]
 extensions = [
     Extension(
         f"kary_replay.{name}",

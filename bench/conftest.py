@@ -97,9 +97,10 @@ class Compare:
         bars: Sequence[Bar] = (),
         rounds: int = 7,
         unit: str = "1/s",
+        watch: bool = True,
     ) -> Record:
         """Operations per second over fixed windows, interleaved."""
-        record = interleave_windows(self._benchmark, ours, windows, rounds)
+        record = interleave_windows(self._benchmark, ours, windows, rounds, watch)
         record.unit = unit
         return self._name(record, scenario, parameters, bars, None)
 

@@ -30,14 +30,6 @@ SCENARIOS = {
     "buffer sample, cold": "The same for the whole buffer.",
     "threads: sample": "Two Python threads sampling from one buffer against one thread; rows per second.",
     "threads: mixed loads": "A learner samples and updates, an actor adds 16 rows at a time; against both in one thread.",
-    "processes: sample": "Two processes sampling from one shared buffer against one; rows per second.",
-    "processes: a sampler's rows": "A process that samples, beside another one that adds 16 rows at a time, against alone.",
-    "processes: add": "Processes that add 16 rows at a time, all together.",
-    "processes: sample beside writers": "One process samples while as many others add.",
-    "learner: SAC updates": "SAC updates (HalfCheetah, batch 256, networks 256×256): batches drawn by a thread, or in between.",
-    "frames: sample": "Stacks of four 84 × 84 frames and the next ones: every frame stored once, against whole stacks twice.",
-    "frames: add": "One step of eight environments, the frames once or as whole stacks.",
-    "frames: memory": "Bytes per slot, all included; `resident` is what a process really grew by.",
     "memory beyond the payload": "Bytes per slot beyond its 165 bytes of data; `resident` is what a process really grew by.",
 }
 ABLATIONS = {
@@ -56,6 +48,22 @@ ADAPTERS = {
     "Tianshou: sample + update_weight": "The same two calls on Tianshou's prioritized buffers, stock and ours.",
     "Tianshou: updates": "`algorithm.update()`: draw, n-step targets, gradients, priorities; no environments, no trainer.",
     "Tianshou: training": "Environment steps per second of Tianshou's trainer, stock algorithms with its examples' settings.",
+}
+STORING = {
+    "processes: sample": "Two processes sampling from one shared buffer against one; rows per second.",
+    "processes: a sampler's rows": "A process that samples, beside another one that adds 16 rows at a time, against alone.",
+    "processes: add": "Processes that add 16 rows at a time, all together.",
+    "processes: sample beside writers": "One process samples while as many others add.",
+    "learner: SAC updates": "SAC updates (HalfCheetah, batch 256, networks 256×256): batches drawn by a thread, or in between.",
+    "frames: sample": "Stacks of four 84 × 84 frames and the next ones: every frame stored once, against whole stacks twice.",
+    "frames: add": "One step of eight environments, the frames once or as whole stacks.",
+    "frames: memory": "Bytes per slot, all included; `resident` is what a process really grew by.",
+    "save: half_cheetah": "Write a checkpoint of 1e6 HalfCheetah rows; seconds.",
+    "save: images": "The same for 84 × 84 images.",
+    "load: half_cheetah": "Read it back, verified.",
+    "load: images": "The same for 84 × 84 images.",
+    "longest add beside a save: half_cheetah": "The longest that an `add` of another thread took while the buffer was saved.",
+    "longest add beside a save: images": "The same for 84 × 84 images.",
 }
 HEADLINES = ["tree sample", "tree update", "buffer sample", "buffer update_priorities", "buffer sample + update_priorities"]
 RIVALS = ["Tianshou", "cpprb", "SB3"]
@@ -192,6 +200,12 @@ def adapter_page(machine: dict[str, Any], records: Sequence[Record], images: Seq
     return [*lines, "### Bars", "", *bar_table(records), *_sections(ADAPTERS, records)]
 
 
+def storing_page(machine: dict[str, Any], records: Sequence[Record]) -> list[str]:
+    """Write the generated part of docs/storing_benchmarks.md."""
+    lines = [*machine_text(machine), READING.format(up="../"), ""]
+    return [*lines, "### Bars", "", *bar_table(records), *_sections(STORING, records)]
+
+
 def headline(records: Sequence[Record]) -> list[str]:
     """Write the generated part of the README: the operations at the size where the bars are, one line each."""
     chosen = [
@@ -245,6 +259,9 @@ def main() -> None:
     if adapters:
         names = adapter_plots.draw(adapters, images)
         write(arguments.docs / "adapter_benchmarks.md", "Adapter benchmarks", adapter_page(machine, adapters, names))
+    storing = [record for record in records if record.scenario in STORING]
+    if storing:
+        write(arguments.docs / "storing_benchmarks.md", "Benchmarks of sharing and storing", storing_page(machine, storing))
     for path in sorted(arguments.docs.glob("images/*.png")):
         print(path.relative_to(arguments.docs.parent))
 

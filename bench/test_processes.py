@@ -108,6 +108,8 @@ def test_two_samplers(compare, workers, window):
         "two processes",
         windows,
         [Bar(("one process",), SCALING_BAR)],
+        rounds=21,
+        watch=False,
     )
     record.notes["two processes"] = f"a cache line went between the two cores and back in {median(round_trips):.0f} ns (median)"
 
@@ -121,13 +123,13 @@ def test_a_sampler_beside_an_adder(compare, workers, window):
     }
     bars = [Bar(("alone",), UNDISTURBED_BAR)]
     parameters = {"slots": SLOTS, "batch": BATCH, "rows per add": PER_ADD}
-    compare.rates("processes: a sampler's rows", parameters, "beside an adder", windows, bars)
+    compare.rates("processes: a sampler's rows", parameters, "beside an adder", windows, bars, watch=False)
 
 
 @pytest.mark.parametrize("n_writers", [1, 2])
 def test_adding(compare, workers, window, n_writers):
     windows = {name: lambda name=name: sum(rates(workers[name, "adder"][:n_writers], window)) for name in (OURS, CPPRB)}
-    compare.rates("processes: add", {"writers": n_writers, "rows per add": PER_ADD}, OURS, windows)
+    compare.rates("processes: add", {"writers": n_writers, "rows per add": PER_ADD}, OURS, windows, watch=False)
 
 
 @pytest.mark.parametrize("n_writers", [0, 1])
@@ -137,4 +139,4 @@ def test_sampling(compare, workers, window, n_writers):
         name: lambda name=name: rates([workers[name, "sampler"][0], *workers[name, "adder"][:n_writers]], window)[0]
         for name in (OURS, CPPRB)
     }
-    compare.rates("processes: sample beside writers", {"writers": n_writers, "batch": BATCH}, OURS, windows)
+    compare.rates("processes: sample beside writers", {"writers": n_writers, "batch": BATCH}, OURS, windows, watch=False)

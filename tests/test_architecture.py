@@ -24,7 +24,7 @@ FLOORS = [
     {"validation"},
     {"types"},
     {"fields", "block"},
-    {"sum_tree", "gather", "checkpoint_files", "shared_memory", "steps", "sequences"},
+    {"sum_tree", "checkpoint_files", "shared_memory", "steps", "sequences"},
     {"slots"},
     {"snapshots"},
     {"reader"},
@@ -112,7 +112,7 @@ def private_uses(path):
     text = path.read_text(encoding="utf-8")
     if path.suffix in (".pyx", ".pxd"):
         return []
-    public = {"errors", "types", "sum_tree", "gather", "prefetch", "adapters"}
+    public = {"errors", "types", "sum_tree", "prefetch", "adapters"}
     aliases, found = set(), []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):

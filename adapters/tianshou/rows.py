@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 from tianshou.data import Batch, ReplayBuffer
 
-import kary_replay.gather
-
 _REQUIRED = frozenset({"obs", "act", "rew", "terminated", "truncated", "done"})
 _FIELDS = _REQUIRED | {"obs_next", "info", "policy"}
 _NUMERIC = "biufc"
@@ -51,8 +49,6 @@ def gather(buffer: ReplayBuffer, fields: dict[str, Any], index: np.ndarray, stor
     batch = Batch()
     rows = batch.__dict__  # Batch's own setter examines each value, which it needs of objects only
     try:
-        if stacked is index and next_stacked is index:
-            return gather_plain(batch, fields, index)
         rows["obs"] = take(fields["obs"], stacked)
         for name in ("act", "rew", "terminated", "truncated", "done"):
             rows[name] = take(fields[name], index)
@@ -63,30 +59,6 @@ def gather(buffer: ReplayBuffer, fields: dict[str, Any], index: np.ndarray, stor
             rows[name] = take(fields[name], index)
     except NotNumericError:
         return None
-    return batch
-
-
-def gather_plain(batch: Batch, fields: dict[str, Any], index: np.ndarray) -> Batch:
-    """Fill `batch` with the rows at `index`, those of all fields in one go."""
-    places: list[tuple[dict[str, Any], str]] = []
-    arrays: list[np.ndarray] = []
-
-    def visit(target: Batch, stored: dict[str, Any]) -> None:
-        for name, field in stored.items():
-            if type(field) is np.ndarray and field.dtype.kind in _NUMERIC and field.flags.c_contiguous:
-                places.append((target.__dict__, name))
-                arrays.append(field)
-            elif type(field) is Batch:
-                target.__dict__[name] = Batch()
-                visit(target.__dict__[name], field.__dict__)
-            else:
-                raise NotNumericError
-
-    visit(batch, fields)
-    for (rows, name), values in zip(places, kary_replay.gather.gather(arrays, index), strict=True):
-        rows[name] = values
-    for name in ("obs_next", "info", "policy"):
-        batch.__dict__.setdefault(name, Batch())
     return batch
 
 
