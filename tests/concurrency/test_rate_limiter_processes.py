@@ -124,12 +124,12 @@ def test_several_overshoot_by_at_most_one_call_each(race):
     race.watch(2, 2, 50_000)
 
 
-@pytest.mark.parametrize("unlimited", ["adder", "sampler"])
-def test_the_watch_sees_who_does_not_ask(race, unlimited):
+@pytest.mark.parametrize(("unlimited", "n_drawn"), [("adder", 5_000), ("sampler", 500_000)])
+def test_the_watch_sees_who_does_not_ask(race, unlimited, n_drawn):
     race.buffer.add(reward=np.zeros(MIN_SIZE))
     race.start("adder", "sampler", unlimited=unlimited)
     with pytest.raises(AssertionError, match="the balance reached"):
-        race.watch(1, 1, 5_000)
+        race.watch(1, 1, n_drawn)
 
 
 def test_a_killed_partner_is_named(race):
