@@ -7,7 +7,6 @@ publishes under the lock (the generation becomes even, the mass the priority's).
 """
 
 from cpython.ref cimport PyObject
-from libc.math cimport pow
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 

@@ -19,8 +19,8 @@ RATIO, ERROR, MIN_SIZE, ADD, DRAW = 4.0, 64.0, 50, 5, 16
 LEARNER, ACTOR = "has the learner stopped", "has every actor stopped"
 
 
-def take_part(limiter, buffer, role, unlimited, parent):
-    """Add or draw until killed, or until nobody of the other side has for a second; say why.
+def take_part(limiter, buffer, role, unlimited, patience, parent):
+    """Add or draw until killed, or until nobody of the other side has for ``patience`` seconds; say why.
 
     ``unlimited`` is None, or the role that never asks; the other one is slow then.
     """
@@ -34,10 +34,10 @@ def take_part(limiter, buffer, role, unlimited, parent):
             if unlimited not in (None, role):
                 time.sleep(1e-3)
             if role == "adder":
-                unlimited == role or limiter.await_add(ADD, timeout_seconds=1.0)
+                unlimited == role or limiter.await_add(ADD, timeout_seconds=patience)
                 buffer.add(reward=np.zeros(ADD))
             else:
-                unlimited == role or limiter.await_sample(DRAW, timeout_seconds=1.0)
+                unlimited == role or limiter.await_sample(DRAW, timeout_seconds=patience)
                 buffer.sample(DRAW)
     except RateLimiterTimeoutError as error:
         parent.send(str(error))
@@ -52,21 +52,21 @@ class Race:
         self.context = multiprocessing.get_context("spawn")
         self.processes = []
 
-    def start(self, *roles, attached=(), unlimited=None):
+    def start(self, *roles, attached=(), unlimited=None, patience=30.0):
         """Start processes of these roles, and after these some ``attached`` by descriptor; all together when all are ready."""
-        started = [self.spawn(role, False, unlimited) for role in roles]
-        started += [self.spawn(role, True, unlimited) for role in attached]
+        started = [self.spawn(role, False, unlimited, patience) for role in roles]
+        started += [self.spawn(role, True, unlimited, patience) for role in attached]
         for process in started:
             assert process.pipe.poll(60) and process.pipe.recv() == "ready"
         for process in started:
             process.pipe.send("go")
         return started
 
-    def spawn(self, role, by_descriptor, unlimited):
+    def spawn(self, role, by_descriptor, unlimited, patience):
         ours, theirs = self.context.Pipe()
         # In one pickle, the limiter's buffer and the buffer are one in the child, too.
         how = (self.limiter.origin, self.buffer.descriptor) if by_descriptor else (self.limiter, self.buffer)
-        process = self.context.Process(target=take_part, args=(*how, role, unlimited, theirs), daemon=True)
+        process = self.context.Process(target=take_part, args=(*how, role, unlimited, patience, theirs), daemon=True)
         process.start()
         theirs.close()
         self.processes.append(process)
@@ -74,15 +74,16 @@ class Race:
         return process
 
     def watch(self, n_adders, n_samplers, n_drawn, seconds=30.0):
-        """Follow the balance until so many rows more are drawn; return its extremes."""
+        """Follow the balance until so many rows more are drawn, a thousand times at least; return its extremes."""
         buffer, (added, sampled) = self.buffer, self.limiter.origin
-        lowest, highest = np.inf, -np.inf
+        n_looks, lowest, highest = 0, np.inf, -np.inf
         until, enough = time.monotonic() + seconds, buffer.n_sampled + n_drawn
-        while buffer.n_sampled < enough and time.monotonic() < until:
+        while (buffer.n_sampled < enough or n_looks < 1000) and time.monotonic() < until:
             # No two counts are read at one moment. Both only grow: so with the earlier count of the rows drawn the balance was
             # not more than what comes out, with the later one not less.
             earlier, n_added, later = buffer.n_sampled - sampled, buffer.n_added - added, buffer.n_sampled - sampled
             if earlier > 0:
+                n_looks += 1
                 lowest, highest = min(lowest, n_added * RATIO - earlier), max(highest, n_added * RATIO - later)
         assert buffer.n_sampled >= enough, f"only {buffer.n_sampled} rows were drawn"
         above, below = ERROR + (n_adders - 1) * ADD * RATIO, -ERROR - (n_samplers - 1) * DRAW
@@ -134,12 +135,12 @@ def test_the_watch_sees_who_does_not_ask(race, unlimited, n_drawn):
 
 def test_a_killed_partner_is_named(race):
     """And nothing is left locked: a new one takes over."""
-    adder, sampler = race.start("adder", "sampler")
+    adder, sampler = race.start("adder", "sampler", patience=1.0)
     race.watch(1, 1, 2_000)
     race.kill(sampler)
     said = race.last_words(adder)
     assert said.startswith("the adder has waited 1") and "no row was drawn for 1" in said and LEARNER in said
-    adder, sampler = race.start("adder", "sampler")
+    adder, sampler = race.start("adder", "sampler", patience=1.0)
     race.watch(1, 1, 2_000)
     race.kill(adder)
     said = race.last_words(sampler)
