@@ -99,6 +99,7 @@ inline Participant* participants_of(Header* header) {
 // Notes what is about to be stored, first, and that it has been, last. Releases keep the stores of this thread in their
 // order in memory, which is all that whoever repairs the block after our death goes by.
 inline void begin_change(Header* header, int64_t slot, uint64_t generation, double mass) {
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);  // for the compiler alone: nothing of this change before the last one's end
     store_relaxed(&header->intent_generation, generation);
     store_relaxed(&header->intent_mass, mass);
     store_release(&header->intent, slot + 1);  // [intent] pairs with nothing that runs meanwhile: see above

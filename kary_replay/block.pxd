@@ -56,7 +56,7 @@ cdef extern from "lock.hpp" namespace "kary" nogil:
     void pause(Header* header, int64_t me)
     void resume(Header* header, int64_t me)
     void bury(Header* header, bint at_once)
-    void set_alpha(Header* header, double alpha)
+    bint set_alpha(Header* header, double alpha)
     double mass_of(Header* header, double priority)
     void note_priority(Header* header, int64_t slot, double priority)
     void renew_max_mass(Header* header)

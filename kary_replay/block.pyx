@@ -16,8 +16,9 @@ from .validation import as_seed
 cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* address, size_t nbytes, int protection, int flags, int file, int64_t offset)
     int munmap(void* address, size_t nbytes)
+    int mprotect(void* address, size_t nbytes, int protection)
     int madvise(void* address, size_t nbytes, int advice)
-    int PROT_READ, PROT_WRITE, MAP_PRIVATE, MAP_SHARED, MAP_ANON
+    int PROT_NONE, PROT_READ, PROT_WRITE, MAP_PRIVATE, MAP_SHARED, MAP_ANON
     void* MAP_FAILED
 
 cdef extern from * nogil:
@@ -109,13 +110,14 @@ cdef class Block:
     def join(self):
         """Enter this process among the participants."""
         cdef int64_t me = 0
+        self.me = -1
         if self.file >= 0:
             with nogil:
                 acquire(self.header)
                 me = add_participant(self.header)
                 release(self.header)
             if me < 0:
-                raise AttachError(f"the buffer is in use by {kMaxParticipants} processes, which is as many as there may be")
+                raise AttachError(f"the buffer has {kMaxParticipants} attachments, which is as many as there may be")
             _shared.add(self)
         self.me = me
 
@@ -155,8 +157,14 @@ cdef size_t head_nbytes(bint shared) noexcept nogil:
 
 def _after_fork():
     """Enter the child: it is a process of its own."""
+    cdef Block block
     for block in list(_shared):
-        block.join()
+        try:
+            block.join()
+        except AttachError as error:
+            # Under its parent's number it would destroy what the parent writes: let the first access end it instead.
+            os.write(2, f"kary-replay: a forked child must not use a buffer of its parent: {error}\n".encode())
+            mprotect(block.base, block.nbytes, PROT_NONE)
 
 
 if hasattr(os, "register_at_fork"):

@@ -45,17 +45,15 @@ inline void continue_set_alpha(Header* header) {
     store_release(&header->job, int64_t{kNothing});
 }
 
-inline void set_alpha(Header* header, double alpha) {
-    if (alpha == header->alpha) return;
-    if (header->ranking_at != 0) {
-        store_relaxed(&header->alpha, alpha);
-        rank_all(header, tree_of(header));
-        return;
-    }
+// False, and nothing changed, if there is no memory for it.
+inline bool set_alpha(Header* header, double alpha) {
+    if (alpha == header->alpha) return true;
+    if (header->ranking_at != 0) return rank_all(header, tree_of(header), alpha);
     header->job_alpha = alpha;
     header->job_at = 0;
     store_release(&header->job, int64_t{kSetAlpha});
     continue_set_alpha(header);
+    return true;
 }
 
 // Forgets all rows; nobody is writing one. Doing it twice does no harm.
@@ -74,7 +72,7 @@ inline void reset(Header* header) {
     store_relaxed(&header->n_published, int64_t{0});
     store_relaxed(&header->max_priority, 1.0);
     header->max_mass = 1.0;
-    if (Ranking* ranking = ranking_of(header)) ranking->n_changed = ranking->n_bounds = 0;
+    if (Ranking* ranking = ranking_of(header)) ranking->n_changed = ranking->n_bounds = ranking->n_on_top = 0;
     store_release(&header->n_started, int64_t{0});  // after the generations, which are counted by it
     store_release(&header->job, int64_t{kNothing});
 }
@@ -118,7 +116,10 @@ inline void repair(Header* header) {
     store_relaxed(&header->n_paused, n_paused);
     renew_max_mass(header);
     if (leaf != nullptr) rebuild(tree);
-    if (header->job == kRank) rank_all(header, tree);
+    if (header->job == kRank && !rank_all(header, tree, header->job_alpha)) {  // every mass is of one rank or another
+        store_relaxed(&header->alpha, header->job_alpha);
+        store_release(&header->job, int64_t{kNothing});
+    }
 }
 
 // Spins for about as long as a batch update holds the lock, then sleeps in the kernel. Never called with the GIL held: the

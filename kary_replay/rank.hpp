@@ -1,8 +1,9 @@
 // Masses from priorities: in proportion to priority ** alpha, or to rank ** -alpha (Schaul et al. 2016, section 3.3).
 //
 // A rank depends on all priorities. So masses are exact when all rows have been ranked; until they are ranked again, a new
-// priority gets the mass of the place it would have had then. A table of priorities at chosen ranks tells it: every rank up
-// to 64, then each 2.5 % beyond the last.
+// priority gets the mass of the place it would have had then; one of several equal ones, their mean. Those at the top, where new
+// rows come in, take the ranks 1, 2, … in turn. A table of priorities at chosen ranks tells the place: every rank up to 64,
+// then each 2.5 % beyond the last.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -19,8 +20,11 @@ constexpr int kRanks = 1024;
 struct Ranking {
     int64_t n_changed;         // priorities set since all rows were ranked
     int64_t n_bounds;          // 0: never ranked
+    int64_t n_on_top;          // of the changed ones, those not below the first
     double priority[kRanks];   // of the row at each chosen rank, in descending order
+    double rank[kRanks];
     double mass[kRanks];       // rank ** -alpha
+    double sum[kRanks];        // of the masses of all ranks up to this one
 };
 
 inline Ranking* ranking_of(Header* header) {
@@ -36,29 +40,35 @@ inline void note_priority(Header* header, int64_t slot, double priority) {
 
 // What a leaf holds for a priority above 0.
 inline double mass_of(Header* header, double priority) {
-    const Ranking* ranking = ranking_of(header);
+    Ranking* ranking = ranking_of(header);
     if (ranking == nullptr) return std::pow(priority, header->alpha);
     const int64_t n = ranking->n_bounds;
-    if (n == 0) return 1.0;
     const double* bound = ranking->priority;
+    if (n == 0 || priority >= bound[0]) return std::pow(static_cast<double>(++ranking->n_on_top), -header->alpha);
     const int64_t j = std::lower_bound(bound, bound + n, priority, [](double b, double p) { return b > p; }) - bound;
-    if (j == 0) return ranking->mass[0];
     if (j == n) return ranking->mass[n - 1];
+    if (bound[j] == priority) {
+        const int64_t k = std::upper_bound(bound + j, bound + n, priority, [](double p, double b) { return b < p; }) - bound - 1;
+        return (ranking->sum[k] - ranking->sum[j] + ranking->mass[j]) / (ranking->rank[k] - ranking->rank[j] + 1);
+    }
     const double part = (bound[j - 1] - priority) / (bound[j - 1] - bound[j]);
     return ranking->mass[j - 1] + part * (ranking->mass[j] - ranking->mass[j - 1]);
 }
 
-// Gives every row the mass of its rank, the largest priority first; of equal ones, the lower slot. The caller holds the lock.
-// Doing it twice does no harm.
-inline void rank_all(Header* header, const Tree& tree) {
+// Gives every row the mass of its rank, the largest priority first; of equal ones, the lower slot. Sets alpha. The caller holds
+// the lock. Doing it twice does no harm. False, and nothing changed, if there is no memory for it.
+inline bool rank_all(Header* header, const Tree& tree, double alpha) {
     Ranking* ranking = ranking_of(header);
     const double* priority = priorities_of(header);
     double* leaf = tree.level[tree.n_levels - 1];
     auto* slot = static_cast<int64_t*>(std::malloc(std::max<int64_t>(header->n_started, 1) * sizeof(int64_t)));
-    ranking->n_changed = 0;
-    if (slot == nullptr) return;  // the old masses are as good as they were
+    if (slot == nullptr) return false;
+    header->job_alpha = alpha;
     store_release(&header->job, int64_t{kRank});
+    store_relaxed(&header->alpha, alpha);
+    ranking->n_changed = ranking->n_on_top = 0;
     int64_t n = 0;
+    double sum = 0;
     for (int64_t i = 0; i < header->n_started; ++i) {
         if (load_relaxed(leaf + i) > 0) slot[n++] = i;  // rows without mass stay without
     }
@@ -68,10 +78,13 @@ inline void rank_all(Header* header, const Tree& tree) {
     int64_t next = 1;
     ranking->n_bounds = 0;
     for (int64_t rank = 1; rank <= n; ++rank) {
-        const double mass = std::pow(static_cast<double>(rank), -header->alpha);
+        const double mass = std::pow(static_cast<double>(rank), -alpha);
+        sum += mass;
         store_release(leaf + slot[rank - 1], mass);  // [leaf] pairs with the acquire in Reader.read_rows
         if ((rank == next || rank == n) && ranking->n_bounds < kRanks) {
             ranking->priority[ranking->n_bounds] = priority[slot[rank - 1]];
+            ranking->rank[ranking->n_bounds] = static_cast<double>(rank);
+            ranking->sum[ranking->n_bounds] = sum;
             ranking->mass[ranking->n_bounds++] = mass;
             next = rank < 64 ? rank + 1 : rank + rank / 40;
         }
@@ -79,6 +92,7 @@ inline void rank_all(Header* header, const Tree& tree) {
     std::free(slot);
     rebuild(tree);
     store_release(&header->job, int64_t{kNothing});
+    return true;
 }
 
 // Counts n changed priorities, and ranks all rows when as many have changed as there are: so it costs each change O(log n).
@@ -86,7 +100,7 @@ inline void rank_if_due(Header* header, const Tree& tree, int64_t n) {
     Ranking* ranking = ranking_of(header);
     if (ranking == nullptr) return;
     ranking->n_changed += n;
-    if (ranking->n_changed >= header->n_started) rank_all(header, tree);
+    if (ranking->n_changed >= header->n_started) rank_all(header, tree, header->alpha);  // or the next time
 }
 
 // The mass of the largest priority; for alpha or that priority has changed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from multiprocessing.context import get_spawning_popen
 from typing import Any, NoReturn, TypeVar
 
@@ -176,6 +177,10 @@ class ReplayBuffer(Saved):
         -----
         Costs what mapping memory costs; no data are copied.
         """
+        if isinstance(descriptor, shared_memory.Descriptor):
+            checked_fields(descriptor.fields, "descriptor.fields")
+            if not isinstance(descriptor.options, Mapping):
+                raise TypeError(f"descriptor.options must be a mapping, got {descriptor.options!r}")
         file = shared_memory.open_of(descriptor)
         if descriptor.kind != cls.__name__:
             os.close(file)

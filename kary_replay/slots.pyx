@@ -10,6 +10,8 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 
+import os
+
 import numpy as np
 
 cimport numpy as cnp
@@ -58,11 +60,13 @@ cdef class Slots:
     def __cinit__(
         self, capacity, list names, list fields, int prioritized, seed, bint shared=False, directory=None, int file=-1
     ):
+        cdef bint attach = file >= 0
+        self.places = NULL
+        if attach:  # first, so that the file is the block's to close, whatever is wrong with the rest
+            self.block = Block(os.fstat(file).st_size, seed, file, True)
         cdef int64_t n_slots = as_count("capacity", capacity, MAX_CAPACITY)
         cdef Py_ssize_t end = sizeof(uint64_t)
-        cdef bint attach = file >= 0
         cdef size_t tree_at = head_nbytes(shared or attach or directory is not None), ranking_at, rows_at, nbytes
-        self.places = NULL
         self.capacity = n_slots
         self.names = names
         self.fields = fields
@@ -85,9 +89,10 @@ cdef class Slots:
         if n_slots > MAX_NBYTES // self.row_nbytes:
             raise MemoryError(f"capacity {n_slots} needs {n_slots * self.row_nbytes / 2**40:.3g} TiB; choose a smaller one")
         nbytes = rows_at + n_slots * self.row_nbytes
-        if file < 0 and (shared or directory is not None):
-            file = shared_memory.create(nbytes, directory)
-        self.block = Block(nbytes, seed, file, attach)
+        if not attach:
+            if shared or directory is not None:
+                file = shared_memory.create(nbytes, directory)
+            self.block = Block(nbytes, seed, file)
         self.header = self.block.header
         self.rows = self.block.base + rows_at
         if not attach:
@@ -99,7 +104,7 @@ cdef class Slots:
             self.header.arity = DEFAULT_ARITY
             self.header.alpha = self.header.max_priority = self.header.max_mass = 1.0
         elif (
-            self.header.capacity != n_slots or self.header.row_nbytes != self.row_nbytes
+            self.block.nbytes != nbytes or self.header.capacity != n_slots or self.header.row_nbytes != self.row_nbytes
             or self.header.rows_at != <int64_t>rows_at or self.header.arity != DEFAULT_ARITY
             or (self.header.tree_at != 0) != (prioritized != 0) or (self.header.ranking_at != 0) != (prioritized == RANKED)
         ):
@@ -209,17 +214,21 @@ cdef class Slots:
         A row of priority 0 has mass 0, whatever alpha is: it is there for others to refer to, and no transition.
         """
         cdef Header* header = self.header
-        cdef int64_t i, n_transitions = n
+        cdef int64_t i
+        cdef bint is_transition
         cdef double mass = 0, given
         cdef uint64_t even
         acquire(header)
         for i in range(n):
+            is_transition = True
             if self.tree is not None:
                 given, mass = header.max_priority, header.max_mass
+                if header.ranking_at != 0 and (priority == NULL or priority[i] < 0):
+                    mass = mass_of(header, given)
                 if priority != NULL and priority[i] >= 0:
                     given = priority[i]
                     mass = mass_of(header, given) if given > 0 else 0.0
-                    n_transitions -= given == 0
+                    is_transition = given > 0
                     if given > header.max_priority:
                         store_relaxed(&header.max_priority, given)
                 note_priority(header, slot[i], given)
@@ -231,11 +240,11 @@ cdef class Slots:
                 # [leaf] release: pairs with the acquire in Storage.read_rows; who sees this mass sees the new generation
                 store_release(self.tree.leaf + slot[i], mass)
                 scratch[i] = slot[i]
+            store_relaxed(&header.n_added, header.n_added + is_transition)
             end_change(header)
         if priority != NULL:
             renew_max_mass(header)
         store_relaxed(&header.n_published, header.n_published + n)
-        store_relaxed(&header.n_added, header.n_added + n_transitions)
         participants_of(header)[self.block.me].n_writing -= n
         store_relaxed(&header.n_writing, header.n_writing - n)
         if self.tree is not None:
@@ -245,18 +254,24 @@ cdef class Slots:
 
     def rank(self):
         """Give every row the mass of its rank now; without ranks, nothing."""
+        cdef bint there_was_memory = True
         with nogil:
             acquire(self.header)
             if self.header.ranking_at != 0:
-                rank_all(self.header, self.tree.tree)
+                there_was_memory = rank_all(self.header, self.tree.tree, self.header.alpha)
             release(self.header)
+        if not there_was_memory:
+            raise MemoryError("no memory to rank the rows; their masses stay as they were")
 
     def set_alpha(self, double alpha):
         """Raise every priority to the new exponent: mass becomes mass ** (new / old)."""
+        cdef bint there_was_memory
         with nogil:
             acquire(self.header)
-            set_alpha(self.header, alpha)
+            there_was_memory = set_alpha(self.header, alpha)
             release(self.header)
+        if not there_was_memory:
+            raise MemoryError("no memory to rank the rows; alpha and their masses stay as they were")
 
     # ------------------------------------------------------------------------------------------------- as a whole
 

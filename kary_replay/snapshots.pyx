@@ -188,6 +188,7 @@ cdef class Snapshots(Slots):
         assert broken != 1, f"I5: slot {slot} has the odd generation {generation}, and nobody is writing it"
         assert broken != 2, f"I5: slot {slot} counts as used and has generation 0"
         assert broken != 3, f"I4: slot {slot} holds no row and has mass {mass}"
+        assert copy.n_writing == 0, f"I5: {copy.n_writing} slots count as being written, and nobody is writing"
         assert copy.n_published == copy.n_started - n_vacant, \
             f"I5: {copy.n_published} rows are published, {n_vacant} of {copy.n_started} used slots vacant, nobody is writing"
         assert 0 <= copy.position < self.capacity, f"I5: position {copy.position} is not a slot"

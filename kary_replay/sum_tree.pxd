@@ -39,7 +39,7 @@ cdef extern from "sum_tree.hpp" namespace "kary" nogil:
 
 
 cdef extern from "rank.hpp" namespace "kary" nogil:
-    void rank_all(Header* header, const Tree& tree)
+    bint rank_all(Header* header, const Tree& tree, double alpha)
     void rank_if_due(Header* header, const Tree& tree, int64_t n)
 
 

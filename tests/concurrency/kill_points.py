@@ -96,9 +96,11 @@ class Victim:
 class Trial:
     """A buffer that outlives one victim after another."""
 
-    def __init__(self, prioritized=True):
+    def __init__(self, prioritized=True, ranked=False):
         self.rows = Rows(4, 16)
         options = {"alpha": 1.0, "beta": 1.0, "priority_epsilon": EPSILON} if prioritized else {}
+        options |= {"prioritization": "rank"} if ranked else {}
+        self.ranked = ranked
         kind = kr.PrioritizedReplayBuffer if prioritized else kr.ReplayBuffer
         self.buffer = kind(CAPACITY, self.rows.fields(), seed=1, shared=True, **options)
         self.prioritized = prioritized
@@ -107,6 +109,8 @@ class Trial:
 
     def fill(self):
         self.add(CAPACITY)
+        if self.ranked:
+            self.buffer.rank()
 
     def add(self, n):
         number = np.arange(self.number, self.number + n)
@@ -121,9 +125,8 @@ class Trial:
         storage = self.buffer._storage
         fields = self.rows.make(np.arange(10**6, 10**6 + N_ROWS))
         columns, n = self.buffer._columns({**fields, "body": fields["body"].copy()})
-        calls = {
-            "add": lambda: storage.add(columns, n, None if not self.prioritized else priority(np.arange(10**6, 10**6 + n), 1))
-        }
+        given = priority(np.arange(10**6, 10**6 + n), 1) if self.prioritized else None
+        calls = {"add": lambda: storage.add(columns, n, given)}
         calls["reset"] = storage.reset
         calls["check_invariants"] = storage.check_invariants
         if self.prioritized:
@@ -131,6 +134,8 @@ class Trial:
             errors = td_error(batch.number, 1)
             calls["update"] = lambda: storage.update(batch.handle, errors, EPSILON)
             calls["set_alpha"] = lambda: storage.set_alpha(0.5)
+        if self.ranked:
+            calls["rank"] = storage.rank
         return calls
 
     def check(self, call):
@@ -150,7 +155,9 @@ class Trial:
         if n_rows:
             seen = SeenSlots(CAPACITY)
             batch = buffer.sample(n_rows, unique=True)
-            if not self.prioritized or buffer.alpha == 1.0:
+            if self.ranked:
+                self.check_ranks(call, batch)
+            elif not self.prioritized or buffer.alpha == 1.0:
                 check_batch(self.rows, seen, batch)
                 if self.prioritized:
                     check_masses(batch.number, buffer.tree.get(batch.index))
@@ -159,17 +166,25 @@ class Trial:
                 mass = buffer.tree.get(batch.index)
                 off = np.log2(mass**2 / strength(batch.number))
                 require(np.abs(off - np.rint(off)) < 1e-9, "alpha was applied twice, or not at all", batch.number, mass)
-        if self.prioritized and buffer.alpha != 1.0:
+        if self.prioritized and (self.ranked or buffer.alpha != 1.0):
             buffer.alpha = 1.0
             buffer.reset()
         self.fill()
         require([len(buffer) == CAPACITY], "slots were lost", [len(buffer)])
         buffer.check_invariants()
 
+    def check_ranks(self, call, batch):
+        """Rows are whole; and after calls that rank all rows, the masses are those of ranks, with the alpha in force."""
+        self.rows.check_whole(batch)
+        if call in ("set_alpha", "rank"):
+            mass = np.sort(self.buffer.tree.get(batch.index))[::-1]
+            due = np.arange(1, len(mass) + 1) ** -self.buffer.alpha
+            require(np.isclose(mass, due, rtol=1e-12), "masses of other ranks, or another alpha", mass, due)
 
-def run(each, prioritized=True, log=print, seconds_limit=1e9):
+
+def run(each, prioritized=True, log=print, seconds_limit=1e9, ranked=False):
     """Kill at every ``each``-th instruction of each call; return how many died, and how many of them held the lock."""
-    trial = Trial(prioritized)
+    trial = Trial(prioritized, ranked)
     n_killed = 0
     for name in trial.calls():
         started = time.monotonic()
@@ -198,8 +213,8 @@ def main(arguments=None):
     if not is_possible():
         print("this system does not let a process trace its child")
         return 1
-    for prioritized in (True, False):
-        n_killed, locked = run(options.each, prioritized)
+    for prioritized, ranked in ((True, False), (False, False), (True, True)):
+        n_killed, locked = run(options.each, prioritized, ranked=ranked)
         print(f"{n_killed} processes killed, {locked} of them holding the lock, no violation")
     return 0
 

@@ -31,9 +31,9 @@ def test_processes_killed_at_random(capsys):
 
 
 @traced
-@pytest.mark.parametrize("prioritized", [True, False])
-def test_killed_at_chosen_instructions(prioritized, capsys):
-    killed, locked = kill_points.run(171, prioritized)
+@pytest.mark.parametrize("kind", [{}, {"prioritized": False}, {"ranked": True}], ids=["prioritized", "uniform", "ranked"])
+def test_killed_at_chosen_instructions(kind, capsys):
+    killed, locked = kill_points.run(211, **kind)
     print(capsys.readouterr().out)
     assert killed > 20 and locked > 4
 

@@ -1,6 +1,7 @@
 """Buffers that several processes use: made, attached to, closed, and what is refused."""
 
 import copy
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -168,6 +169,34 @@ def test_what_cannot_be_attached_to():
     assert len(buffer) == 1
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"capacity": 0}, {"capacity": "x"}, {"capacity": 10**15}, {"fields": {}}, {"fields": {"x": 3}}, {"options": None}],
+)
+def test_a_malformed_descriptor_opens_nothing(changes):
+    buffer = make()
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises((AttachError, ValueError, TypeError)):
+            kr.PrioritizedReplayBuffer.attach(replace(buffer.descriptor, **changes))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_forked_child_without_a_place_leaves_its_parent_alone():
+    buffer = make()
+    others = [kr.PrioritizedReplayBuffer.attach(buffer.descriptor) for _ in range(511)]
+    child = os.fork()
+    if child == 0:
+        faulthandler.disable()  # its end is expected
+        buffer.add(**row(1))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGSEGV
+    buffer.add(**row(2))
+    assert len(buffer) == 2 and len(others) == 511
+    buffer.check_invariants()
+
+
 def test_a_foreign_segment():
     buffer = make()
     file = os.memfd_create("something")
@@ -216,7 +245,7 @@ def test_the_place_of_a_dead_process_is_free_again():
         child.kill()
         child.join(30)
     others = [kr.PrioritizedReplayBuffer.attach(buffer.descriptor) for _ in range(511)]
-    with pytest.raises(AttachError, match="512 processes"):
+    with pytest.raises(AttachError, match="512 attachments"):
         kr.PrioritizedReplayBuffer.attach(buffer.descriptor)
     others.pop().close()
     kr.PrioritizedReplayBuffer.attach(buffer.descriptor).add(**row(1))
