@@ -36,6 +36,13 @@ def test_add(compare, buffers):
     compare.times("frames: add", {"slots": SLOTS, "environments": 8}, buffers.once.add(), rivals)
 
 
+RIVALS = {  # with their thriftiest settings, which the classes name
+    "SB3 ReplayBuffer, optimize_memory_usage": "sb3 frames",
+    "Tianshou PrioritizedReplayBuffer, frames once": "tianshou frames",
+    "cpprb PrioritizedReplayBuffer, frames once": "cpprb frames",
+}
+
+
 def test_memory(compare, benchmark):
     """`nbytes` per row against the bar, at 1e5 and, computed from it, at 1e6; and how much a process really grows."""
 
@@ -51,6 +58,7 @@ def test_memory(compare, benchmark):
         f"{ONCE}, 1e6 computed": [million],
         f"{ONCE}, resident": [resident.growth("frames", SLOTS) / SLOTS],
         f"{TWICE}, resident": [resident.growth("stacks", SLOTS) / SLOTS],
+        **{f"{name}, resident": [resident.growth(key, SLOTS) / SLOTS] for name, key in RIVALS.items()},
     }
     record = Record("frames: memory", {"slots": SLOTS, "n_step": 3}, "bytes per slot", ONCE, repetitions)
     reached = max(value for name, (value,) in repetitions.items() if name.startswith(ONCE))
