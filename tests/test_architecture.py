@@ -35,10 +35,20 @@ FLOORS = [
     {"frame_replay_buffer"},
     {"frame_stack_writer"},
     {"__init__", "prefetch"},
+    {"algorithms"},
+    {"runner"},
+    {"cli", "__main__"},
 ]
 FLOOR = {module: number for number, modules in enumerate(FLOORS) for module in modules}
 FROM_OUTSIDE = {"numpy", "cpython", "libc", "libcpp", "cython"} | set(sys.stdlib_module_names)
-FRAMEWORKS = {"transfer": {"torch"}, "prefetch": {"torch"}}  # what else a module may import
+PEOPLE = {"tyro", "rich", "matplotlib", "imageio", "PIL"}  # what shows things to people
+FRAMEWORKS = {  # what else a module, or a folder of modules, may import
+    "transfer": {"torch"},
+    "prefetch": {"torch"},
+    "algorithms": {"torch"},
+    "runner": {"torch", "gymnasium", "stable_baselines3", *PEOPLE},
+    "cli": PEOPLE,
+}
 
 CYTHON_IMPORT = re.compile(r"^\s*(?:from\s+(\S+)\s+)?c?import\s+(.+)$")
 SOURCES = sorted(path for suffix in ("py", "pyx", "pxd", "pyi") for path in PACKAGE.rglob(f"*.{suffix}"))
@@ -64,11 +74,20 @@ def imports_of(path):
             yield from [(module, names)] if module else [(name, ()) for name in names]
 
 
+def module_of(path):
+    """The module that stands on a floor: a file of the package, or the folder at its top that a file lies in."""
+    parts = path.relative_to(PACKAGE).parts if path.is_relative_to(PACKAGE) else (path.name,)
+    return parts[0] if len(parts) > 1 else path.stem
+
+
 def modules_imported(path):
     """Modules of our own package that a file imports, by their names in it; and top names from outside."""
+    depth = len(path.relative_to(PACKAGE).parts) if path.is_relative_to(PACKAGE) else 1
     own, outside = set(), set()
     for module, names in imports_of(path):
-        if module == ".":
+        if module.startswith(".") and len(module) - len(module.lstrip(".")) < depth:
+            own.add(module_of(path))
+        elif module.startswith(".") and not module.strip("."):
             own |= {name if name in FLOOR else "__init__" for name in names}
         elif module.startswith("."):
             own.add(module.strip(".").split(".")[0])
@@ -79,9 +98,9 @@ def modules_imported(path):
     return own, outside
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_run_one_way(path):
-    module = path.stem
+    module = module_of(path)
     assert module in FLOOR, f"{path.name} has no floor in {Path(__file__).name}"
     own, outside = modules_imported(path)
     own.discard(module)  # a .pyx and its .pxd

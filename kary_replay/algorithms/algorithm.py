@@ -1,0 +1,174 @@
+"""What an algorithm is: networks, an update on a batch, and a way to act. It knows nothing of processes.
+
+To add one, write a class like those beside this file and put it into the table of __init__.py.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from .minimizer import Minimizer, Share
+
+__all__ = ["Algorithm", "Options", "UnsuitableSpaceError"]
+
+Batch = Mapping[str, Any]  # of tensors with a leading axis B; observations may be dicts of them
+
+
+class UnsuitableSpaceError(ValueError):
+    """The algorithm cannot handle such observations or actions."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Hyperparameters that every algorithm has."""
+
+    hidden: tuple[int, ...] = (256, 256)
+    """Units of each hidden layer."""
+    learning_rate: float = 1e-3
+    """Of Adam."""
+    batch_size: int = 256
+    """Rows of one update, over all learners."""
+    gamma: float = 0.99
+    """Discount of one step, 0 to 1."""
+    n_step: int = 1
+    """Steps summed up in one row."""
+    tau: float = 0.005
+    """Share by which target networks move towards the trained ones, after every target_interval updates."""
+    target_interval: int = 1
+    """Updates between two moves of the target networks."""
+
+
+class Algorithm(ABC):
+    """Networks trained on batches from replay, off-policy.
+
+    Parameters
+    ----------
+    observation_space, action_space : gymnasium.Space
+        Of one environment.
+    options : Options
+        Of the class's own kind.
+    seed : int
+        Of the initial weights and of whatever noise an update needs. All actors and learners of a run give the same.
+    device : str
+        Where the networks are.
+    share : Share
+        With several learners, which one this is.
+
+    Raises
+    ------
+    UnsuitableSpaceError
+        If the algorithm cannot handle such spaces.
+
+    Notes
+    -----
+    A batch has observation, action, reward, next_observation, discount = gamma^k · (1 - terminated), and importance_weight. A
+    subclass makes its networks and `Minimizer`s in ``build``.
+    """
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    options_class: ClassVar[type[Options]] = Options
+    policy: nn.Module
+    """What actors need in order to act."""
+    minimizers: dict[str, Minimizer]
+    """One for each loss, by name; their vectors are all that is trained."""
+    targets: dict[str, Tensor]
+    """The flat parameters of target networks, by the name of the minimizer they follow."""
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        options: Any,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        share: Share | None = None,
+    ) -> None:
+        self.check_spaces(observation_space, action_space)
+        self.observation_space, self.action_space = observation_space, action_space
+        self.options, self.device, self.share = options, torch.device(device), share or Share()
+        self.n_updates = 0
+        self.minimizers, self.targets = {}, {}
+        self.generator = torch.Generator().manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.build()
+
+    @classmethod
+    @abstractmethod
+    def check_spaces(cls, observation_space: Any, action_space: Any) -> None:
+        """Raise UnsuitableSpaceError if the algorithm cannot handle these."""
+
+    @abstractmethod
+    def build(self) -> None:
+        """Make ``policy``, ``minimizers`` and ``targets``."""
+
+    @abstractmethod
+    def update(self, batch: Batch) -> Tensor:
+        """Train on a batch: one step of each loss that is due. Return |TD error| of each row, float [B]."""
+
+    @abstractmethod
+    def td_error(self, batch: Batch) -> Tensor:
+        """Return the TD error of each row, float [B], by the trained networks alone, without gradients."""
+
+    @abstractmethod
+    def act(self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[Any]:
+        """Choose the actions of N environments.
+
+        Parameters
+        ----------
+        observation : Tensor [N, ...] or dict of them
+        exploration : float [N]
+            How much each explores, in the algorithm's own unit; with 0 it takes what seems best.
+        rng : numpy.random.Generator
+            For exploring.
+
+        Returns
+        -------
+        array [N, ...]
+            As the buffer stores them: indices from 0, or numbers from -1 to 1.
+        """
+
+    @abstractmethod
+    def exploration(self, progress: float) -> float:
+        """Return how much to explore after this share of the training, 0 to 1."""
+
+    def move_targets(self) -> None:
+        """Move the target networks towards the trained ones if it is time."""
+        self.n_updates += 1
+        if self.n_updates % self.options.target_interval == 0:
+            with torch.no_grad():
+                for name, target in self.targets.items():
+                    target.lerp_(self.minimizers[name].flat, self.options.tau)
+
+    def noise(self, n_rows: int, n_columns: int) -> Tensor:
+        """Return standard normal numbers for this learner's rows of a batch: its part of what one learner would draw."""
+        whole = torch.randn(self.share.count * n_rows, n_columns, generator=self.generator)
+        return whole[self.share.rows(n_rows)].to(self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that training goes on from."""
+        return {
+            "minimizers": {name: minimizer.state_dict() for name, minimizer in self.minimizers.items()},
+            "targets": {name: target.clone() for name, target in self.targets.items()},
+            "generator": self.generator.get_state(),
+            "n_updates": self.n_updates,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up a state, in place."""
+        for name, minimizer in self.minimizers.items():
+            minimizer.load_state_dict(state["minimizers"][name])
+        for name, target in self.targets.items():
+            target.copy_(state["targets"][name])
+        self.generator.set_state(state["generator"])
+        self.n_updates = state["n_updates"]

@@ -1,0 +1,161 @@
+"""Deep Q-networks, with what made them better: double, dueling, n-step and distributional learning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .algorithm import Algorithm, Batch, Options, UnsuitableSpaceError
+from .minimizer import Minimizer, flatten
+from .networks import Encoder, mlp
+
+__all__ = ["DQN", "DQNOptions"]
+
+
+@dataclass(frozen=True)
+class DQNOptions(Options):
+    """Hyperparameters of DQN."""
+
+    tau: float = 1.0
+    target_interval: int = 100
+    double: bool = True
+    """Choose the next action by the trained network, value it by the target network."""
+    dueling: bool = False
+    """Add up a state's value and the actions' advantages."""
+    n_atoms: int = 1
+    """Values of a distributional (C51) network; 1: the mean alone."""
+    v_min: float = -10.0
+    """Lowest value of the distribution."""
+    v_max: float = 10.0
+    """Highest value of the distribution."""
+    max_gradient_norm: float = 10.0
+    """Longer gradients are scaled down to this length."""
+    exploration_initial: float = 1.0
+    """Probability of a random action at the beginning."""
+    exploration_final: float = 0.05
+    """Probability of a random action later."""
+    exploration_fraction: float = 0.1
+    """Share of the training over which it falls."""
+
+
+class QNetwork(nn.Module):
+    """Values, or logits of their distribution, of every action: [B, n_actions] or [B, n_actions, n_atoms]."""
+
+    def __init__(self, observation_space: Any, n_actions: int, options: DQNOptions) -> None:
+        super().__init__()
+        self.shape = (n_actions, options.n_atoms) if options.n_atoms > 1 else (n_actions,)
+        self.encoder = Encoder(observation_space)
+        n_features = self.encoder.n_features
+        self.advantage = mlp(n_features, options.hidden, n_actions * options.n_atoms)
+        self.value = mlp(n_features, options.hidden, options.n_atoms) if options.dueling else None
+
+    def forward(self, observation: Any) -> Tensor:
+        features = self.encoder(observation)
+        output: Tensor = self.advantage(features)
+        if len(self.shape) > 1:
+            output = output.unflatten(1, self.shape)
+        if self.value is not None:
+            output = output - output.mean(1, keepdim=True) + self.value(features).unsqueeze(1).reshape(-1, 1, *self.shape[1:])
+        return output
+
+
+class DQN(Algorithm):
+    """Q-learning for discrete actions.
+
+    Mnih et al. (2015), https://doi.org/10.1038/nature14236; double: van Hasselt et al. (2016), arXiv:1509.06461; dueling: Wang
+    et al. (2016), arXiv:1511.06581; distributional: Bellemare et al. (2017), arXiv:1707.06887; all of them and n-step returns
+    together: Hessel et al. (2018), Rainbow, arXiv:1710.02298.
+    """
+
+    name = "dqn"
+    paper = "https://doi.org/10.1038/nature14236"
+    options_class = DQNOptions
+    options: DQNOptions
+
+    @classmethod
+    def check_spaces(cls, observation_space: Any, action_space: Any) -> None:
+        if not hasattr(action_space, "n") or action_space.shape != ():
+            raise UnsuitableSpaceError(f"dqn needs discrete actions, got {action_space}: use ddpg, td3 or sac")
+
+    def build(self) -> None:
+        options, n_actions = self.options, int(self.action_space.n)
+        self.q, self.q_target = (QNetwork(self.observation_space, n_actions, options).to(self.device) for _ in range(2))
+        loss = self.loss if options.n_atoms == 1 else self.distributional_loss
+        self.minimizers["q"] = Minimizer(
+            [self.q], loss, options.learning_rate, max_gradient_norm=options.max_gradient_norm, share=self.share
+        )
+        self.targets["q"] = flatten([self.q_target])
+        self.targets["q"].copy_(self.minimizers["q"].flat)
+        self.atoms = torch.linspace(options.v_min, options.v_max, options.n_atoms, device=self.device)
+        self.policy = self.q
+
+    def update(self, batch: Batch) -> Tensor:
+        columns = "observation", "action", "reward", "next_observation", "discount", "importance_weight"
+        _, td_error = self.minimizers["q"].step(*(batch[name] for name in columns))
+        self.move_targets()
+        return td_error
+
+    def loss(
+        self, observation: Any, action: Tensor, reward: Tensor, next_observation: Any, discount: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the weighted Huber loss, and |TD error| of each row."""
+        with torch.no_grad():
+            value = self.q_target(next_observation)
+            if self.options.double:
+                best = self.q(next_observation).argmax(1, keepdim=True)
+                value = value.gather(1, best).squeeze(1)
+            else:
+                value = value.amax(1)
+            target = reward + discount * value
+        q = self.q(observation).gather(1, action.unsqueeze(1)).squeeze(1)
+        loss = (weight * F.smooth_l1_loss(q, target, reduction="none")).mean()
+        return loss, (q.detach() - target).abs()
+
+    def distributional_loss(
+        self, observation: Any, action: Tensor, reward: Tensor, next_observation: Any, discount: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the weighted cross-entropy to the projected target distribution, and that of each row in TD error's place."""
+        n_atoms, low, high = self.options.n_atoms, self.options.v_min, self.options.v_max
+        with torch.no_grad():
+            logits = self.q_target(next_observation)
+            chooser = self.q(next_observation) if self.options.double else logits
+            best = self.mean(chooser).argmax(1)
+            probability = logits[torch.arange(len(best), device=self.device), best].softmax(1)  # [B, n_atoms]
+            # Each atom's return, in units of the spacing, is shared out to the two atoms beside it (arXiv:1707.06887, eq. 7).
+            returns = (reward.unsqueeze(1) + discount.unsqueeze(1) * self.atoms).clamp(low, high)
+            position = (returns - low) * ((n_atoms - 1) / (high - low))
+            share = (1 - (position.unsqueeze(1) - torch.arange(n_atoms, device=self.device).view(1, -1, 1)).abs()).clamp(min=0)
+            target = (share @ probability.unsqueeze(2)).squeeze(2)  # share: [B, to atom, from atom]
+        logits = self.q(observation)[torch.arange(len(action), device=self.device), action]
+        divergence = -(target * logits.log_softmax(1)).sum(1)
+        # Its lowest value is the target's entropy; what is above that is error.
+        entropy = -(target * target.clamp(min=1e-8).log()).sum(1)
+        return (weight * divergence).mean(), (divergence.detach() - entropy).clamp(min=0)
+
+    def mean(self, output: Tensor) -> Tensor:
+        """Return the value of every action, [B, n_actions]."""
+        return output if self.options.n_atoms == 1 else (output.softmax(2) * self.atoms).sum(2)
+
+    @torch.no_grad()
+    def td_error(self, batch: Batch) -> Tensor:
+        q = self.mean(self.q(batch["observation"])).gather(1, batch["action"].unsqueeze(1)).squeeze(1)
+        return batch["reward"] + batch["discount"] * self.mean(self.q(batch["next_observation"])).amax(1) - q
+
+    @torch.no_grad()
+    def act(self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.int64]:
+        action: npt.NDArray[np.int64] = self.mean(self.q(observation)).argmax(1).cpu().numpy()
+        if exploration.any():
+            at_random = rng.random(len(action)) < exploration
+            action[at_random] = rng.integers(int(self.action_space.n), size=int(at_random.sum()))
+        return action
+
+    def exploration(self, progress: float) -> float:
+        options = self.options
+        done_share = min(1.0, progress / options.exploration_fraction) if options.exploration_fraction > 0 else 1.0
+        return options.exploration_initial + done_share * (options.exploration_final - options.exploration_initial)
