@@ -45,6 +45,9 @@ class Options:
     target_interval: int = 1
     """Updates between two moves of the target networks."""
 
+    def check(self) -> None:
+        """Raise ValueError if a value is out of range."""
+
 
 class Algorithm(ABC):
     """Networks trained on batches from replay, off-policy.

@@ -1,0 +1,78 @@
+"""How many actors: measured, as PAL's design-space exploration does (arXiv:2110.01101, section V)."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+__all__ = ["Allocation", "Option", "allocate", "n_cores"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """What one split of the cores would give, in steps of environments per second."""
+
+    actors: int
+    collected: float
+    learned: float
+
+    @property
+    def env_steps_per_second(self) -> float:
+        """The slower side."""
+        return min(self.collected, self.learned)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The measured throughputs, the splits they allow, and the one chosen."""
+
+    steps_per_actor: float
+    updates_per_second: float
+    options: tuple[Option, ...]
+    chosen: Option
+    reason: str
+
+
+def n_cores() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def allocate(
+    steps_per_actor: float, updates_per_second: float, steps_per_update: float, cores: int, learners: int
+) -> Allocation:
+    """Choose the number of actors.
+
+    Parameters
+    ----------
+    steps_per_actor : float
+        Environment steps that one actor takes per second.
+    updates_per_second : float
+        Updates by all learners.
+    steps_per_update : float
+        Environment steps due for one update: batch_size / samples_per_insert.
+    cores, learners : int
+        Cores at hand, and those taken by learners.
+    """
+    learned = updates_per_second * steps_per_update
+    most = max(1, cores - learners)
+    options = tuple(Option(n, n * steps_per_actor, learned) for n in range(1, most + 1))
+    best = max(option.env_steps_per_second for option in options)
+    chosen = next(option for option in options if option.env_steps_per_second >= 0.99 * best)
+    if chosen.collected >= learned:
+        reason = f"{chosen.actors} actors keep {learners} learners busy: more would only wait"
+    else:
+        reason = f"actors are slower than learners, so they get all the other cores ({most} of {cores})"
+    return Allocation(steps_per_actor, updates_per_second, options, chosen, reason)
+
+
+def throughput(worker: object, count: object, seconds: float) -> float:
+    """Return by how much ``count()`` grows per second while a worker works alone."""
+    work, counted = worker.work, count  # type: ignore[attr-defined]
+    for _ in range(3):
+        work(0)
+    begun, before = time.perf_counter(), counted()  # type: ignore[operator]
+    while time.perf_counter() - begun < seconds and work(0):
+        pass
+    return (counted() - before) / max(1e-9, time.perf_counter() - begun)  # type: ignore[operator,no-any-return]

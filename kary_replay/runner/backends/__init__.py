@@ -1,0 +1,29 @@
+"""Where workers run. Only backends know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from .process import ProcessBackend
+from .serial import SerialBackend
+
+__all__ = ["Backend", "ProcessBackend", "SerialBackend", "WorkerFailedError"]
+
+
+class Backend(Protocol):
+    """Runs the workers of a plan.
+
+    ``start`` makes them, from the states in a folder if there is one. ``poll`` has them work, or watches them work, for about
+    so long, and returns their reports. ``save`` writes their states to a folder. ``finish`` lets what has begun come to its
+    end: the updates that are due, evaluations; it returns the last reports. ``stop`` ends all, however they are.
+    """
+
+    def start(self, states: Path | None) -> None: ...  # noqa: D102
+    def poll(self, seconds: float) -> list[Any]: ...  # noqa: D102
+    def save(self, folder: Path, within_seconds: float) -> None: ...  # noqa: D102
+    def finish(self) -> list[Any]: ...  # noqa: D102
+    def stop(self) -> None: ...  # noqa: D102
+
+
+from .process import WorkerFailedError  # noqa: E402

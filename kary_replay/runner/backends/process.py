@@ -1,0 +1,267 @@
+"""Every worker in a process of its own, and the supervisor that starts, watches and ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing import connection as connections
+from pathlib import Path
+from typing import Any
+
+from ..plan import Plan, Problem, Ready
+from .worker_process import main
+
+__all__ = ["ProcessBackend", "WorkerFailedError"]
+
+GRACE_SECONDS = 0.5  # between the order to stop and the kill
+LONGEST_BACKOFF_SECONDS = 5.0
+START_SECONDS = 120.0  # for imports and the first reset, before a worker counts as hung
+FINISH_SECONDS = 5.0
+
+
+class WorkerFailedError(RuntimeError):
+    """A worker has failed for good: the message has its traceback."""
+
+
+@dataclass
+class _Member:
+    """One worker's process, and its history."""
+
+    kind: str
+    index: int
+    process: Any = None
+    pipe: Any = None
+    started: float = 0.0
+    incarnation: int = 0
+    failures: int = 0  # in a row
+    progress: float = 0.0  # of the row on the board when it last failed
+    problem: Problem | None = None
+    restart_at: float | None = None
+    ready: set[str] = field(default_factory=set)  # what it has said it is ready with
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.index}"
+
+
+class ProcessBackend:
+    """Workers as processes of this machine, spawned.
+
+    Parameters
+    ----------
+    plan : Plan
+        The run, its streams shared.
+    warn : function of str
+        Is told what happened to workers that are started anew.
+    """
+
+    def __init__(self, plan: Plan, warn: Callable[[str], None]) -> None:
+        self._plan, self._warn = plan, warn
+        self._context = multiprocessing.get_context("spawn")
+        config = plan.config
+        kinds = {"learner": config.learners, "actor": plan.n_actors, "evaluator": int(config.evaluate != "never")}
+        self._members = [_Member(kind, index) for kind, n in kinds.items() for index in range(n)]
+        self._meeting = tempfile.mkdtemp(prefix="kary-replay-") if config.learners > 1 else None
+        self._ending = False
+
+    def start(self, states: Path | None) -> None:
+        """Start all processes, and wait until each is ready to work."""
+        try:
+            for member in self._members:
+                self._spawn(member, states)
+            self._await("", self._members, START_SECONDS)
+        finally:
+            if self._meeting is not None:
+                shutil.rmtree(self._meeting, ignore_errors=True)
+
+    def poll(self, seconds: float) -> list[Any]:
+        """Gather reports for so long, or until there is one; start anew who died or hangs."""
+        reports = self._receive(seconds)
+        for member in self._members:
+            self._watch(member)
+        return reports
+
+    def save(self, folder: Path, within_seconds: float) -> None:
+        """Have the first learner and the actors write their states; who does not answer in time is left out."""
+        members = [member for member in self._members if member.kind == "actor" or member.name == "learner-0"]
+        self._order(members, "save", str(folder))
+        missing = self._await(str(folder), members, within_seconds)
+        if any(member.kind == "learner" for member in missing):
+            raise WorkerFailedError(f"the learner did not save its state within {within_seconds:g} s")
+
+    def finish(self) -> list[Any]:
+        """Have learners end together after one more update, and put-off evaluations played."""
+        self._ending = True
+        first = [member for member in self._members if member.name == "learner-0"]
+        self._order(first, "finish", "")
+        reports: list[Any] = []
+        self._await("finish", first, FINISH_SECONDS, reports)
+        return reports
+
+    def evaluate(self) -> list[Any]:
+        """Have the evaluator play what was put off; takes as long as it takes."""
+        evaluators = [member for member in self._members if member.kind == "evaluator"]
+        self._order(evaluators, "finish", "")
+        reports: list[Any] = []
+        self._await("finish", evaluators, float("inf"), reports)
+        return reports
+
+    def stop(self) -> None:
+        """End all processes: ask first, then kill."""
+        self._ending = True
+        alive = [member for member in self._members if member.process is not None]
+        self._order(alive, "stop", "")
+        deadline = time.monotonic() + GRACE_SECONDS
+        for member in alive:
+            member.process.join(max(0.0, deadline - time.monotonic()))
+            self._kill(member)
+
+    def _spawn(self, member: _Member, states: Path | None = None) -> None:
+        pipe, theirs = self._context.Pipe()
+        rendezvous = None if self._meeting is None else os.path.join(self._meeting, "learners")
+        arguments = (self._plan, member.kind, member.index, member.incarnation, theirs, states, rendezvous)
+        process = self._context.Process(target=main, args=arguments, name=f"kary-replay {member.name}", daemon=False)
+        n_threads = self._plan.config.learner_threads if member.kind == "learner" else 1
+        with _for_children(n_threads):
+            process.start()
+        theirs.close()
+        member.process, member.pipe, member.started, member.restart_at = process, pipe, time.monotonic(), None
+        member.problem = None
+        member.ready.clear()
+
+    def _receive(self, seconds: float) -> list[Any]:
+        """Return the reports that come within so long; those to the supervisor itself stay here."""
+        pipes = {member.pipe: member for member in self._members if member.pipe is not None}
+        reports = []
+        for pipe in connections.wait(list(pipes), seconds):
+            member = pipes[pipe]
+            try:
+                while pipe.poll(0):  # type: ignore[union-attr]
+                    report = pipe.recv()  # type: ignore[union-attr]
+                    if isinstance(report, Ready):
+                        member.ready.add(report.path)
+                    elif isinstance(report, Problem):
+                        member.problem = report
+                    else:
+                        reports.append(report)
+            except (EOFError, OSError):
+                member.pipe.close()
+                member.pipe = None
+                member.process.join(GRACE_SECONDS)
+        return reports
+
+    def _watch(self, member: _Member) -> None:
+        """Notice if a worker died or hangs."""
+        if member.restart_at is not None:
+            if time.monotonic() >= member.restart_at and not self._ending:
+                member.incarnation += 1
+                self._spawn(member)
+            return
+        if member.process.exitcode is not None or member.pipe is None:
+            self._kill(member)
+            self._failed(member, self._cause(member))
+        elif member.kind != "learner":
+            limit = self._plan.config.environment_timeout_seconds
+            beat = self._plan.board.row(member.kind, member.index).beat
+            silent = time.monotonic() - max(beat, member.started)
+            if silent > (limit if beat > member.started else max(limit, START_SECONDS)):
+                self._kill(member)
+                name = self._plan.config.env_name
+                self._failed(member, f"environment {name} hung: no step or reset ended for {silent:.0f} s "
+                                     f"(environment_timeout_seconds={limit:g})", True)  # fmt: skip
+
+    def _cause(self, member: _Member) -> str:
+        if member.problem is not None:
+            return member.problem.message
+        code = member.process.exitcode
+        if code is not None and code < 0:
+            return f"killed by {signal.Signals(-code).name}" + (" (out of memory?)" if -code == signal.SIGKILL else "")
+        return f"exited with code {code}"
+
+    def _failed(self, member: _Member, cause: str, is_environment: bool = False) -> None:
+        """Plan a new start, or raise if there is to be none."""
+        config = self._plan.config
+        is_environment |= member.problem is not None and member.problem.is_environment
+        if member.kind == "learner" or (is_environment and config.on_environment_error == "stop"):
+            raise WorkerFailedError(f"{member.name} failed: {cause}")
+        row = self._plan.board.row(member.kind, member.index)
+        # An environment that breaks in every episode must end the run, at whatever step it does; a process that others kill
+        # must not, as long as it gets something done in between.
+        progress = row.episodes if is_environment else row.env_steps
+        member.failures = 1 if progress > member.progress else member.failures + 1
+        member.progress = progress
+        if member.failures > config.max_restarts:
+            raise WorkerFailedError(f"{member.name} failed {member.failures} times in a row, the last time: {cause}")
+        wait = min(0.1 * 2 ** (member.failures - 1), LONGEST_BACKOFF_SECONDS)
+        member.restart_at = time.monotonic() + wait
+        self._warn(f"{member.name} is started anew, in {wait:.1f} s: {cause}")
+
+    def _await(self, what: str, members: list[_Member], seconds: float, reports: list[Any] | None = None) -> list[_Member]:
+        """Wait until members have said that they are ready with something; return those that have not."""
+        deadline = time.monotonic() + seconds
+        waiting = members
+        while True:
+            waiting = [member for member in members if what not in member.ready and member.process is not None]
+            if not waiting or time.monotonic() > deadline:
+                return waiting
+            received = self._receive(0.02)
+            if reports is not None:
+                reports += received
+            for member in waiting:
+                if member.pipe is None or member.process.exitcode is not None:
+                    if self._ending and member.kind != "learner":
+                        member.ready.add(what)
+                        continue
+                    self._receive(0)
+                    if what == "" or member.kind == "learner":
+                        raise WorkerFailedError(f"{member.name} failed: {self._cause(member)}")
+                    return waiting
+
+    def _order(self, members: list[_Member], order: str, argument: str) -> None:
+        for member in members:
+            member.ready.discard(argument or order)
+            if member.pipe is not None:
+                with contextlib.suppress(OSError):
+                    member.pipe.send((order, argument))
+
+    def _kill(self, member: _Member) -> None:
+        """End a process, whatever it has started, and its pipe."""
+        if member.process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(member.process.pid, signal.SIGKILL)
+        member.process.kill()
+        member.process.join()
+        if member.pipe is not None:
+            if member.problem is None:
+                with contextlib.suppress(EOFError, OSError):
+                    while member.pipe.poll(0):
+                        report = member.pipe.recv()
+                        member.problem = report if isinstance(report, Problem) else member.problem
+            member.pipe.close()
+            member.pipe = None
+
+
+@contextlib.contextmanager
+def _for_children(n_threads: int) -> Iterator[None]:
+    """Let children inherit that Ctrl-C is not for them, and how many threads libraries may start."""
+    names = "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update({name: str(n_threads) for name in names})
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

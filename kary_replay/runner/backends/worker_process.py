@@ -1,0 +1,122 @@
+"""What runs in a worker's process: the worker, orders from the supervisor, and an eye on whether it still lives."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from multiprocessing import connection as connections
+from multiprocessing import parent_process
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...algorithms import Share
+from ..environments import EnvironmentFaultError
+from ..plan import Plan, Problem, Ready
+from ..run_directory import load_state, save_state
+from ..workers import WORKERS, Evaluator, Learner
+
+__all__ = ["main"]
+
+PATIENCE_SECONDS = 0.02  # of one piece of work; orders and the watchdog are looked after that often
+PR_SET_PDEATHSIG = 1
+
+
+def main(plan: Plan, kind: str, index: int, incarnation: int, pipe: Any, states: Path | None, rendezvous: str | None) -> None:
+    """Run one worker until the supervisor ends it or is gone."""
+    _leave_no_orphan()
+    name = f"{kind}-{index}"
+    torch.set_num_threads(plan.config.learner_threads if kind == "learner" else 1)
+    try:
+        options: dict[str, Any] = {}
+        if kind == "actor":
+            options["incarnation"] = incarnation
+        if kind == "learner" and plan.config.learners > 1:
+            options["share"] = _join(plan, index, rendezvous)
+        worker = WORKERS[kind](plan, index, pipe.send, **options)
+        path = None if states is None else states / f"{name if kind != 'learner' else 'learner-0'}.pt"
+        if path is not None and path.exists():
+            worker.load_state_dict(load_state(path))
+        pipe.send(Ready(name, ""))
+        _serve(worker, name, pipe)
+        worker.close()
+    except (BrokenPipeError, EOFError, ConnectionResetError):
+        os._exit(1)  # the supervisor is gone
+    except BaseException as error:
+        is_environment = isinstance(error, EnvironmentFaultError)
+        text = str(error) if is_environment else traceback.format_exc()
+        with contextlib.suppress(OSError):
+            pipe.send(Problem(name, text, is_environment))
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)  # libraries' own clean-up may hang, as that of a process group whose other members are gone
+
+
+def _serve(worker: Any, name: str, pipe: Any) -> None:
+    """Work, and obey."""
+    looked = time.monotonic()
+    while True:
+        worked = worker.work(PATIENCE_SECONDS)
+        now = time.monotonic()
+        if worked and now - looked < PATIENCE_SECONDS:
+            continue
+        looked = now
+        while pipe.poll(0 if worked else PATIENCE_SECONDS / 4):
+            order, argument = pipe.recv()
+            if order == "save":
+                save_state(Path(argument) / f"{name}.pt", worker.state_dict())
+                pipe.send(Ready(name, argument))
+            elif order == "finish":
+                if isinstance(worker, Learner):
+                    worker.finish_after_this()
+                    while worker.work(PATIENCE_SECONDS):
+                        pass
+                elif isinstance(worker, Evaluator):
+                    worker.finish()
+                pipe.send(Ready(name, "finish"))
+            elif order == "stop":
+                return
+            worked = True
+
+
+def _leave_no_orphan() -> None:
+    """End with the supervisor, however it ends; leave Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
+    supervisor = parent_process()
+    assert supervisor is not None
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor.pid:
+        os._exit(1)
+    os.setpgid(0, 0)  # what environments start belongs to this group, and is killed with it
+
+    def watch() -> None:
+        connections.wait([supervisor.sentinel])
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="watch the supervisor", daemon=True).start()
+
+
+def _join(plan: Plan, index: int, rendezvous: str | None) -> Share:
+    """Return this learner's share, once all learners have met."""
+    import torch.distributed as dist
+
+    count = plan.config.learners
+    on_gpu = plan.config.device.startswith("cuda")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("nccl" if on_gpu else "gloo", init_method=f"file://{rendezvous}", rank=index, world_size=count)
+
+    def average(vector: torch.Tensor) -> None:
+        dist.all_reduce(vector)
+        vector.div_(count)
+
+    return Share(index, count, average)

@@ -1,0 +1,195 @@
+"""What a run is told: every field with its unit, its default, and what is wrong with a bad value."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..algorithms import ALGORITHMS, Algorithm, Options
+
+__all__ = ["ConfigError", "RunnerConfig"]
+
+
+class ConfigError(ValueError):
+    """A run cannot start with this configuration. Nothing has been created."""
+
+
+@dataclass(frozen=True)
+class RunnerConfig:
+    """Settings of a run; what is None is filled in from the preset of the algorithm and environment."""
+
+    algorithm: str
+    """dqn, ddpg, td3, sac, or a name registered with kary_replay.algorithms.register."""
+    env: str | Callable[..., Any]
+    """A gymnasium id, "module:function" for a function that makes an environment, or in Python such a function."""
+    env_options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the environment."""
+    options: Options | None = None
+    """Hyperparameters of the algorithm."""
+    actors: int | Literal["auto"] = "auto"
+    """Processes that step environments; auto: measured, see docs/runner.md."""
+    learners: int = 1
+    """Processes that train; each takes its part of every batch."""
+    backend: Literal["process", "serial"] = "process"
+    """Where workers run: processes of this machine, or one after another in this one, reproducible bit for bit."""
+    seed: int = 0
+    """Of everything random."""
+    total_env_steps: int | None = None
+    """Environment steps of the whole run, over all actors."""
+    target_return: float | None = None
+    """End the run as soon as an evaluation reaches this mean return."""
+    envs_per_actor: int | None = None
+    """Environments that each actor steps."""
+    groups: int | None = None
+    """Groups of an actor's environments that take turns: one is stepped while actions for another are awaited."""
+    buffer_capacity: int | None = None
+    """Transitions kept."""
+    learning_starts: int | None = None
+    """Environment steps, at random, before the first update."""
+    samples_per_insert: float | None = None
+    """Rows drawn per transition added: updates per environment step, times the batch size."""
+    samples_per_insert_error: float | None = None
+    """By how many drawn rows actors or learners may be ahead of each other; by default eight batches, or what one call moves."""
+    alpha: float | None = None
+    """How much priorities count, 0 (uniform replay) to 1."""
+    beta: float | None = None
+    """Exponent of the importance weights at the beginning, 0 to 1; 1 at the end."""
+    initial_priority: Literal["max", "td_error"] | None = None
+    """Of new transitions: the largest seen, or the actor's own |TD error|."""
+    exploration_spread: float | None = None
+    """Ape-X: of N environments the i-th explores by the schedule's value to the power of 1 + spread · i / (N - 1); 0: all alike."""
+    publish_interval: int = 1
+    """Updates between two publications of parameters to the actors."""
+    evaluate: Literal["during", "after", "never"] = "during"
+    """Play evaluation episodes during the run, or after it with copies of the parameters made during it, or not at all."""
+    evaluation_interval: int | None = None
+    """Environment steps between two evaluations."""
+    evaluation_episodes: int = 20
+    """Episodes of one evaluation, with the same seeds every time."""
+    checkpoint_interval_seconds: float = 300.0
+    """Seconds between two checkpoints; 0: only at the end."""
+    checkpoint_interval_env_steps: int = 0
+    """Environment steps between two checkpoints; 0: by time only."""
+    directory: str | None = None
+    """Of the run, new or empty; by default runs/ALGORITHM_ENV_sSEED, with a number if that is taken."""
+    device: str = "cpu"
+    """Of the learners' networks."""
+    learner_threads: int = 1
+    """Threads of torch in each learner; actors have one."""
+    environment_timeout_seconds: float = 60.0
+    """An actor stuck for longer in one step of its environments is killed and started anew."""
+    on_environment_error: Literal["restart", "stop"] = "restart"
+    """What an error of an environment does: start its actor anew, or end the run."""
+    max_restarts: int = 5
+    """Restarts of an actor in a row, without an episode finished in between, before the run ends."""
+
+    @property
+    def algorithm_class(self) -> type[Algorithm]:
+        """The algorithm."""
+        return ALGORITHMS[self.algorithm]
+
+    @property
+    def env_name(self) -> str:
+        """The environment, as messages name it."""
+        return self.env if isinstance(self.env, str) else f"{self.env.__module__}:{self.env.__qualname__}"
+
+
+def checked(config: RunnerConfig) -> RunnerConfig:
+    """Return a complete configuration with every value in its range; ConfigError naming what is wrong with one."""
+    check_algorithm(config.algorithm)
+    from .presets import with_preset
+
+    config = with_preset(config)
+    options = config.options
+    wanted = config.algorithm_class.options_class
+    if type(options) is not wanted:
+        raise ConfigError(f"options must be {wanted.__name__} for {config.algorithm}, got {type(options).__name__}")
+    at_least_1 = (
+        "learners", "total_env_steps", "envs_per_actor", "groups", "buffer_capacity", "publish_interval", "evaluation_interval",
+        "evaluation_episodes", "learner_threads", "learning_starts",
+    )  # fmt: skip
+    for name in at_least_1:
+        _check(config, name, lambda n: isinstance(n, int) and n >= 1, "an integer of at least 1")
+    _check(config, "actors", lambda n: n == "auto" or (isinstance(n, int) and n >= 1), "'auto' or an integer of at least 1")
+    for name in ("seed", "checkpoint_interval_env_steps", "max_restarts"):
+        _check(config, name, lambda n: isinstance(n, int) and n >= 0, "an integer of at least 0")
+    for name in ("samples_per_insert", "environment_timeout_seconds"):
+        _check(config, name, lambda x: 0 < x < math.inf, "a finite number above 0")
+    for name in ("alpha", "beta"):
+        _check(config, name, lambda x: 0 <= x <= 1, "a number from 0 to 1")
+    for name in ("exploration_spread", "checkpoint_interval_seconds"):
+        _check(config, name, lambda x: 0 <= x < math.inf, "a finite number of at least 0")
+    choices = {
+        "backend": ("process", "serial"), "initial_priority": ("max", "td_error"), "evaluate": ("during", "after", "never"),
+        "on_environment_error": ("restart", "stop"),
+    }  # fmt: skip
+    for name, allowed in choices.items():
+        if getattr(config, name) not in allowed:
+            raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {getattr(config, name)!r}")
+    _check_together(config, wanted)
+    return config
+
+
+def _check_together(config: RunnerConfig, options_class: type[Options]) -> None:
+    options: Any = config.options
+    options_class.check(options)
+    if config.learners > options.batch_size or options.batch_size % config.learners:
+        raise ConfigError(
+            f"learners must divide batch_size={options.batch_size}, so that each has as many rows, got {config.learners}: "
+            f"choose another number of learners or another batch size"
+        )
+    assert config.envs_per_actor and config.groups and config.buffer_capacity and config.learning_starts
+    if config.envs_per_actor % config.groups:
+        raise ConfigError(f"groups must divide envs_per_actor={config.envs_per_actor}, got {config.groups}")
+    if config.learning_starts > config.buffer_capacity:
+        raise ConfigError(
+            f"learning_starts must be at most buffer_capacity={config.buffer_capacity}, got {config.learning_starts}: "
+            f"learning would never start"
+        )
+    if config.backend == "serial" and config.learners > 1:
+        raise ConfigError(f"learners must be 1 with backend='serial', got {config.learners}: several need processes")
+    if config.target_return is not None and config.evaluate != "during":
+        raise ConfigError(f"target_return needs evaluate='during', got evaluate={config.evaluate!r}")
+
+
+def check_algorithm(name: Any) -> None:
+    """Raise ConfigError, with the nearest names, if there is no such algorithm."""
+    if name not in ALGORITHMS:
+        raise ConfigError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {name!r}{suggestion(name, ALGORITHMS)}")
+
+
+def suggestion(name: Any, known: Any) -> str:
+    """Return a question with the known names nearest to ``name``, or nothing."""
+    lower = {other.lower(): other for other in known}
+    near = difflib.get_close_matches(str(name).lower(), list(lower), n=3, cutoff=0.5)
+    return f": did you mean {' or '.join(lower[other] for other in near)}?" if near else ""
+
+
+def _check(config: RunnerConfig, name: str, fits: Callable[[Any], bool], wanted: str) -> None:
+    value = getattr(config, name)
+    try:
+        good = not isinstance(value, bool) and fits(value)
+    except TypeError:
+        good = False
+    if not good:
+        raise ConfigError(f"{name} must be {wanted}, got {value!r}")
+
+
+def as_json(config: RunnerConfig) -> dict[str, Any]:
+    """Return a complete configuration for config.json."""
+    return {**dataclasses.asdict(config), "env": config.env_name, "options": dataclasses.asdict(config.options)}  # type: ignore[arg-type]
+
+
+def from_json(content: Mapping[str, Any]) -> RunnerConfig:
+    """Return the configuration that `as_json` wrote."""
+    check_algorithm(content.get("algorithm"))
+    options_class = ALGORITHMS[content["algorithm"]].options_class
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in content["options"].items()}
+    try:
+        return RunnerConfig(**{**content, "options": options_class(**options)})
+    except TypeError as error:
+        raise ConfigError(f"config.json is of another version of kary-replay: {error}") from None

@@ -1,0 +1,335 @@
+"""Environments: made, checked, stepped together, and brought back to where they were.
+
+An environment's state is never saved: it is the seed of the episode and the actions taken since. Playing these again leads
+to the same state in any environment whose randomness comes from its seed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from .config import ConfigError, RunnerConfig, suggestion
+
+__all__ = ["EnvironmentFaultError", "Environments", "Steps", "maker"]
+
+MAX_SEED = 2**31 - 1
+
+
+class EnvironmentFaultError(RuntimeError):
+    """An environment raised, or returned what it must not; the message says which, when and what."""
+
+
+class Maker:
+    """Makes the environment of a configuration; picklable."""
+
+    def __init__(self, config: RunnerConfig) -> None:
+        self.env, self.options, self.name = config.env, dict(config.env_options), config.env_name
+
+    def __call__(self, **options: Any) -> Any:
+        """Return a new environment."""
+        options = {**self.options, **options}
+        if isinstance(self.env, str) and ":" not in self.env:
+            return gymnasium.make(self.env, disable_env_checker=True, **options)
+        return (imported(self.env) if isinstance(self.env, str) else self.env)(**options)
+
+
+def imported(path: str) -> Callable[..., Any]:
+    """Return the function that "module:function" names."""
+    module, _, name = path.partition(":")
+    value: Any = importlib.import_module(module)
+    for part in name.split("."):
+        value = getattr(value, part)
+    if not callable(value):
+        raise TypeError(f"{path} is not a function but {value!r}")
+    return value  # type: ignore[no-any-return]
+
+
+def maker(config: RunnerConfig) -> tuple[Maker, Any, Any]:
+    """Return what makes the environment, and its spaces; ConfigError if that cannot work."""
+    env = config.env
+    if isinstance(env, str) and ":" not in env and env not in gymnasium.registry:
+        raise ConfigError(f"env must be the id of a gymnasium environment, or module:function, got {env!r}"
+                          f"{suggestion(env, gymnasium.registry)}")  # fmt: skip
+    if isinstance(env, str) and ":" in env:
+        try:
+            imported(env)
+        except Exception as error:
+            raise ConfigError(
+                f"env={env!r} cannot be imported: {type(error).__name__}: {error}. Write module:function, with a module that "
+                f"Python finds from here"
+            ) from None
+    elif not isinstance(env, str):
+        _check_picklable(config, env)
+    make = Maker(config)
+    try:
+        made = make()
+    except Exception as error:
+        raise ConfigError(f"env={config.env_name!r} could not be made: {type(error).__name__}: {error}") from error
+    observation_space, action_space = made.observation_space, made.action_space
+    made.close()
+    config.algorithm_class.check_spaces(observation_space, action_space)
+    return make, observation_space, action_space
+
+
+def _check_picklable(config: RunnerConfig, env: Any) -> None:
+    if not callable(env):
+        raise ConfigError(f"env must be a gymnasium id, module:function, or a function that makes one, got {env!r}")
+    if config.backend == "serial":
+        return
+    try:
+        pickle.dumps(env)
+    except Exception as error:
+        raise ConfigError(
+            f"env={env!r} cannot be sent to other processes ({error}). Put the function that makes the environment at the top "
+            f'level of a module, and pass it, or "module:function"; or use backend="serial"'
+        ) from None
+    if getattr(env, "__module__", None) == "__main__" and not _main_is_a_file():
+        raise ConfigError(
+            f"env={env!r} is defined in an interactive session, where other processes cannot import it. Put it into a module, "
+            f'and pass "module:function"; or use backend="serial"'
+        )
+
+
+def _main_is_a_file() -> bool:
+    import __main__
+
+    return getattr(__main__, "__spec__", None) is not None or hasattr(__main__, "__file__")
+
+
+class Steps(NamedTuple):
+    """One step of N environments; next_observation is what it led to, also where an episode ended."""
+
+    observation: Any
+    next_observation: Any
+    reward: npt.NDArray[np.float64]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+
+
+class Finished(NamedTuple):
+    """An episode that has ended."""
+
+    episode_return: float
+    length: int
+
+
+class Environments:
+    """Several environments, stepped one after another.
+
+    Parameters
+    ----------
+    make : function
+        Makes an environment.
+    n_envs : int
+        How many.
+    rng : numpy.random.Generator
+        Draws the seed of every episode.
+    name : str
+        As messages name the whole, such as "CartPole-v1 (actor 0)".
+
+    Raises
+    ------
+    EnvironmentFaultError
+        From any call: an environment raised, or returned NaN or a wrong shape.
+    """
+
+    def __init__(self, make: Callable[[], Any], n_envs: int, rng: np.random.Generator, name: str) -> None:
+        self._name, self._rng = name, rng
+        self._envs = [make() for _ in range(n_envs)]
+        self._space = self._envs[0].observation_space
+        self._scale = action_scale(self._envs[0].action_space)
+        self.n_envs = n_envs
+        self.observation, self._spare, self._next = (_empty(self._space, n_envs) for _ in range(3))
+        self._reward = np.zeros(n_envs)
+        self._terminated, self._truncated = np.zeros(n_envs, bool), np.zeros(n_envs, bool)
+        self._returns, self._lengths = np.zeros(n_envs), np.zeros(n_envs, np.int64)
+        self._seeds = [0] * n_envs
+        self._actions: list[list[Any]] = [[] for _ in range(n_envs)]  # of the running episode
+        self.ended: list[Finished] = []
+
+    def reset(self) -> None:
+        """Begin a new episode everywhere."""
+        for i in range(self.n_envs):
+            self._reset(i)
+
+    def step(self, action: npt.NDArray[Any]) -> Steps:
+        """Take one step in each, with actions [N, ...] as algorithms choose them; begin anew where an episode ended.
+
+        ``observation`` is then what actions are next chosen for. What is returned is overwritten by the next call.
+        """
+        real = self._scale(action)
+        for i, env in enumerate(self._envs):
+            self._actions[i].append(action[i])
+            self._step(i, env, real[i])
+        self._check()
+        self._returns += self._reward
+        self._lengths += 1
+        before, self.observation = self.observation, self._spare
+        self._spare = before
+        for own, new in zip(_parts(self.observation), _parts(self._next), strict=True):
+            own[...] = new
+        over = self._terminated | self._truncated
+        if over.any():
+            for i in np.flatnonzero(over):
+                self.ended.append(Finished(float(self._returns[i]), int(self._lengths[i])))
+                self._reset(i)
+        return Steps(before, self._next, self._reward, self._terminated, self._truncated)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` needs to come back here."""
+        return {"seeds": list(self._seeds), "actions": [np.array(actions).tolist() for actions in self._actions]}
+
+    def load_state_dict(self, state: Mapping[str, Any], writer: Any = None, n_pending: int = 0) -> bool:
+        """Play the running episodes again.
+
+        The last ``n_pending`` steps of each are given to ``writer``, whose windows that were not yet complete come back, too.
+        Returns whether every episode could be played again; where one could not, since it ended early, a new one has begun.
+        """
+        exact = True
+        for i, (seed, actions) in enumerate(zip(state["seeds"], state["actions"], strict=True)):
+            self._reset(i, int(seed))
+            dtype = np.int64 if _is_discrete(self._envs[i].action_space) else np.float32
+            for number, action in enumerate(np.array(actions, dtype)):
+                before = _row(self.observation, i)
+                self._actions[i].append(action)
+                self._step(i, self._envs[i], self._scale(action[None])[0])
+                if self._terminated[i] or self._truncated[i]:
+                    exact = False
+                    self._reset(i)
+                    if writer is not None:
+                        writer.reset(i)
+                    break
+                self._returns[i] += self._reward[i]
+                self._lengths[i] += 1
+                _set_row(self.observation, i, self._next)
+                if writer is not None and number >= len(actions) - n_pending:
+                    writer.add(
+                        observation=before, action=action[None], reward=self._reward[i : i + 1], env=i, terminated=[False],
+                        truncated=[False], next_observation=_row(self._next, i),
+                    )  # fmt: skip
+        return exact
+
+    def play(
+        self, act: Callable[[Any], npt.NDArray[Any]], seeds: Sequence[int], each_step: Callable[[], None] = lambda: None
+    ) -> list[float]:
+        """Return the returns of one episode for each seed, at most N; what ran before is given up."""
+        for i in range(self.n_envs):
+            self._reset(i, seeds[min(i, len(seeds) - 1)])
+        running = np.arange(self.n_envs) < len(seeds)
+        while running.any():
+            each_step()
+            real = self._scale(act(self.observation))
+            for i in np.flatnonzero(running):
+                self._step(i, self._envs[i], real[i])
+            self._check()
+            self._returns[running] += self._reward[running]
+            self._lengths[running] += 1
+            for own, new in zip(_parts(self.observation), _parts(self._next), strict=True):
+                own[running] = new[running]
+            running &= ~(self._terminated | self._truncated)
+        return [float(value) for value in self._returns[: len(seeds)]]
+
+    def close(self) -> None:
+        """Close every environment."""
+        for env in self._envs:
+            env.close()
+
+    def _reset(self, i: int, seed: int | None = None) -> None:
+        self._seeds[i] = int(self._rng.integers(MAX_SEED)) if seed is None else seed
+        self._actions[i] = []
+        self._returns[i], self._lengths[i] = 0.0, 0
+        try:
+            observation, _ = self._envs[i].reset(seed=self._seeds[i])
+        except Exception as error:
+            raise self._fault(i, f"reset raised {type(error).__name__}: {error}") from error
+        self._store(self.observation, i, observation, "reset")
+
+    def _step(self, i: int, env: Any, action: Any) -> None:
+        try:
+            observation, reward, terminated, truncated, _ = env.step(action)
+        except Exception as error:
+            raise self._fault(i, f"step raised {type(error).__name__}: {error}") from error
+        self._store(self._next, i, observation, "step")
+        try:
+            self._reward[i], self._terminated[i], self._truncated[i] = reward, terminated, truncated
+        except (TypeError, ValueError):
+            raise self._fault(i, f"step returned reward={reward!r}, which is no number") from None
+
+    def _store(self, columns: Any, i: int, observation: Any, what: str) -> None:
+        """Copy an observation to row i, if it is one."""
+        if not isinstance(columns, dict):
+            observation, columns = {"": observation}, {"": columns}
+        for key, column in columns.items():
+            try:
+                value = observation[key]
+            except (KeyError, TypeError, IndexError):
+                raise self._fault(i, f"{what} returned an observation without {key!r}") from None
+            shape = np.shape(value)
+            if shape != column.shape[1:]:
+                raise self._fault(i, f"{what} returned an observation of shape {shape}, the space has {column.shape[1:]}")
+            column[i] = value
+
+    def _check(self) -> None:
+        """Refuse NaN and infinity."""
+        if not np.isfinite(self._reward).all():
+            i = int(np.flatnonzero(~np.isfinite(self._reward))[0])
+            raise self._fault(i, f"step returned reward={self._reward[i]}")
+        for part in _parts(self._next):
+            if part.dtype.kind == "f" and not np.isfinite(part).all():
+                i = int(np.flatnonzero(~np.isfinite(part.reshape(self.n_envs, -1)).all(1))[0])
+                raise self._fault(i, f"step returned the observation {part[i]}")
+
+    def _fault(self, i: int, what: str) -> EnvironmentFaultError:
+        when = f"environment {i}, episode of seed {self._seeds[i]}, step {int(self._lengths[i])}"
+        return EnvironmentFaultError(f"{self._name}: {what} ({when})")
+
+
+def action_scale(space: Any) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
+    """Return what turns actions [N, ...] as algorithms choose them into the environment's own."""
+    if _is_discrete(space):
+        start = int(space.start)
+        return lambda action: action + start
+    low, half = space.low, (space.high - space.low) / 2
+    return lambda action: (low + (action + 1) * half).astype(space.dtype)
+
+
+def random_actions(space: Any, n: int, rng: np.random.Generator) -> npt.NDArray[Any]:
+    """Return N uniform actions, as algorithms choose them."""
+    if _is_discrete(space):
+        return rng.integers(int(space.n), size=n)
+    return rng.uniform(-1, 1, (n, *space.shape)).astype(np.float32)
+
+
+def _is_discrete(space: Any) -> bool:
+    return isinstance(space, spaces.Discrete)
+
+
+def _empty(space: Any, n: int) -> Any:
+    """Return room for N observations."""
+    if isinstance(space, spaces.Dict):
+        return {key: _empty(part, n) for key, part in space.spaces.items()}
+    return np.zeros((n, *space.shape), space.dtype)
+
+
+def _parts(observation: Any) -> list[npt.NDArray[Any]]:
+    return list(observation.values()) if isinstance(observation, dict) else [observation]
+
+
+def _row(observation: Any, i: int) -> Any:
+    """Return a copy of row i, with its axis."""
+    if isinstance(observation, dict):
+        return {key: part[i : i + 1].copy() for key, part in observation.items()}
+    return observation[i : i + 1].copy()
+
+
+def _set_row(observation: Any, i: int, source: Any) -> None:
+    for own, new in zip(_parts(observation), _parts(source), strict=True):
+        own[i] = new[i]

@@ -1,0 +1,83 @@
+"""Choosing actions: asked for one group of environments, collected later, so that others can be stepped in between.
+
+`LocalInference` computes in the worker itself, when the actions are collected. A stream to a worker that does it for many
+actors needs the same two methods.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..algorithms import Algorithm
+from .streams.parameters import ParameterStream
+
+__all__ = ["Inference", "LocalInference", "as_tensors", "published"]
+
+
+class Inference(Protocol):
+    """Chooses actions for groups of environments."""
+
+    def request(self, group: int, observation: Any, exploration: npt.NDArray[np.float32]) -> None:
+        """Ask for the actions of a group; returns at once."""
+
+    def collect(self, group: int) -> npt.NDArray[Any]:
+        """Return the actions that were asked for."""
+
+
+class LocalInference:
+    """The worker's own copy of the networks, renewed whenever newer parameters are published."""
+
+    def __init__(self, algorithm: Algorithm, parameters: ParameterStream, rng: np.random.Generator, whole: bool) -> None:
+        """Act by ``algorithm``, whose trained networks are received ``whole``, or only its policy."""
+        self.algorithm, self._stream, self._rng = algorithm, parameters, rng
+        self._targets = published(algorithm, whole)
+        self._asked: dict[int, tuple[Any, npt.NDArray[np.float32]]] = {}
+        self._version = 0
+        self.updates = 0  # after which the parameters in use were published
+
+    def request(self, group: int, observation: Any, exploration: npt.NDArray[np.float32]) -> None:
+        """Ask for the actions of a group."""
+        self._asked[group] = observation, exploration
+
+    def collect(self, group: int) -> npt.NDArray[Any]:
+        """Choose the actions."""
+        self.renew()
+        observation, exploration = self._asked.pop(group)
+        return self.algorithm.act(as_tensors(observation), exploration, self._rng)
+
+    def renew(self) -> bool:
+        """Take over newer parameters, if there are; return whether there are any at all."""
+        version = self._stream.version
+        if version != self._version:
+            newest = self._stream.fetch()
+            if newest is not None:
+                vector, self.updates = newest
+                load(self._targets, vector)
+                self._version = version
+        return self._version > 0
+
+
+def published(algorithm: Algorithm, whole: bool) -> list[torch.Tensor]:
+    """Return the tensors that a parameter stream carries: all that is trained, or what acting needs."""
+    if whole:
+        return [minimizer.flat for minimizer in algorithm.minimizers.values()]
+    return [parameter.data for parameter in algorithm.policy.parameters()]
+
+
+def load(tensors: list[torch.Tensor], vector: npt.NDArray[np.float32]) -> None:
+    """Set tensors from the vector that `as_vector` made of their like."""
+    source, start = torch.from_numpy(vector), 0
+    for tensor in tensors:
+        tensor.copy_(source[start : start + tensor.numel()].view_as(tensor))
+        start += tensor.numel()
+
+
+def as_tensors(observation: Any) -> Any:
+    """Return arrays, or a dict of them, as tensors of the same memory."""
+    if isinstance(observation, dict):
+        return {key: torch.from_numpy(part) for key, part in observation.items()}
+    return torch.from_numpy(observation)

@@ -1,0 +1,156 @@
+"""A run on disk: its configuration, its curve, and the last checkpoint that is whole.
+
+config.json            every setting, complete
+evaluations.jsonl      one line per evaluation
+episodes.jsonl         one line per finished episode
+checkpoint.json        names the folder below, and has the counters; replaced in one step
+checkpoint-000012000/  replay/ (the buffer), learner.pt, actor-0.pt, …
+events.out.tfevents…   for TensorBoard
+learning_curve.png
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import version
+from .config import ConfigError, RunnerConfig, as_json, from_json
+
+__all__ = ["RunDirectory"]
+
+FORMAT = 1
+
+
+class RunDirectory:
+    """The directory of one run.
+
+    Parameters
+    ----------
+    path : Path
+        Where it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def new(cls, config: RunnerConfig) -> RunDirectory:
+        """Make the directory of a new run; ConfigError if it is taken."""
+        if config.directory is None:
+            name = re.sub(r"[^\w.-]+", "_", f"{config.algorithm}_{config.env_name}_s{config.seed}")
+            number = 1
+            path = Path("runs") / name
+            while path.exists():
+                number += 1
+                path = Path("runs") / f"{name}_{number}"
+        else:
+            path = Path(config.directory)
+            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+                raise ConfigError(
+                    f"directory must be new or empty, got {path}: choose another one, or go on with --resume {path}"
+                )
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "config.json").write_text(
+            json.dumps({"format": FORMAT, "version": version.VERSION, **as_json(config)}, indent=2)
+        )
+        return cls(path)
+
+    @classmethod
+    def existing(cls, path: Path) -> tuple[RunDirectory, RunnerConfig]:
+        """Return the directory of an earlier run, and its configuration."""
+        try:
+            content = json.loads((path / "config.json").read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} is not the directory of a run: config.json: {error}") from None
+        if content.pop("format", None) != FORMAT:
+            raise ConfigError(f"{path} was written by another version of kary-replay, {content.get('version')}; "
+                              f"this is {version.VERSION}")  # fmt: skip
+        content.pop("version")
+        return cls(path), from_json(content)
+
+    def checkpoint(self) -> tuple[Path, dict[str, Any]]:
+        """Return the folder and the counters of the last checkpoint; ConfigError if there is none."""
+        try:
+            content = json.loads((self.path / "checkpoint.json").read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.path} has no checkpoint to go on from: {error}") from None
+        folder = self.path / content["folder"]
+        if not folder.is_dir():
+            raise ConfigError(f"{self.path} names the checkpoint {content['folder']}, which is gone")
+        return folder, content
+
+    def begin_checkpoint(self, env_steps: int) -> Path:
+        """Make the folder of a new checkpoint; it does not count until `commit`."""
+        folder = self.path / f"checkpoint-{env_steps:012d}"
+        while folder.exists():
+            folder = folder.with_name(folder.name + "b")
+        folder.mkdir()
+        return folder
+
+    def commit(self, folder: Path, counters: Mapping[str, Any]) -> None:
+        """Make the checkpoint in ``folder`` the last one, and remove the others."""
+        for path in folder.glob("*.pt"):
+            _sync(path)
+        _sync(folder)
+        new = self.path / "checkpoint.json.new"
+        new.write_text(json.dumps({"folder": folder.name, **counters}, indent=2))
+        _sync(new)
+        os.replace(new, self.path / "checkpoint.json")
+        _sync(self.path)
+        self.sweep(keep=folder.name)
+
+    def sweep(self, keep: str | None = None) -> None:
+        """Remove checkpoints other than the last one: replaced ones, and those that a crash left half written."""
+        for folder in self.path.glob("checkpoint-*"):
+            if folder.name != keep and folder.is_dir():
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def append(self, name: str, record: Mapping[str, Any]) -> None:
+        """Add a line to a file of records."""
+        with (self.path / name).open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def records(self, name: str) -> list[dict[str, Any]]:
+        """Return the lines of a file of records, whole ones only."""
+        path = self.path / name
+        lines = path.read_text().splitlines() if path.exists() else []
+        records = []
+        for line in lines:
+            try:
+                records.append(json.loads(line))
+            except ValueError:  # a crash while it was written
+                continue
+        return records
+
+    def keep_records(self, name: str, env_steps: int) -> None:
+        """Drop the records of what came after a checkpoint."""
+        kept = [record for record in self.records(name) if record["env_steps"] <= env_steps]
+        if (self.path / name).exists():
+            (self.path / name).write_text("".join(json.dumps(record) + "\n" for record in kept))
+
+
+def save_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a worker's state."""
+    torch.save(dict(state), path)
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Read a worker's state; nothing in the file is executed."""
+    state: dict[str, Any] = torch.load(path, weights_only=True)
+    return state
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

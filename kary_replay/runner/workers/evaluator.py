@@ -1,0 +1,94 @@
+"""The evaluator: plays episodes with the policy as it is, always the same ones, without exploring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...algorithms import Algorithm
+from ..environments import Environments
+from ..inference import as_tensors, load, published
+from ..plan import Evaluation, Plan
+
+__all__ = ["Evaluator", "play"]
+
+FIRST_SEED = 1_000_000  # of evaluation episodes, whatever the seed of the run
+MAX_ENVS = 20  # stepped together
+
+
+class Evaluator:
+    """Evaluates every so many environment steps, or keeps the parameters and does it when all is over.
+
+    Parameters
+    ----------
+    plan : Plan
+        The run.
+    index : int
+        0.
+    report : function
+        Is told every `Evaluation`.
+    """
+
+    def __init__(self, plan: Plan, index: int, report: Callable[[Any], None]) -> None:
+        self.plan, self.report = plan, report
+        self.row = plan.board.row("evaluator", index)
+        self.algorithm = plan.algorithm()
+        self.tensors = published(self.algorithm, plan.publishes_all)
+        n_envs = min(MAX_ENVS, plan.config.evaluation_episodes)
+        self.envs = Environments(plan.make, n_envs, np.random.default_rng(0), f"{plan.config.env_name} (evaluator)")
+        self.due = plan.config.evaluation_interval or 1
+        self.kept: list[tuple[int, int, float, npt.NDArray[np.float32]]] = []
+
+    def work(self, patience_seconds: float) -> bool:
+        """Evaluate, or keep the parameters, if it is time; return False if it is not."""
+        self.row.alive()
+        board = self.plan.board
+        env_steps = board.env_steps
+        if env_steps < self.due or board.updates == 0:
+            return False
+        newest = self.plan.parameters.fetch()
+        if newest is None:
+            return False
+        interval = self.plan.config.evaluation_interval or 1
+        self.due = (env_steps // interval + 1) * interval
+        vector, updates = newest
+        self.kept.append((env_steps, updates, board.seconds, vector))
+        if self.plan.config.evaluate == "during":
+            self.finish()
+        return True
+
+    def finish(self) -> None:
+        """Evaluate the parameters that were kept."""
+        while self.kept:
+            env_steps, updates, seconds, vector = self.kept.pop(0)
+            load(self.tensors, vector)
+            returns = play(self.algorithm, self.envs, self.plan.config.evaluation_episodes, self.row.alive)
+            self.report(Evaluation(env_steps, updates, seconds, float(np.mean(returns)), tuple(returns)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the evaluator goes on from."""
+        return {"due": self.due}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a state."""
+        self.due = state["due"]
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.envs.close()
+
+
+def play(algorithm: Algorithm, envs: Environments, n_episodes: int, each_step: Callable[[], None]) -> list[float]:
+    """Return the returns of episodes with the seeds 1000000, 1000001, …"""
+    returns: list[float] = []
+    rng = np.random.default_rng(0)
+    for first in range(0, n_episodes, envs.n_envs):
+        n = min(envs.n_envs, n_episodes - first)
+        returns += envs.play(
+            lambda observation: algorithm.act(as_tensors(observation), np.zeros(envs.n_envs, np.float32), rng),
+            [FIRST_SEED + first + i for i in range(n)], each_step,
+        )  # fmt: skip
+    return returns

@@ -1,0 +1,122 @@
+"""The learner: draws batches from the replay stream, trains on them, and publishes the parameters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ...algorithms import Share
+from ...types import Batch
+from ..inference import as_tensors, published
+from ..plan import Plan
+from ..streams.parameters import as_vector
+
+__all__ = ["Learner"]
+
+SETTINGS_INTERVAL = 100  # updates between two looks at what changes slowly: beta
+FIELDS = ("observation", "action", "reward", "next_observation", "discount", "importance_weight")
+
+
+class Learner:
+    """Trains on its share of every batch.
+
+    Parameters
+    ----------
+    plan : Plan
+        The run.
+    index : int
+        Which learner this is. The first one publishes.
+    report : function
+        Is told nothing by learners.
+    share : Share
+        How it averages gradients with the others.
+    """
+
+    def __init__(self, plan: Plan, index: int, report: Callable[[Any], None], share: Share | None = None) -> None:
+        config = plan.config
+        assert config.options is not None
+        self.plan, self.index, self.row = plan, index, plan.board.row("learner", index)
+        self.algorithm = plan.algorithm(config.device, share)
+        self.batch_size = config.options.batch_size // config.learners
+        self.tensors = published(self.algorithm, plan.publishes_all)
+        if index == 0:
+            self.publish()
+
+    def work(self, patience_seconds: float) -> bool:
+        """Do one update; return False if that had to wait for longer than ``patience_seconds``, or all have been done."""
+        self.row.alive()
+        last = self.plan.board.row("learner", 0).last_update
+        if last and self.row.updates >= last:
+            return False
+        # Towards the last update all go on without waiting: one that stayed behind would be waited for by the others.
+        if not last and not self._may_sample(patience_seconds):
+            return False
+        replay = self.plan.replay
+        batch = replay.sample(self.batch_size)
+        td_error = self.algorithm.update(as_batch(batch, self.algorithm.device))
+        replay.update_priorities(batch, td_error.cpu().numpy())
+        self.row.updates += 1
+        updates = int(self.row.updates)
+        if self.index == 0:
+            if updates % self.plan.config.publish_interval == 0:
+                self.publish()
+            if updates % SETTINGS_INTERVAL == 0:
+                self._anneal()
+        return True
+
+    def publish(self) -> None:
+        """Hand the parameters to the actors."""
+        self.plan.parameters.publish(as_vector(self.tensors), int(self.row.updates))
+
+    def finish_after_this(self) -> None:
+        """Have all learners stop after the update that comes next; called on the first one, between two updates.
+
+        The others cannot be further: they need this one for the average. They look before and after they average.
+        """
+        self.row.last_update = self.row.updates + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the learner goes on from."""
+        newest = self.plan.parameters.fetch()
+        assert newest is not None
+        return {
+            "algorithm": self.algorithm.state_dict(),
+            "published": torch.from_numpy(newest[0]),
+            "published_after": newest[1],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a state."""
+        self.algorithm.load_state_dict(state["algorithm"])
+        if self.index == 0:
+            self.plan.parameters.publish(state["published"].numpy(), state["published_after"])
+
+    def close(self) -> None:
+        """Let go of nothing: the streams belong to the run."""
+
+    def _anneal(self) -> None:
+        config, buffer = self.plan.config, self.plan.replay.buffer
+        assert config.beta is not None and config.total_env_steps is not None
+        progress = min(1.0, self.plan.board.env_steps / config.total_env_steps)
+        buffer.beta = config.beta + progress * (1 - config.beta)
+
+    def _may_sample(self, patience_seconds: float) -> bool:
+        replay = self.plan.replay
+        if replay.may_sample(self.batch_size, 0):
+            return True
+        started = time.monotonic()
+        may = replay.may_sample(self.batch_size, patience_seconds) if patience_seconds else False
+        self.row.waited_seconds += time.monotonic() - started
+        return may
+
+
+def as_batch(batch: Batch, device: torch.device) -> dict[str, Any]:
+    """Return what algorithms train on."""
+    tensors = {name: as_tensors(batch[name]) for name in FIELDS}
+    if device.type != "cpu":
+        tensors = {name: {key: part.to(device) for key, part in column.items()} if isinstance(column, dict)
+                   else column.to(device) for name, column in tensors.items()}  # fmt: skip
+    return tensors
