@@ -23,6 +23,7 @@ class Row:
     """One worker's numbers, as attributes."""
 
     __slots__ = ("_numbers",)
+    _numbers: npt.NDArray[np.float64]
 
     def __init__(self, numbers: npt.NDArray[np.float64]) -> None:
         object.__setattr__(self, "_numbers", numbers)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..algorithms import ALGORITHMS, Algorithm, Options
+from .presets import preset
 
 __all__ = ["ConfigError", "RunnerConfig"]
 
@@ -18,9 +19,13 @@ class ConfigError(ValueError):
     """A run cannot start with this configuration. Nothing has been created."""
 
 
+PRESET: Any = None  # to be filled in
+EVALUATIONS = 50  # of a run, by default
+
+
 @dataclass(frozen=True)
 class RunnerConfig:
-    """Settings of a run; what is None is filled in from the preset of the algorithm and environment."""
+    """Settings of a run; what is not given comes from the preset of the algorithm and environment, see presets.py."""
 
     algorithm: str
     """dqn, ddpg, td3, sac, or a name registered with kary_replay.algorithms.register."""
@@ -28,7 +33,7 @@ class RunnerConfig:
     """A gymnasium id, "module:function" for a function that makes an environment, or in Python such a function."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment."""
-    options: Options | None = None
+    options: Options = PRESET
     """Hyperparameters of the algorithm."""
     actors: int | Literal["auto"] = "auto"
     """Processes that step environments; auto: measured, see docs/runner.md."""
@@ -38,35 +43,35 @@ class RunnerConfig:
     """Where workers run: processes of this machine, or one after another in this one, reproducible bit for bit."""
     seed: int = 0
     """Of everything random."""
-    total_env_steps: int | None = None
+    total_env_steps: int = PRESET
     """Environment steps of the whole run, over all actors."""
     target_return: float | None = None
     """End the run as soon as an evaluation reaches this mean return."""
-    envs_per_actor: int | None = None
+    envs_per_actor: int = PRESET
     """Environments that each actor steps."""
-    groups: int | None = None
+    groups: int = PRESET
     """Groups of an actor's environments that take turns: one is stepped while actions for another are awaited."""
-    buffer_capacity: int | None = None
+    buffer_capacity: int = PRESET
     """Transitions kept."""
-    learning_starts: int | None = None
+    learning_starts: int = PRESET
     """Environment steps, at random, before the first update."""
-    samples_per_insert: float | None = None
+    samples_per_insert: float = PRESET
     """Rows drawn per transition added: updates per environment step, times the batch size."""
     samples_per_insert_error: float | None = None
-    """By how many drawn rows actors or learners may be ahead of each other; by default eight batches, or what one call moves."""
-    alpha: float | None = None
+    """By how many drawn rows actors or learners may be ahead of each other; None: 32 batches."""
+    alpha: float = PRESET
     """How much priorities count, 0 (uniform replay) to 1."""
-    beta: float | None = None
+    beta: float = PRESET
     """Exponent of the importance weights at the beginning, 0 to 1; 1 at the end."""
-    initial_priority: Literal["max", "td_error"] | None = None
+    initial_priority: Literal["max", "td_error"] = PRESET
     """Of new transitions: the largest seen, or the actor's own |TD error|."""
-    exploration_spread: float | None = None
-    """Ape-X: of N environments the i-th explores by the schedule's value to the power of 1 + spread · i / (N - 1); 0: all alike."""
+    exploration_spread: float = PRESET
+    """Of N environments the i-th explores by the schedule's value to the power of 1 + spread · i / (N - 1); Ape-X: 7."""
     publish_interval: int = 1
     """Updates between two publications of parameters to the actors."""
     evaluate: Literal["during", "after", "never"] = "during"
     """Play evaluation episodes during the run, or after it with copies of the parameters made during it, or not at all."""
-    evaluation_interval: int | None = None
+    evaluation_interval: int = PRESET
     """Environment steps between two evaluations."""
     evaluation_episodes: int = 20
     """Episodes of one evaluation, with the same seeds every time."""
@@ -87,6 +92,15 @@ class RunnerConfig:
     max_restarts: int = 5
     """Restarts of an actor in a row, without an episode finished in between, before the run ends."""
 
+    def __post_init__(self) -> None:
+        check_algorithm(self.algorithm)
+        for name, value in preset(self.algorithm, self.env_name, self.options).items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        if self.evaluation_interval is None:
+            object.__setattr__(self, "evaluation_interval", max(1, self.total_env_steps // EVALUATIONS))
+        _check_values(self)
+
     @property
     def algorithm_class(self) -> type[Algorithm]:
         """The algorithm."""
@@ -98,16 +112,11 @@ class RunnerConfig:
         return self.env if isinstance(self.env, str) else f"{self.env.__module__}:{self.env.__qualname__}"
 
 
-def checked(config: RunnerConfig) -> RunnerConfig:
-    """Return a complete configuration with every value in its range; ConfigError naming what is wrong with one."""
-    check_algorithm(config.algorithm)
-    from .presets import with_preset
-
-    config = with_preset(config)
-    options = config.options
+def _check_values(config: RunnerConfig) -> None:
+    """Raise ConfigError naming the first value that is wrong."""
     wanted = config.algorithm_class.options_class
-    if type(options) is not wanted:
-        raise ConfigError(f"options must be {wanted.__name__} for {config.algorithm}, got {type(options).__name__}")
+    if type(config.options) is not wanted:
+        raise ConfigError(f"options must be {wanted.__name__} for {config.algorithm}, got {type(config.options).__name__}")
     at_least_1 = (
         "learners", "total_env_steps", "envs_per_actor", "groups", "buffer_capacity", "publish_interval", "evaluation_interval",
         "evaluation_episodes", "learner_threads", "learning_starts",
@@ -130,19 +139,20 @@ def checked(config: RunnerConfig) -> RunnerConfig:
     for name, allowed in choices.items():
         if getattr(config, name) not in allowed:
             raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {getattr(config, name)!r}")
-    _check_together(config, wanted)
-    return config
+    _check_together(config)
 
 
-def _check_together(config: RunnerConfig, options_class: type[Options]) -> None:
-    options: Any = config.options
-    options_class.check(options)
+def _check_together(config: RunnerConfig) -> None:
+    options = config.options
+    try:
+        options.check()
+    except ValueError as error:
+        raise ConfigError(f"options: {error}") from None
     if config.learners > options.batch_size or options.batch_size % config.learners:
         raise ConfigError(
             f"learners must divide batch_size={options.batch_size}, so that each has as many rows, got {config.learners}: "
             f"choose another number of learners or another batch size"
         )
-    assert config.envs_per_actor and config.groups and config.buffer_capacity and config.learning_starts
     if config.envs_per_actor % config.groups:
         raise ConfigError(f"groups must divide envs_per_actor={config.envs_per_actor}, got {config.groups}")
     if config.learning_starts > config.buffer_capacity:
@@ -181,14 +191,14 @@ def _check(config: RunnerConfig, name: str, fits: Callable[[Any], bool], wanted:
 
 def as_json(config: RunnerConfig) -> dict[str, Any]:
     """Return a complete configuration for config.json."""
-    return {**dataclasses.asdict(config), "env": config.env_name, "options": dataclasses.asdict(config.options)}  # type: ignore[arg-type]
+    return {**dataclasses.asdict(config), "env": config.env_name}
 
 
 def from_json(content: Mapping[str, Any]) -> RunnerConfig:
     """Return the configuration that `as_json` wrote."""
     check_algorithm(content.get("algorithm"))
     options_class = ALGORITHMS[content["algorithm"]].options_class
-    options = {name: tuple(value) if isinstance(value, list) else value for name, value in content["options"].items()}
+    options: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in content["options"].items()}
     try:
         return RunnerConfig(**{**content, "options": options_class(**options)})
     except TypeError as error:

@@ -178,7 +178,7 @@ class Environments:
             own[...] = new
         over = self._terminated | self._truncated
         if over.any():
-            for i in np.flatnonzero(over):
+            for i in np.flatnonzero(over).tolist():
                 self.ended.append(Finished(float(self._returns[i]), int(self._lengths[i])))
                 self._reset(i)
         return Steps(before, self._next, self._reward, self._terminated, self._truncated)
@@ -227,7 +227,7 @@ class Environments:
         while running.any():
             each_step()
             real = self._scale(act(self.observation))
-            for i in np.flatnonzero(running):
+            for i in np.flatnonzero(running).tolist():
                 self._step(i, self._envs[i], real[i])
             self._check()
             self._returns[running] += self._reward[running]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
-from ..algorithms import ALGORITHMS
+from ..algorithms import ALGORITHMS, Options
 
-__all__ = ["PRESETS", "with_preset"]
+__all__ = ["PRESETS", "preset"]
 
-# What every run has unless a row below or the user says otherwise.
+# What every run has unless a row below or the user says otherwise. samples_per_insert: the batch size, one update per step.
 COMMON: dict[str, Any] = {
     "total_env_steps": 1_000_000,
     "envs_per_actor": 8,
     "groups": 2,
     "buffer_capacity": 1_000_000,
     "learning_starts": 1_000,
-    "samples_per_insert": None,  # one update per environment step
     "alpha": 0.6,
     "beta": 0.4,
     "initial_priority": "max",
@@ -35,23 +33,16 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("td3", "*"): {},
     ("sac", "*"): {},
 }  # fmt: skip
-EVALUATIONS = 50  # of a run, by default
 
 
-def with_preset(config: Any) -> Any:
-    """Return the configuration with every None filled in."""
+def preset(algorithm: str, env: str, options: Options | None) -> dict[str, Any]:
+    """Return the settings for an algorithm and an environment, where it has these options."""
     settings: dict[str, Any] = {**COMMON}
-    options: dict[str, Any] = {}
-    for env in ("*", config.env_name):
-        row = PRESETS.get((config.algorithm, env), {})
-        options.update(row.get("options", {}))
-        settings.update({name: value for name, value in row.items() if name != "options"})
-    if config.options is None:
-        config = dataclasses.replace(config, options=ALGORITHMS[config.algorithm].options_class(**options))
-    given = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    settings.update({name: value for name, value in given.items() if value is not None})
-    if settings["samples_per_insert"] is None:
-        settings["samples_per_insert"] = float(getattr(config.options, "batch_size", 1))
-    if settings.get("evaluation_interval") is None:
-        settings["evaluation_interval"] = max(1, settings["total_env_steps"] // EVALUATIONS)
-    return type(config)(**settings)
+    tuned: dict[str, Any] = {}
+    for name in ("*", env):
+        row = PRESETS.get((algorithm, name), {})
+        tuned.update(row.get("options", {}))
+        settings.update({key: value for key, value in row.items() if key != "options"})
+    settings["options"] = options if options is not None else ALGORITHMS[algorithm].options_class(**tuned)
+    settings.setdefault("samples_per_insert", float(settings["options"].batch_size))
+    return settings

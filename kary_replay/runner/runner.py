@@ -18,7 +18,7 @@ from ..prioritized_replay_buffer import PrioritizedReplayBuffer
 from .allocation import Allocation, allocate, n_cores, throughput
 from .backends import Backend, ProcessBackend, SerialBackend, WorkerFailedError
 from .board import Board
-from .config import ConfigError, RunnerConfig, checked
+from .config import ConfigError, RunnerConfig
 from .environments import maker
 from .inference import published
 from .monitor import Monitor
@@ -82,7 +82,7 @@ class Runner:
     """
 
     def __init__(self, config: RunnerConfig, *, console: Any = None) -> None:
-        self.config = checked(config)
+        self.config = config
         self._make, self._observation_space, self._action_space = _spaces(self.config)
         self._console = console
         self._stop = threading.Event()
@@ -159,14 +159,14 @@ class Runner:
 
     def _train(self, backend: Backend, plan: Plan, monitor: Monitor) -> None:
         config = plan.config
-        batch_size = config.options.batch_size // config.learners  # type: ignore[union-attr]
+        batch_size = config.options.batch_size // config.learners
         while not self._stop.is_set():
             for report in backend.poll(POLL_SECONDS):
                 monitor.take(report)
             monitor.show()
             if monitor.reached_target:
                 return
-            done = plan.board.env_steps >= config.total_env_steps  # type: ignore[operator]
+            done = plan.board.env_steps >= config.total_env_steps
             if done and plan.replay.limiter.allowed_samples() < batch_size:
                 return
             if monitor.checkpoint_is_due():
@@ -198,23 +198,21 @@ class Runner:
     def _plan(self, n_actors: int, shared: bool) -> Plan:
         """Return the run's plan, its streams new or as they were saved."""
         config = self.config
-        options: Any = config.options
         if self._folder is None:
             fields = fields_for(self._observation_space, self._action_space)
             buffer = PrioritizedReplayBuffer(
-                config.buffer_capacity or 1,
+                config.buffer_capacity,
                 fields,
-                alpha=config.alpha or 0.0,
-                beta=config.beta or 0.0,
+                alpha=config.alpha,
+                beta=config.beta,
                 seed=config.seed,
                 shared=shared,
             )
         else:
             buffer = PrioritizedReplayBuffer.load(self._folder / "replay", shared=shared)
-        assert config.samples_per_insert and config.envs_per_actor and config.groups and config.learning_starts
         moved = config.envs_per_actor // config.groups * config.samples_per_insert
         slack = 1 if config.backend == "serial" else 32
-        error = config.samples_per_insert_error or max(slack * options.batch_size, 2 * moved)
+        error = config.samples_per_insert_error or max(slack * config.options.batch_size, 2 * moved)
         origin = self._counters.get("origin")
         replay = ReplayStream(buffer, config.samples_per_insert, config.learning_starts, error, origin and tuple(origin))
         context = torch.multiprocessing.get_context("spawn") if shared else None
@@ -234,7 +232,6 @@ class Runner:
         config = self.config
         if config.backend == "serial":
             return 1
-        options: Any = config.options
         runner = Runner(dataclasses.replace(config, actors=1, learners=1, backend="serial", samples_per_insert_error=1e15))
         runner._make, runner._observation_space, runner._action_space = self._make, self._observation_space, self._action_space
         plan = runner._plan(1, shared=False)
@@ -252,8 +249,7 @@ class Runner:
             torch.set_num_threads(threads)
             plan.replay.close()
             plan.parameters.close()
-        assert config.samples_per_insert
-        per_update = options.batch_size / config.samples_per_insert
+        per_update = config.options.batch_size / config.samples_per_insert
         self._allocation = allocate(steps, updates, per_update, n_cores(), config.learners)
         return self._allocation.chosen.actors
 

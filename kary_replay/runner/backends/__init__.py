@@ -19,11 +19,11 @@ class Backend(Protocol):
     end: the updates that are due, evaluations; it returns the last reports. ``stop`` ends all, however they are.
     """
 
-    def start(self, states: Path | None) -> None: ...  # noqa: D102
-    def poll(self, seconds: float) -> list[Any]: ...  # noqa: D102
-    def save(self, folder: Path, within_seconds: float) -> None: ...  # noqa: D102
-    def finish(self) -> list[Any]: ...  # noqa: D102
-    def stop(self) -> None: ...  # noqa: D102
+    def start(self, states: Path | None) -> None: ...
+    def poll(self, seconds: float) -> list[Any]: ...
+    def save(self, folder: Path, within_seconds: float) -> None: ...
+    def finish(self) -> list[Any]: ...
+    def stop(self) -> None: ...
 
 
 from .process import WorkerFailedError  # noqa: E402

@@ -138,13 +138,14 @@ class ProcessBackend:
 
     def _receive(self, seconds: float) -> list[Any]:
         """Return the reports that come within so long; those to the supervisor itself stay here."""
-        pipes = {member.pipe: member for member in self._members if member.pipe is not None}
+        pipes: dict[Any, _Member] = {member.pipe: member for member in self._members if member.pipe is not None}
         reports = []
-        for pipe in connections.wait(list(pipes), seconds):
+        readable: list[Any] = connections.wait(list(pipes), seconds)
+        for pipe in readable:
             member = pipes[pipe]
             try:
-                while pipe.poll(0):  # type: ignore[union-attr]
-                    report = pipe.recv()  # type: ignore[union-attr]
+                while pipe.poll(0):
+                    report = pipe.recv()
                     if isinstance(report, Ready):
                         member.ready.add(report.path)
                     elif isinstance(report, Problem):

@@ -34,7 +34,6 @@ class Actor:
 
     def __init__(self, plan: Plan, index: int, report: Callable[[Any], None], incarnation: int = 0) -> None:
         config = plan.config
-        assert config.envs_per_actor and config.groups and config.options
         self.plan, self.report = plan, report
         self.row = plan.board.row("actor", index)
         self.rng = plan.rng("actor", index, incarnation)
@@ -46,7 +45,7 @@ class Actor:
         priority = self.priority if config.initial_priority == "td_error" else None
         self.writers = [plan.replay.writer(n, config.options.n_step, config.options.gamma, priority) for _ in self.groups]
         self.turn = 0
-        # Ape-X, section 4.1: the i-th of all environments explores by the schedule's value to the power of 1 + spread · i/(N-1).
+        # Ape-X (arXiv:1803.00933), section 4.1.
         n_all = plan.n_actors * config.envs_per_actor
         rank = index * config.envs_per_actor + np.arange(config.envs_per_actor)
         self.exponent = (1 + config.exploration_spread * rank / max(1, n_all - 1)).reshape(config.groups, n)
@@ -57,7 +56,7 @@ class Actor:
         """Step one group of environments; return False if that had to wait for longer than ``patience_seconds``."""
         plan, group = self.plan, self.groups[self.turn]
         self.row.alive()
-        if plan.board.env_steps >= plan.config.total_env_steps:  # type: ignore[operator]
+        if plan.board.env_steps >= plan.config.total_env_steps:
             return False
         if not self._may_add(group.n_envs, patience_seconds):
             return False
@@ -123,7 +122,7 @@ class Actor:
     def _request(self, turn: int, exploration: npt.NDArray[np.float32] | None = None) -> None:
         """Ask for the actions of a group."""
         if exploration is None:
-            progress = self.plan.board.env_steps / self.plan.config.total_env_steps  # type: ignore[operator]
+            progress = self.plan.board.env_steps / self.plan.config.total_env_steps
             exploration = (self.algorithm.exploration(min(1.0, progress)) ** self.exponent[turn]).astype(np.float32)
         self.exploration[turn] = exploration
         self.inference.request(turn, self.groups[turn].observation, exploration)

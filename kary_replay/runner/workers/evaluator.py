@@ -39,7 +39,7 @@ class Evaluator:
         self.tensors = published(self.algorithm, plan.publishes_all)
         n_envs = min(MAX_ENVS, plan.config.evaluation_episodes)
         self.envs = Environments(plan.make, n_envs, np.random.default_rng(0), f"{plan.config.env_name} (evaluator)")
-        self.due = plan.config.evaluation_interval or 1
+        self.due = plan.config.evaluation_interval
         self.kept: list[tuple[int, int, float, npt.NDArray[np.float32]]] = []
 
     def work(self, patience_seconds: float) -> bool:
@@ -52,7 +52,7 @@ class Evaluator:
         newest = self.plan.parameters.fetch()
         if newest is None:
             return False
-        interval = self.plan.config.evaluation_interval or 1
+        interval = self.plan.config.evaluation_interval
         self.due = (env_steps // interval + 1) * interval
         vector, updates = newest
         self.kept.append((env_steps, updates, board.seconds, vector))
@@ -82,7 +82,7 @@ class Evaluator:
 
 
 def play(algorithm: Algorithm, envs: Environments, n_episodes: int, each_step: Callable[[], None]) -> list[float]:
-    """Return the returns of episodes with the seeds 1000000, 1000001, …"""
+    """Return the returns of episodes with the seeds 1000000, 1000001, and so on."""
     returns: list[float] = []
     rng = np.random.default_rng(0)
     for first in range(0, n_episodes, envs.n_envs):

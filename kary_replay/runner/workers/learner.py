@@ -37,7 +37,6 @@ class Learner:
 
     def __init__(self, plan: Plan, index: int, report: Callable[[Any], None], share: Share | None = None) -> None:
         config = plan.config
-        assert config.options is not None
         self.plan, self.index, self.row = plan, index, plan.board.row("learner", index)
         self.algorithm = plan.algorithm(config.device, share)
         self.batch_size = config.options.batch_size // config.learners
@@ -99,7 +98,6 @@ class Learner:
 
     def _anneal(self) -> None:
         config, buffer = self.plan.config, self.plan.replay.buffer
-        assert config.beta is not None and config.total_env_steps is not None
         progress = min(1.0, self.plan.board.env_steps / config.total_env_steps)
         buffer.beta = config.beta + progress * (1 - config.beta)
 
