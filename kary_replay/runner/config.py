@@ -198,7 +198,9 @@ def from_json(content: Mapping[str, Any]) -> RunnerConfig:
     """Return the configuration that `as_json` wrote."""
     check_algorithm(content.get("algorithm"))
     options_class = ALGORITHMS[content["algorithm"]].options_class
-    options: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in content["options"].items()}
+    options: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in content["options"].items()
+    }
     try:
         return RunnerConfig(**{**content, "options": options_class(**options)})
     except TypeError as error:

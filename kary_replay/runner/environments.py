@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -99,9 +100,8 @@ def _check_picklable(config: RunnerConfig, env: Any) -> None:
 
 
 def _main_is_a_file() -> bool:
-    import __main__
-
-    return getattr(__main__, "__spec__", None) is not None or hasattr(__main__, "__file__")
+    main = sys.modules["__main__"]
+    return getattr(main, "__spec__", None) is not None or hasattr(main, "__file__")
 
 
 class Steps(NamedTuple):
