@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-__all__ = ["Minimizer", "Share", "flatten"]
+__all__ = ["Loss", "Minimizer", "Share", "flatten"]
 
-Program = Callable[..., tuple[Tensor, ...]]
+Loss = Callable[..., tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Minimizer:
     def __init__(
         self,
         modules: Iterable[nn.Module],
-        loss: Program,
+        loss: Loss,
         learning_rate: float,
         *,
         max_gradient_norm: float | None = None,
@@ -100,7 +100,7 @@ class Minimizer:
         self._loss, self._max_norm, self._average = loss, max_gradient_norm, (share or Share()).average
         self._learning_rate = learning_rate
         self._record = record and self.flat.device.type == "cpu"
-        self._programs: dict[tuple[torch.Size, ...], Program] = {}
+        self._programs: dict[tuple[torch.Size, ...], Loss] = {}
         self._mean, self._square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)  # of gradients, as Adam keeps them
         self._n_steps = torch.zeros((), device=self.flat.device)
 
@@ -136,7 +136,7 @@ class Minimizer:
     def _state(self) -> dict[str, Tensor]:
         return {"parameters": self.flat, "mean": self._mean, "square": self._square, "n_steps": self._n_steps}
 
-    def _program(self, inputs: tuple[Any, ...], tensors: list[Tensor]) -> Program:
+    def _program(self, inputs: tuple[Any, ...], tensors: list[Tensor]) -> Loss:
         """Return what computes the gradient, and all the loss returns, from the tensors in such inputs."""
 
         def compute(*flat: Tensor) -> tuple[Tensor, ...]:
@@ -161,10 +161,11 @@ class Minimizer:
         """Return the gradient, scaled down if it is too long."""
         if self._max_norm is None:
             return gradient
-        return gradient * (self._max_norm / (gradient.norm() + 1e-6)).clamp(max=1.0)
+        scale: Tensor = (self._max_norm / (gradient.norm() + 1e-6)).clamp(max=1.0)
+        return gradient * scale
 
 
-def recorded(function: Program, inputs: list[Tensor]) -> Program:
+def recorded(function: Loss, inputs: list[Tensor]) -> Loss:
     """Return a function that runs the operations that ``function`` runs on these inputs, but neither Python nor autograd.
 
     The same operations on the same numbers, so the same results, bit for bit.
@@ -176,5 +177,5 @@ def recorded(function: Program, inputs: list[Tensor]) -> Program:
         warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
         warnings.filterwarnings("ignore", message=".*torch.jit.*", category=FutureWarning)
         with torch.no_grad():
-            program: Program = torch.jit.trace(graph, tuple(inputs), check_trace=False)
+            program: Loss = torch.jit.trace(graph, tuple(inputs), check_trace=False)  # type: ignore[no-untyped-call]
     return program
