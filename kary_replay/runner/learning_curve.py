@@ -52,7 +52,7 @@ def draw(path: Path, title: str, episodes: Points, evaluations: Sequence[Evaluat
     for axes, column, scale, where, label in panels:
         axes.plot(
             [point[column] / scale for point in episodes.kept], [point[2] for point in episodes.kept],
-            ".", color=GREY, ms=3, alpha=0.5, mew=0, label="training episode",
+            ".", color=GREY, ms=4, alpha=0.6, mew=0, label="training episode",
         )  # fmt: skip
         if evaluations:
             axes.plot([x / scale for x in where], evaluated, "o-", color=BLUE, ms=3.5, lw=1.6, label="evaluation, mean")
@@ -60,6 +60,7 @@ def draw(path: Path, title: str, episodes: Points, evaluations: Sequence[Evaluat
             axes.axhline(target, color=RED, ls="--", lw=1.2, label=f"target {target:g}")
         axes.set_xlabel(label)
         axes.set_xlim(left=0)
+        axes.locator_params("x", nbins=6)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     left.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
