@@ -20,14 +20,13 @@ IMAGE_FEATURES, DICT_IMAGE_FEATURES = 512, 256
 Observation = Any  # Tensor [B, ...], or a dict of them
 
 
-def mlp(n_inputs: int, hidden: tuple[int, ...], n_outputs: int) -> nn.Sequential:
-    """Return a stack of linear layers with ReLU in between."""
-    layers: list[nn.Module] = []
-    for width in hidden:
-        layers += [nn.Linear(n_inputs, width), nn.ReLU()]
-        n_inputs = width
-    return nn.Sequential(*layers, nn.Linear(n_inputs, n_outputs))
+class MLP(nn.Sequential):
+    """Linear layers with ReLU in between."""
 
+    def __init__(self, n_inputs: int, hidden: tuple[int, ...], n_outputs: int) -> None:
+        widths = (n_inputs, *hidden, n_outputs)
+        self.linears = [nn.Linear(*pair) for pair in pairwise(widths)]
+        super().__init__(*[layer for linear in self.linears for layer in (linear, nn.ReLU())][:-1])
 
 class NatureCNN(nn.Module):
     """The convolutions of Mnih et al. (2015), https://doi.org/10.1038/nature14236, and a layer of features."""
