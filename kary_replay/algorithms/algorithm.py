@@ -16,14 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from .minimizer import Minimizer, Share
+from .spaces import check_observations
 
-__all__ = ["Algorithm", "Options", "UnsuitableSpaceError"]
+__all__ = ["Algorithm", "Options"]
 
 Batch = Mapping[str, Any]  # of tensors with a leading axis B; observations may be dicts of them
-
-
-class UnsuitableSpaceError(ValueError):
-    """The algorithm cannot handle such observations or actions."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,8 @@ class Algorithm(ABC):
     @classmethod
     @abstractmethod
     def check_spaces(cls, observation_space: Any, action_space: Any) -> None:
-        """Raise UnsuitableSpaceError if the algorithm cannot handle these."""
+        """Raise UnsuitableSpaceError if the algorithm cannot handle these; this looks at the observations."""
+        check_observations(cls.name, observation_space)
 
     @abstractmethod
     def build(self) -> None:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .algorithm import Algorithm, Batch, Options, UnsuitableSpaceError
+from .algorithm import Algorithm, Batch, Options
 from .minimizer import Minimizer, flatten
 from .networks import Encoder, mlp
+from .spaces import check_actions_are_discrete
 
 __all__ = ["DQN", "DQNOptions"]
 
@@ -59,7 +60,7 @@ class QNetwork(nn.Module):
         features = self.encoder(observation)
         output: Tensor = self.advantage(features)
         if len(self.shape) > 1:
-            output = output.unflatten(1, self.shape)
+            output = output.view(-1, *self.shape)
         if self.value is not None:
             output = output - output.mean(1, keepdim=True) + self.value(features).unsqueeze(1).reshape(-1, 1, *self.shape[1:])
         return output
@@ -80,8 +81,8 @@ class DQN(Algorithm):
 
     @classmethod
     def check_spaces(cls, observation_space: Any, action_space: Any) -> None:
-        if not hasattr(action_space, "n") or action_space.shape != ():
-            raise UnsuitableSpaceError(f"dqn needs discrete actions, got {action_space}: use ddpg, td3 or sac")
+        super().check_spaces(observation_space, action_space)
+        check_actions_are_discrete(cls.name, action_space)
 
     def build(self) -> None:
         options, n_actions = self.options, int(self.action_space.n)
@@ -97,7 +98,7 @@ class DQN(Algorithm):
 
     def update(self, batch: Batch) -> Tensor:
         columns = "observation", "action", "reward", "next_observation", "discount", "importance_weight"
-        _, td_error = self.minimizers["q"].step(*(batch[name] for name in columns))
+        (td_error,) = self.minimizers["q"].step(*(batch[name] for name in columns))
         self.move_targets()
         return td_error
 
@@ -145,7 +146,8 @@ class DQN(Algorithm):
     @torch.no_grad()
     def td_error(self, batch: Batch) -> Tensor:
         q = self.mean(self.q(batch["observation"])).gather(1, batch["action"].unsqueeze(1)).squeeze(1)
-        return batch["reward"] + batch["discount"] * self.mean(self.q(batch["next_observation"])).amax(1) - q
+        target: Tensor = batch["reward"] + batch["discount"] * self.mean(self.q(batch["next_observation"])).amax(1)
+        return target - q
 
     @torch.no_grad()
     def act(self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.int64]:

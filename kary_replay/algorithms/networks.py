@@ -12,15 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Encoder", "is_image", "mlp"]
+from .spaces import is_image
+
+__all__ = ["Encoder", "mlp"]
 
 IMAGE_FEATURES, DICT_IMAGE_FEATURES = 512, 256
 Observation = Any  # Tensor [B, ...], or a dict of them
-
-
-def is_image(space: Any) -> bool:
-    """Return whether a space is of images that the CNN takes: channels first, bytes."""
-    return len(space.shape or ()) == 3 and space.dtype == np.uint8 and min(space.shape[1:]) >= 36
 
 
 def mlp(n_inputs: int, hidden: tuple[int, ...], n_outputs: int) -> nn.Sequential:
@@ -56,13 +53,14 @@ class Flatten(nn.Module):
     def __init__(self, space: Any) -> None:
         super().__init__()
         self.n = int(space.n) if hasattr(space, "n") and not space.shape else None
-        self.start = int(getattr(space, "start", 0))
+        self.start = int(getattr(space, "start", 0)) if self.n else 0
         self.n_features = self.n or int(np.prod(space.shape))
 
     def forward(self, value: Tensor) -> Tensor:
         if self.n is not None:
-            return torch.nn.functional.one_hot(value.long() - self.start, self.n).float()
-        return value.flatten(1).float() if value.dim() != 2 or value.dtype != torch.float32 else value
+            # Not F.one_hot, which looks at the values: that cannot be recorded.
+            return (value.unsqueeze(1) - self.start == torch.arange(self.n, device=value.device)).float()
+        return value.reshape(len(value), -1).float()
 
 
 class Encoder(nn.Module):
@@ -76,12 +74,14 @@ class Encoder(nn.Module):
 
     def __init__(self, space: Any) -> None:
         super().__init__()
-        parts = getattr(space, "spaces", None)
-        n_image = DICT_IMAGE_FEATURES if parts is not None else IMAGE_FEATURES
-        self.keys = list(parts) if isinstance(parts, Mapping) else None
-        spaces = [parts[key] for key in self.keys] if self.keys is not None else [space]
-        self.parts = nn.ModuleList(NatureCNN(part.shape, n_image) if is_image(part) else Flatten(part) for part in spaces)
-        self.n_features = sum(n_image if is_image(part) else Flatten(part).n_features for part in spaces)
+        spaces = space.spaces if isinstance(getattr(space, "spaces", None), Mapping) else None
+        n_image = IMAGE_FEATURES if spaces is None else DICT_IMAGE_FEATURES
+        self.keys = None if spaces is None else list(spaces)
+        self.parts = nn.ModuleList()
+        self.n_features = 0
+        for part in (space,) if spaces is None else spaces.values():
+            self.parts.append(NatureCNN(part.shape, n_image) if is_image(part) else Flatten(part))
+            self.n_features += n_image if is_image(part) else Flatten(part).n_features
 
     def forward(self, observation: Observation) -> Tensor:
         if self.keys is None:

@@ -90,7 +90,7 @@ def test_an_actor_is_started_anew(fault, tmp_path, capfd):
 
 
 def test_an_actor_that_fails_every_time_ends_the_run(tmp_path):
-    with pytest.raises(RunFailedError, match="actor-0 failed 3 times in a row.*the bottle is empty"):
+    with pytest.raises(RunFailedError, match=r"actor-0 failed 3 times in a row.*the bottle is empty"):
         Runner(faulty(tmp_path / "run", "raises", env_options={"at": 10})).run()
     assert workers() == []
 
@@ -165,7 +165,7 @@ def test_ctrl_c_ends_within_two_seconds_with_a_checkpoint(number, learners, tmp_
 
 
 def test_a_killed_supervisor_leaves_nothing(tmp_path):
-    process, directory = started(tmp_path)
+    process, _ = started(tmp_path)
     children = descendants(process.pid)
     before = set(os.listdir("/dev/shm"))
     process.kill()

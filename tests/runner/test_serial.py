@@ -50,5 +50,3 @@ def test_going_on_from_a_checkpoint_changes_nothing(algorithm, settings, tmp_pat
         resumed = Runner.resume(copy).run()
         assert (resumed.env_steps, resumed.updates) == (result.env_steps, result.updates)
         assert same(parameters(copy), parameters(tmp_path / "whole"))
-
-

@@ -1,0 +1,63 @@
+"""What algorithms for continuous actions share: critics, and the spaces they are for.
+
+Inside, an action is a vector of numbers from -1 to 1, one for each of the environment's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .algorithm import Algorithm, Batch
+from .networks import Encoder, mlp
+from .spaces import check_actions_are_bounded
+
+__all__ = ["ActorCritic", "Critics", "regression"]
+
+
+class Critics(nn.Module):
+    """Some critics Q(s, a) that share an encoder: [B, n]."""
+
+    def __init__(self, observation_space: Any, n_actions: int, hidden: tuple[int, ...], n: int) -> None:
+        super().__init__()
+        self.encoder = Encoder(observation_space)
+        # Two stacks of layers, not one of batched products (baddbmm, the first layer a single product). In a recorded update
+        # of twins those take 0.95 times as long at 64 units and 64 rows, but 1.1 at 256 rows and 1.1 to 1.2 at 256 units.
+        self.q = nn.ModuleList(mlp(self.encoder.n_features + n_actions, hidden, 1) for _ in range(n))
+
+    def forward(self, observation: Any, action: Tensor) -> Tensor:
+        inputs = torch.cat([self.encoder(observation), action], 1)
+        return torch.cat([q(inputs) for q in self.q], 1)
+
+    def first(self, observation: Any, action: Tensor) -> Tensor:
+        """Return what the first one says, [B]."""
+        value: Tensor = self.q[0](torch.cat([self.encoder(observation), action], 1))
+        return value.squeeze(1)
+
+
+def regression(q: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weighted squared error of critics [B, n], summed over them, and its mean absolute value of each row."""
+    error = q - target.unsqueeze(1)
+    return (weight * error.square().sum(1)).mean(), error.detach().abs().mean(1)
+
+
+class ActorCritic(Algorithm):
+    """An algorithm for continuous actions."""
+
+    @classmethod
+    def check_spaces(cls, observation_space: Any, action_space: Any) -> None:
+        super().check_spaces(observation_space, action_space)
+        check_actions_are_bounded(cls.name, action_space)
+
+    @property
+    def n_actions(self) -> int:
+        """How many numbers an action has."""
+        return int(np.prod(self.action_space.shape))
+
+    def rows(self, batch: Batch) -> tuple[Any, ...]:
+        """Return observation, action, reward, next observation and discount."""
+        action = batch["action"].reshape(-1, self.n_actions)
+        return batch["observation"], action, batch["reward"], batch["next_observation"], batch["discount"]

@@ -1,0 +1,98 @@
+"""Deep deterministic policy gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from .actor_critic import ActorCritic, Critics, regression
+from .algorithm import Batch, Options
+from .minimizer import Minimizer, flatten
+from .networks import Encoder, mlp
+
+__all__ = ["DDPG", "Actor", "DDPGOptions"]
+
+
+@dataclass(frozen=True)
+class DDPGOptions(Options):
+    """Hyperparameters of DDPG."""
+
+    exploration_noise: float = 0.1
+    """Standard deviation of what actors add to their actions, which are from -1 to 1."""
+
+
+class Actor(nn.Module):
+    """The action μ(s) of an observation: [B, n_actions], from -1 to 1."""
+
+    def __init__(self, observation_space: Any, n_actions: int, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        self.encoder = Encoder(observation_space)
+        self.mu = mlp(self.encoder.n_features, hidden, n_actions)
+
+    def forward(self, observation: Any) -> Tensor:
+        action: Tensor = self.mu(self.encoder(observation)).tanh()
+        return action
+
+
+class DDPG(ActorCritic):
+    """A critic learns the value of what a deterministic actor does; the actor climbs it.
+
+    Lillicrap et al. (2016), arXiv:1509.02971; with Gaussian noise in place of an Ornstein-Uhlenbeck process, as in TD3 (section
+    6.1 of arXiv:1802.09477).
+    """
+
+    name = "ddpg"
+    paper = "https://arxiv.org/abs/1509.02971"
+    options_class = DDPGOptions
+    options: DDPGOptions
+    n_critics: ClassVar[int] = 1
+
+    def build(self) -> None:
+        options, spaces = self.options, (self.observation_space, self.n_actions)
+        self.actor, self.actor_target = (Actor(*spaces, options.hidden).to(self.device) for _ in range(2))
+        self.critic, self.critic_target = (Critics(*spaces, options.hidden, self.n_critics).to(self.device) for _ in range(2))
+        self.minimizers["critic"] = Minimizer([self.critic], self.critic_loss, options.learning_rate, share=self.share)
+        self.minimizers["actor"] = Minimizer([self.actor], self.actor_loss, options.learning_rate, share=self.share)
+        self.targets = {"critic": flatten([self.critic_target]), "actor": flatten([self.actor_target])}
+        self.policy = self.actor
+
+    def update(self, batch: Batch) -> Tensor:
+        weight = batch["importance_weight"]
+        (td_error,) = self.minimizers["critic"].step(*self.rows(batch), weight)
+        self.minimizers["actor"].step(batch["observation"], weight)
+        self.move_targets()
+        return td_error
+
+    def critic_loss(
+        self, observation: Any, action: Tensor, reward: Tensor, next_observation: Any, discount: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the critic's weighted squared error, and |TD error| of each row."""
+        with torch.no_grad():
+            next_q = self.critic_target(next_observation, self.actor_target(next_observation)).squeeze(1)
+        return regression(self.critic(observation, action), reward + discount * next_q, weight)
+
+    def actor_loss(self, observation: Any, weight: Tensor) -> tuple[Tensor]:
+        """Return what to minimize so that the actor's actions are worth more."""
+        return (-(weight * self.critic.first(observation, self.actor(observation))).mean(),)
+
+    @torch.no_grad()
+    def td_error(self, batch: Batch) -> Tensor:
+        observation, action, reward, next_observation, discount = self.rows(batch)
+        next_q = self.critic(next_observation, self.actor(next_observation)).amin(1)
+        return regression(self.critic(observation, action), reward + discount * next_q, reward)[1]
+
+    @torch.no_grad()
+    def act(self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.float32]:
+        action: npt.NDArray[np.float32] = self.actor(observation).cpu().numpy()
+        if exploration.any():
+            action += exploration[:, None] * rng.standard_normal(action.shape, np.float32)
+            action.clip(-1.0, 1.0, out=action)
+        return action.reshape(-1, *self.action_space.shape)
+
+    def exploration(self, progress: float) -> float:
+        return self.options.exploration_noise

@@ -1,0 +1,151 @@
+"""Soft actor-critic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .actor_critic import ActorCritic, Critics, regression
+from .algorithm import Batch, Options
+from .minimizer import Minimizer, flatten
+from .networks import Encoder, mlp
+from .recorded import Function
+
+__all__ = ["SAC", "SACOptions"]
+
+LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
+
+
+@dataclass(frozen=True)
+class SACOptions(Options):
+    """Hyperparameters of SAC."""
+
+    learning_rate: float = 3e-4
+    ent_coef: float | None = None
+    """Worth of a nat of entropy; by default it is adjusted so that the policy has target_entropy."""
+    target_entropy: float | None = None
+    """Entropy, in nats, that the policy is held at; by default one less than nothing for each number of an action."""
+
+
+class GaussianActor(nn.Module):
+    """Mean and logarithm of the standard deviation of a normal distribution, whose tanh is the action: [B, n_actions] each."""
+
+    def __init__(self, observation_space: Any, n_actions: int, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        self.encoder = Encoder(observation_space)
+        self.head = mlp(self.encoder.n_features, hidden, 2 * n_actions)
+
+    def forward(self, observation: Any) -> tuple[Tensor, Tensor]:
+        mean, log_std = self.head(self.encoder(observation)).chunk(2, dim=1)
+        return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
+
+    def sample(self, observation: Any, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the actions that standard normal noise leads to, and their log densities, [B] (section C of the paper)."""
+        mean, log_std = self(observation)
+        u = mean + log_std.exp() * noise
+        # log(1 - tanh(u)²) = 2 (log 2 - u - softplus(-2u)), which does not lose its digits where tanh(u) is near one.
+        log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))
+        log_density = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi) - log_slope
+        return u.tanh(), log_density.sum(1)
+
+
+class Temperature(nn.Module):
+    """Worth of entropy, as its logarithm."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.log_alpha = nn.Parameter(torch.tensor([math.log(value)]))
+
+    def forward(self) -> Tensor:
+        return self.log_alpha.exp()
+
+
+class SAC(ActorCritic):
+    """An actor draws its actions, and is paid for their entropy beside the return.
+
+    Haarnoja et al. (2018), arXiv:1812.05905, with the temperature alpha adjusted as in its section 5.
+    """
+
+    name = "sac"
+    paper = "https://arxiv.org/abs/1812.05905"
+    options_class = SACOptions
+    options: SACOptions
+
+    def build(self) -> None:
+        options, spaces = self.options, (self.observation_space, self.n_actions)
+        self.actor = GaussianActor(*spaces, options.hidden).to(self.device)
+        self.critic, self.critic_target = (Critics(*spaces, options.hidden, 2).to(self.device) for _ in range(2))
+        self.alpha = Temperature(1.0 if options.ent_coef is None else options.ent_coef).to(self.device)
+        self.target_entropy = -float(self.n_actions) if options.target_entropy is None else options.target_entropy
+        losses: dict[str, tuple[nn.Module, Function]] = {
+            "critic": (self.critic, self.critic_loss),
+            "actor": (self.actor, self.actor_loss),
+        }
+        if options.ent_coef is None:
+            losses["alpha"] = self.alpha, self.alpha_loss
+        for name, (module, loss) in losses.items():
+            self.minimizers[name] = Minimizer([module], loss, options.learning_rate, share=self.share)
+        self.targets = {"critic": flatten([self.critic_target])}
+        self.policy = self.actor
+
+    def update(self, batch: Batch) -> Tensor:
+        weight = batch["importance_weight"]
+        next_noise, noise = self.noise(len(weight), 2 * self.n_actions).chunk(2, dim=1)
+        (td_error,) = self.minimizers["critic"].step(*self.rows(batch), weight, next_noise)
+        (log_pi,) = self.minimizers["actor"].step(batch["observation"], weight, noise)
+        if "alpha" in self.minimizers:
+            self.minimizers["alpha"].step(log_pi, weight)
+        self.move_targets()
+        return td_error
+
+    def critic_loss(
+        self,
+        observation: Any,
+        action: Tensor,
+        reward: Tensor,
+        next_observation: Any,
+        discount: Tensor,
+        weight: Tensor,
+        noise: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the critics' weighted squared errors, and the mean |TD error| of each row; noise is standard normal."""
+        with torch.no_grad():
+            next_action, log_pi = self.actor.sample(next_observation, noise)
+            next_value = self.critic_target(next_observation, next_action).amin(1) - self.alpha() * log_pi
+        return regression(self.critic(observation, action), reward + discount * next_value, weight)
+
+    def actor_loss(self, observation: Any, weight: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what to minimize for more value and entropy, and the log densities of the actions."""
+        action, log_pi = self.actor.sample(observation, noise)
+        value = self.critic(observation, action).amin(1) - self.alpha().detach() * log_pi
+        return -(weight * value).mean(), log_pi
+
+    def alpha_loss(self, log_pi: Tensor, weight: Tensor) -> tuple[Tensor]:
+        """Return what to minimize so that the entropy nears its target."""
+        return (-(self.alpha.log_alpha * (weight * (log_pi + self.target_entropy))).mean(),)
+
+    @torch.no_grad()
+    def td_error(self, batch: Batch) -> Tensor:
+        observation, action, reward, next_observation, discount = self.rows(batch)
+        next_action, log_pi = self.actor.sample(next_observation, torch.zeros_like(action))
+        next_value = self.critic(next_observation, next_action).amin(1) - self.alpha() * log_pi
+        return regression(self.critic(observation, action), reward + discount * next_value, reward)[1]
+
+    @torch.no_grad()
+    def act(self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.float32]:
+        mean, log_std = self.actor(observation)
+        if exploration.any():
+            noise = exploration[:, None] * rng.standard_normal(mean.shape, np.float32)
+            mean = mean + log_std.exp() * torch.from_numpy(noise).to(self.device)
+        action: npt.NDArray[np.float32] = mean.tanh().cpu().numpy()
+        return action.reshape(-1, *self.action_space.shape)
+
+    def exploration(self, progress: float) -> float:
+        return 1.0

@@ -1,0 +1,64 @@
+"""Which observations the networks take, and which actions an algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = ["UnsuitableSpaceError", "check_actions_are_bounded", "check_actions_are_discrete", "check_observations", "is_image"]
+
+LEAST_IMAGE = 36  # pixels each way: what the CNN leaves at least one column and row of
+NUMBERS = {"Box", "Discrete", "MultiDiscrete", "MultiBinary"}
+
+
+class UnsuitableSpaceError(ValueError):
+    """The algorithm cannot handle such observations or actions."""
+
+
+def kinds(space: Any) -> set[str]:
+    """Return the names of a space's classes."""
+    return {cls.__name__ for cls in type(space).__mro__}
+
+
+def is_image(space: Any) -> bool:
+    """Return whether a space is of images that the CNN takes: channels first, bytes."""
+    return len(space.shape or ()) == 3 and space.dtype == np.uint8 and min(space.shape[1:]) >= LEAST_IMAGE
+
+
+def check_observations(name: str, space: Any) -> None:
+    """Raise UnsuitableSpaceError if the networks cannot take these observations."""
+    parts = space.spaces if isinstance(getattr(space, "spaces", None), Mapping) else {None: space}
+    for key, part in parts.items():
+        where = "" if key is None else f" under {key!r}"
+        if not kinds(part) & NUMBERS:
+            raise UnsuitableSpaceError(
+                f"{name} cannot handle observations of kind {type(part).__name__}{where}, only {', '.join(sorted(NUMBERS))} "
+                "and a Dict of these: flatten them, for instance with gymnasium.wrappers.FlattenObservation"
+            )
+        if len(part.shape) == 3 and part.dtype == np.uint8 and min(part.shape[:2]) >= LEAST_IMAGE and not is_image(part):
+            raise UnsuitableSpaceError(
+                f"{name} wants the channels of images first, got shape {part.shape}{where}: move that axis, for instance with "
+                "gymnasium.wrappers.TransformObservation"
+            )
+
+
+def check_actions_are_discrete(name: str, space: Any) -> None:
+    """Raise UnsuitableSpaceError if actions are not numbered."""
+    if "Discrete" not in kinds(space):
+        raise UnsuitableSpaceError(f"{name} needs discrete actions, got {space}: use ddpg, td3 or sac")
+
+
+def check_actions_are_bounded(name: str, space: Any) -> None:
+    """Raise UnsuitableSpaceError if actions are not numbers between bounds."""
+    if "Box" not in kinds(space):
+        remedy = "use dqn" if "Discrete" in kinds(space) else "wrap the environment so that its actions are one Box"
+        raise UnsuitableSpaceError(f"{name} needs continuous actions, got {space}: {remedy}")
+    if not np.issubdtype(space.dtype, np.floating):
+        raise UnsuitableSpaceError(f"{name} needs continuous actions, got a Box of {space.dtype}: give it a float dtype")
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        raise UnsuitableSpaceError(
+            f"{name} needs actions between finite bounds, got {space}: set them with gymnasium.wrappers.RescaleAction or "
+            "gymnasium.wrappers.TransformAction"
+        )

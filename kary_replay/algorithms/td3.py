@@ -1,0 +1,67 @@
+"""Twin delayed deep deterministic policy gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .actor_critic import regression
+from .algorithm import Batch
+from .ddpg import DDPG, DDPGOptions
+
+__all__ = ["TD3", "TD3Options"]
+
+
+@dataclass(frozen=True)
+class TD3Options(DDPGOptions):
+    """Hyperparameters of TD3."""
+
+    target_interval: int = 2
+    policy_delay: int = 2
+    """Updates of the critics for one of the actor."""
+    target_noise: float = 0.2
+    """Standard deviation of what is added to the target's actions."""
+    target_noise_clip: float = 0.5
+    """The most that is added to them."""
+
+
+class TD3(DDPG):
+    """DDPG with three cures for overestimated values: the lesser of two critics, a delayed actor, smoothed target actions.
+
+    Fujimoto et al. (2018), arXiv:1802.09477.
+    """
+
+    name = "td3"
+    paper = "https://arxiv.org/abs/1802.09477"
+    options_class = TD3Options
+    options: TD3Options
+    n_critics = 2
+
+    def update(self, batch: Batch) -> Tensor:
+        weight = batch["importance_weight"]
+        (td_error,) = self.minimizers["critic"].step(*self.rows(batch), weight, self.noise(len(weight), self.n_actions))
+        if (self.n_updates + 1) % self.options.policy_delay == 0:
+            self.minimizers["actor"].step(batch["observation"], weight)
+        self.move_targets()
+        return td_error
+
+    def critic_loss(  # type: ignore[override]
+        self,
+        observation: Any,
+        action: Tensor,
+        reward: Tensor,
+        next_observation: Any,
+        discount: Tensor,
+        weight: Tensor,
+        noise: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the critics' weighted squared errors, and the mean |TD error| of each row; noise is standard normal."""
+        sigma, clip = self.options.target_noise, self.options.target_noise_clip
+        with torch.no_grad():
+            smoothing = (sigma * noise).clamp(-clip, clip)
+            next_action = (self.actor_target(next_observation) + smoothing).clamp(-1, 1)
+            next_q = self.critic_target(next_observation, next_action).amin(1)
+        return regression(self.critic(observation, action), reward + discount * next_q, weight)
