@@ -63,7 +63,7 @@ class DDPG(ActorCritic):
 
     def update(self, batch: Batch) -> Tensor:
         weight = batch["importance_weight"]
-        _, td_error = self.minimizers["critic"].step(*self.rows(batch), weight)
+        (td_error,) = self.minimizers["critic"].step(*self.rows(batch), weight)
         self.minimizers["actor"].step(batch["observation"], weight)
         self.move_targets()
         return td_error

@@ -98,7 +98,7 @@ class DQN(Algorithm):
 
     def update(self, batch: Batch) -> Tensor:
         columns = "observation", "action", "reward", "next_observation", "discount", "importance_weight"
-        _, td_error = self.minimizers["q"].step(*(batch[name] for name in columns))
+        (td_error,) = self.minimizers["q"].step(*(batch[name] for name in columns))
         self.move_targets()
         return td_error
 

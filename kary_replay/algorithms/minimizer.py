@@ -12,18 +12,16 @@ Three things help, and none changes a result:
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
-__all__ = ["Loss", "Minimizer", "Share", "flatten"]
+from .recorded import Function, Recorded
 
-Loss = Callable[..., tuple[Tensor, ...]]
+__all__ = ["Minimizer", "Share", "flatten"]
 
 
 @dataclass(frozen=True)
@@ -65,10 +63,9 @@ class Minimizer:
     ----------
     modules : iterable of nn.Module
         Whose parameters are changed. They become views of one vector, ``flat``.
-    loss : function of tensors
-        Returns a tuple of the loss, a scalar, and any other tensors. It is recorded: whatever does not depend on its arguments
-        through torch's operations is as it was at the first call. It may use other modules and tensors, whose later changes
-        count if they are made in place.
+    loss : function of tensors, or dicts of them
+        Returns a tuple of the loss, a scalar, and any other tensors. It is `Recorded`, without the value of the loss itself:
+        only the gradient is needed.
     learning_rate : float
         Of Adam.
     max_gradient_norm : float, optional
@@ -87,32 +84,26 @@ class Minimizer:
     def __init__(
         self,
         modules: Iterable[nn.Module],
-        loss: Loss,
+        loss: Function,
         learning_rate: float,
         *,
         max_gradient_norm: float | None = None,
         share: Share | None = None,
         record: bool = True,
     ) -> None:
-        modules = list(modules)
+        modules = self.modules = list(modules)
         self.flat = flatten(modules)
         self._parameters = [parameter for module in modules for parameter in module.parameters()]
         self._loss, self._max_norm, self._average = loss, max_gradient_norm, (share or Share()).average
         self._learning_rate = learning_rate
-        self._record = record and self.flat.device.type == "cpu"
-        self._programs: dict[tuple[torch.Size, ...], Loss] = {}
+        self._compute = Recorded(self._gradient) if record and self.flat.device.type == "cpu" else self._gradient
         self._mean, self._square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)  # of gradients, as Adam keeps them
-        self._n_steps = torch.zeros((), device=self.flat.device)
+        self._n_steps, self._one = torch.zeros((), device=self.flat.device), torch.ones((), device=self.flat.device)
 
     def step(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Take one step with tensors, or dicts of them; return what the loss returned, of before the step."""
-        tensors = [tensor for value in inputs for tensor in (value.values() if isinstance(value, dict) else (value,))]
-        shapes = tuple([tensor.shape for tensor in tensors])
-        program = self._programs.get(shapes)
-        if program is None:
-            program = self._programs[shapes] = self._program(inputs, tensors)
-        with torch.no_grad():
-            gradient, *outputs = program(*tensors)
+        """Take one step with tensors, or dicts of them; return what the loss returned besides itself, of before the step."""
+        gradient, *others = self._compute(*inputs)
+        with torch.inference_mode():
             if self._average is not None:
                 self._average(gradient)
                 gradient = self._clipped(gradient)
@@ -122,7 +113,7 @@ class Minimizer:
                 [self.flat], [gradient], [self._mean], [self._square], [], [self._n_steps],
                 lr=self._learning_rate, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False,
             )  # fmt: skip
-        return tuple(outputs)
+        return tuple([other.clone() for other in others])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the parameters and the optimizer's state."""
@@ -136,26 +127,16 @@ class Minimizer:
     def _state(self) -> dict[str, Tensor]:
         return {"parameters": self.flat, "mean": self._mean, "square": self._square, "n_steps": self._n_steps}
 
-    def _program(self, inputs: tuple[Any, ...], tensors: list[Tensor]) -> Loss:
-        """Return what computes the gradient, and all the loss returns, from the tensors in such inputs."""
-
-        def compute(*flat: Tensor) -> tuple[Tensor, ...]:
-            rest = iter(flat)
-            return self._gradient(
-                *({key: next(rest) for key in value} if isinstance(value, dict) else next(rest) for value in inputs)
-            )
-
-        return recorded(compute, tensors) if self._record else compute
-
     def _gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Return the flat gradient of the loss, then what the loss returned."""
+        """Return the flat gradient of the loss, then what the loss returned besides itself."""
         with torch.enable_grad():
             loss, *others = self._loss(*inputs)
-            gradients = torch.autograd.grad(loss, self._parameters)
+            # Because of this one, nothing in a recording needs the value of the loss.
+            gradients = torch.autograd.grad(loss, self._parameters, self._one)
         gradient = torch.cat([part.reshape(-1) for part in gradients])
         if self._average is None:
             gradient = self._clipped(gradient)
-        return (gradient, loss.detach(), *(other.detach() for other in others))
+        return (gradient, *(other.detach() for other in others))
 
     def _clipped(self, gradient: Tensor) -> Tensor:
         """Return the gradient, scaled down if it is too long."""
@@ -163,19 +144,3 @@ class Minimizer:
             return gradient
         scale: Tensor = (self._max_norm / (gradient.norm() + 1e-6)).clamp(max=1.0)
         return gradient * scale
-
-
-def recorded(function: Loss, inputs: list[Tensor]) -> Loss:
-    """Return a function that runs the operations that ``function`` runs on these inputs, but neither Python nor autograd.
-
-    The same operations on the same numbers, so the same results, bit for bit.
-    """
-    graph = make_fx(function)(*inputs)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", message=".*torch.jit.*", category=FutureWarning)
-        with torch.no_grad():
-            program: Loss = torch.jit.trace(graph, tuple(inputs), check_trace=False)  # type: ignore[no-untyped-call]
-    return program

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 from .actor_critic import ActorCritic, Critics, regression
 from .algorithm import Batch, Options
-from .minimizer import Loss, Minimizer, flatten
+from .minimizer import Minimizer, flatten
 from .networks import Encoder, mlp
+from .recorded import Function
 
 __all__ = ["SAC", "SACOptions"]
 
@@ -83,7 +84,7 @@ class SAC(ActorCritic):
         self.critic, self.critic_target = (Critics(*spaces, options.hidden, 2).to(self.device) for _ in range(2))
         self.alpha = Temperature(1.0 if options.ent_coef is None else options.ent_coef).to(self.device)
         self.target_entropy = -float(self.n_actions) if options.target_entropy is None else options.target_entropy
-        losses: dict[str, tuple[nn.Module, Loss]] = {
+        losses: dict[str, tuple[nn.Module, Function]] = {
             "critic": (self.critic, self.critic_loss),
             "actor": (self.actor, self.actor_loss),
         }
@@ -97,8 +98,8 @@ class SAC(ActorCritic):
     def update(self, batch: Batch) -> Tensor:
         weight = batch["importance_weight"]
         next_noise, noise = self.noise(len(weight), 2 * self.n_actions).chunk(2, dim=1)
-        _, td_error = self.minimizers["critic"].step(*self.rows(batch), weight, next_noise)
-        _, log_pi = self.minimizers["actor"].step(batch["observation"], weight, noise)
+        (td_error,) = self.minimizers["critic"].step(*self.rows(batch), weight, next_noise)
+        (log_pi,) = self.minimizers["actor"].step(batch["observation"], weight, noise)
         if "alpha" in self.minimizers:
             self.minimizers["alpha"].step(log_pi, weight)
         self.move_targets()

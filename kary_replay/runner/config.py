@@ -198,9 +198,8 @@ def from_json(content: Mapping[str, Any]) -> RunnerConfig:
     """Return the configuration that `as_json` wrote."""
     check_algorithm(content.get("algorithm"))
     options_class = ALGORITHMS[content["algorithm"]].options_class
-    options: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in content["options"].items()
-    }
+    saved: Mapping[str, Any] = content["options"]
+    options: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()}
     try:
         return RunnerConfig(**{**content, "options": options_class(**options)})
     except TypeError as error:

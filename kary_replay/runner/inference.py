@@ -62,10 +62,9 @@ class LocalInference:
 
 
 def published(algorithm: Algorithm, whole: bool) -> list[torch.Tensor]:
-    """Return the tensors that a parameter stream carries: all that is trained, or what acting needs."""
-    if whole:
-        return [minimizer.flat for minimizer in algorithm.minimizers.values()]
-    return [parameter.data for parameter in algorithm.policy.parameters()]
+    """Return the vectors that a parameter stream carries: all that is trained, or what trains the policy."""
+    minimizers = algorithm.minimizers.values()
+    return [minimizer.flat for minimizer in minimizers if whole or algorithm.policy in minimizer.modules]
 
 
 def load(tensors: list[torch.Tensor], vector: npt.NDArray[np.float32]) -> None:

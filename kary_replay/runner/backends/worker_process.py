@@ -27,13 +27,13 @@ from ..workers import WORKERS, Evaluator, Learner
 __all__ = ["main"]
 
 PATIENCE_SECONDS = 0.02  # of one piece of work; orders and the watchdog are looked after that often
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
 def main(plan: Plan, kind: str, index: int, incarnation: int, pipe: Any, states: Path | None, rendezvous: str | None) -> None:
     """Run one worker until the supervisor ends it or is gone."""
-    _leave_no_orphan()
     name = f"{kind}-{index}"
+    _leave_no_orphan(name)
     torch.set_num_threads(plan.config.learner_threads if kind == "learner" else 1)
     try:
         options: dict[str, Any] = {}
@@ -87,14 +87,16 @@ def _serve(worker: Any, name: str, pipe: Any) -> None:
             worked = True
 
 
-def _leave_no_orphan() -> None:
-    """End with the supervisor, however it ends; leave Ctrl-C to it."""
+def _leave_no_orphan(name: str) -> None:
+    """End with the supervisor, however it ends; leave Ctrl-C to it; be called by name in lists of processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     supervisor = parent_process()
     assert supervisor is not None
     if sys.platform.startswith("linux"):
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(PR_SET_NAME, name.encode())
     if os.getppid() != supervisor.pid:
         os._exit(1)
     os.setpgid(0, 0)  # what environments start belongs to this group, and is killed with it

@@ -60,5 +60,6 @@ class ParameterStream:
 
 
 def as_vector(tensors: list[Any]) -> npt.NDArray[np.float32]:
-    """Return tensors as one vector, for `publish`."""
-    return np.concatenate([tensor.detach().cpu().numpy().reshape(-1) for tensor in tensors])
+    """Return flat tensors as one vector, for `publish`."""
+    vectors = [tensor.cpu().numpy() for tensor in tensors]
+    return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)

@@ -1,0 +1,65 @@
+"""Environments that do what environments should not."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+
+
+class Faulty(gymnasium.Env):
+    """Counts steps; breaks in the given way at a step, once if there is a file to remember it by."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, fault="none", at=50, length=20, once=None, render_mode=None):
+        self.fault, self.at, self.length, self.once = fault, at, length, once
+        self.n_steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        if self.fault == "reset hangs" and self.n_steps >= self.at and self.due():
+            time.sleep(1000)
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32), {}
+
+    def due(self):
+        if self.once is None:
+            return True
+        try:
+            os.close(os.open(self.once, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+    def step(self, action):
+        self.t += 1
+        self.n_steps += 1
+        observation = self.np_random.uniform(-1, 1, 3).astype(np.float32)
+        reward = float(action)
+        if self.n_steps == self.at and self.fault != "none" and self.fault != "reset hangs" and self.due():
+            if self.fault == "raises":
+                raise RuntimeError("the bottle is empty")
+            if self.fault == "hangs":
+                time.sleep(1000)
+            if self.fault == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "nan":
+                observation[1] = np.nan
+            if self.fault == "nan reward":
+                reward = np.nan
+            if self.fault == "shape":
+                observation = observation[:2]
+            if self.fault == "child":
+                import subprocess
+
+                child = subprocess.Popen(["sleep", "1000"])
+                Path(os.environ["CHILD_FILE"]).write_text(str(child.pid))
+        return observation, reward, False, self.t >= self.length, {}
+
+
+def make(**options):
+    return Faulty(**options)

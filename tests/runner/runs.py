@@ -1,0 +1,39 @@
+"""Small runs for the tests of the runner."""
+
+import torch
+
+from kary_replay.algorithms import ALGORITHMS
+from kary_replay.runner import Runner, RunnerConfig
+from kary_replay.runner.run_directory import load_state
+
+SMALL = {
+    "actors": 1, "backend": "serial", "envs_per_actor": 4, "groups": 2, "learning_starts": 100, "evaluate": "never",
+    "buffer_capacity": 5_000,
+}  # fmt: skip
+
+
+def config(algorithm, env, directory, options=None, **settings):
+    """A small, fast run."""
+    options_class = ALGORITHMS[algorithm].options_class
+    small = {"hidden": (16, 16), "batch_size": 32, **(options or {})}
+    return RunnerConfig(algorithm, env, options=options_class(**small), directory=str(directory), **{**SMALL, **settings})
+
+
+def run(*args, **kwargs):
+    return Runner(config(*args, **kwargs)).run()
+
+
+def parameters(directory):
+    """The flat parameters of every network in a run's last checkpoint, by name."""
+    import json
+
+    folder = directory / json.loads((directory / "checkpoint.json").read_text())["folder"]
+    state = load_state(folder / "learner-0.pt")["algorithm"]
+    found = {name: minimizer["parameters"] for name, minimizer in state["minimizers"].items()}
+    return {**found, **{f"target {name}": target for name, target in state["targets"].items()}}
+
+
+def same(first, second):
+    """Whether two runs ended with the same parameters, bit for bit."""
+    assert first.keys() == second.keys()
+    return all(torch.equal(first[name], second[name]) for name in first)

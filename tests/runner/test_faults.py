@@ -1,0 +1,174 @@
+"""Environments that break, processes that are killed: named in errors, started anew, and nothing is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from runs import config
+
+from kary_replay.runner import RunFailedError, Runner
+
+HERE = Path(__file__).parent
+
+
+def faulty(directory, fault, *, learning_starts=64, **settings):
+    env_options = {"fault": fault, **settings.pop("env_options", {})}
+    small = {"total_env_steps": 4_000, "environment_timeout_seconds": 1.0, "max_restarts": 2, "samples_per_insert": 4.0}
+    return config(
+        "dqn", "faulty_envs:make", directory, env_options=env_options, learning_starts=learning_starts,
+        **{"backend": "process", **small, **settings},
+    )  # fmt: skip
+
+
+def descendants(pid):
+    """The processes that descend from one, as /proc has them."""
+    children = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            children.setdefault(int(fields[1]), []).append(int(status.parent.name))
+    found, new = [], [pid]
+    while new:
+        new = [child for parent in new for child in children.get(parent, ())]
+        found += new
+    return found
+
+
+def workers():
+    """Processes started by this one, but not Python's own helper."""
+    return [pid for pid in descendants(os.getpid()) if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def gone(processes, seconds):
+    """Whether they all end within so long."""
+
+    def running(pid):
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        except OSError:
+            return False
+
+    deadline = time.monotonic() + seconds
+    while any(map(running, processes)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(running, processes))
+
+
+CAUSES = {
+    "raises": "the bottle is empty",
+    "nan": "step returned the observation",
+    "nan reward": "step returned reward=nan",
+    "shape": r"observation of shape \(2,\), the space has \(3,\)",
+    "hangs": "hung: no step or reset ended for",
+    "reset hangs": "hung: no step or reset ended for",
+}
+
+
+@pytest.mark.parametrize("fault", CAUSES)
+def test_a_broken_environment_ends_the_run_if_told_so(fault, tmp_path):
+    with pytest.raises(RunFailedError, match=CAUSES[fault]) as caught:
+        Runner(faulty(tmp_path / "run", fault, on_environment_error="stop")).run()
+    assert "faulty_envs:make" in str(caught.value) and "actor-0" in str(caught.value)
+    assert workers() == []
+
+
+@pytest.mark.parametrize("fault", ["raises", "hangs", "dies"])
+def test_an_actor_is_started_anew(fault, tmp_path, capfd):
+    options = {"once": str(tmp_path / "once")}
+    result = Runner(faulty(tmp_path / "run", fault, env_options=options)).run()
+    assert result.env_steps >= 4_000 and (tmp_path / "once").exists()
+    assert "actor-0 is started anew" in "".join(capfd.readouterr())
+    assert workers() == []
+
+
+def test_an_actor_that_fails_every_time_ends_the_run(tmp_path):
+    with pytest.raises(RunFailedError, match=r"actor-0 failed 3 times in a row.*the bottle is empty"):
+        Runner(faulty(tmp_path / "run", "raises", env_options={"at": 10})).run()
+    assert workers() == []
+
+
+def test_what_an_environment_started_ends_with_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("CHILD_FILE", str(tmp_path / "child"))
+    Runner(faulty(tmp_path / "run", "child", env_options={"once": str(tmp_path / "once")})).run()
+    pid = int((tmp_path / "child").read_text())
+    assert gone([pid], 1.0)
+
+
+def test_a_learner_that_is_killed_ends_the_run_and_the_checkpoint_is_named(tmp_path):
+    directory = tmp_path / "run"
+    runner = Runner(faulty(directory, "none", total_env_steps=1_000_000, checkpoint_interval_env_steps=500))
+
+    def kill():
+        deadline = time.monotonic() + 30
+        while not (directory / "checkpoint.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        [learner] = [pid for pid in workers() if b"learner" in Path(f"/proc/{pid}/comm").read_bytes()]
+        os.kill(learner, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(RunFailedError, match=f"(?s)learner-0 failed: killed by SIGKILL.*{directory}: go on with --resume"):
+        runner.run()
+    thread.join()
+    assert workers() == []
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {here!r})
+from test_faults import faulty
+from kary_replay.runner import Runner
+if __name__ == "__main__":
+    result = Runner(faulty({directory!r}, "none", total_env_steps=1_000_000, learners={learners})).run()
+    print("interrupted", result.interrupted, flush=True)
+"""
+
+
+def started(tmp_path, learners=1):
+    """A run in a process of its own, once it has begun to learn."""
+    directory, program = tmp_path / "run", tmp_path / "program.py"
+    program.write_text(PROGRAM.format(here=str(HERE), directory=str(directory), learners=learners))
+    process = subprocess.Popen(
+        [sys.executable, str(program)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    episodes = directory / "episodes.jsonl"
+    deadline = time.monotonic() + 60
+    while not (episodes.exists() and episodes.stat().st_size > 2000):
+        assert process.poll() is None and time.monotonic() < deadline, process.stdout.read()
+        time.sleep(0.05)
+    return process, directory
+
+
+@pytest.mark.parametrize("learners", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_within_two_seconds_with_a_checkpoint(number, learners, tmp_path):
+    process, directory = started(tmp_path, learners)
+    children = descendants(process.pid)
+    assert len(children) >= 2 + learners
+    before = time.monotonic()
+    os.killpg(process.pid, number)
+    output, _ = process.communicate(timeout=20)
+    seconds = time.monotonic() - before
+    assert "interrupted True" in output and "Traceback" not in output, output
+    assert seconds < 2.0
+    assert gone(children, 1.0)
+    assert Runner.resume(directory)
+
+
+def test_a_killed_supervisor_leaves_nothing(tmp_path):
+    process, _ = started(tmp_path)
+    children = descendants(process.pid)
+    before = set(os.listdir("/dev/shm"))
+    process.kill()
+    process.wait()
+    assert gone(children, 5.0)
+    assert set(os.listdir("/dev/shm")) <= before

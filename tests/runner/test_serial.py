@@ -1,0 +1,52 @@
+"""The serial backend: the same bit for bit, also after going on from a checkpoint."""
+
+import shutil
+
+import pytest
+from runs import config, parameters, run, same
+
+from kary_replay.algorithms import ALGORITHMS
+from kary_replay.runner import Runner
+from kary_replay.runner.run_directory import RunDirectory
+
+ENVS = {"dqn": "CartPole-v1"}
+SETTINGS = [
+    {},
+    {"options": {"n_step": 3}, "initial_priority": "td_error", "publish_interval": 7, "actors": 2, "samples_per_insert": 8},
+]
+
+
+def env_of(algorithm):
+    return ENVS.get(algorithm, "Pendulum-v1")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_one_seed_twice_ends_with_the_same_bits(algorithm, tmp_path):
+    for name in "one", "two":
+        run(algorithm, env_of(algorithm), tmp_path / name, total_env_steps=400, seed=5)
+    run(algorithm, env_of(algorithm), tmp_path / "other", total_env_steps=400, seed=6)
+    assert same(parameters(tmp_path / "one"), parameters(tmp_path / "two"))
+    assert not same(parameters(tmp_path / "one"), parameters(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "n-step, TD errors"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_going_on_from_a_checkpoint_changes_nothing(algorithm, settings, tmp_path, monkeypatch):
+    commit, copied = RunDirectory.commit, []
+
+    def commit_and_copy(self, folder, counters):
+        commit(self, folder, counters)
+        if counters["env_steps"] < 600:
+            copied.append(shutil.copytree(self.path, tmp_path / f"copy{len(copied)}"))
+
+    monkeypatch.setattr(RunDirectory, "commit", commit_and_copy)
+    whole = config(
+        algorithm, env_of(algorithm), tmp_path / "whole", total_env_steps=600, checkpoint_interval_env_steps=200, **settings
+    )
+    result = Runner(whole).run()
+    monkeypatch.undo()
+    assert len(copied) == 2
+    for copy in copied:
+        resumed = Runner.resume(copy).run()
+        assert (resumed.env_steps, resumed.updates) == (result.env_steps, result.updates)
+        assert same(parameters(copy), parameters(tmp_path / "whole"))
