@@ -156,7 +156,7 @@ def _config(arguments: list[str]) -> Any:
         nargs="*", metavar="NAME=VALUE", instance_from_str=_pairs, is_instance=lambda value: isinstance(value, dict),
         str_from_instance=lambda value: [f"{key}={json.dumps(part)}" for key, part in value.items()],
     )  # fmt: skip
-    fields = [
+    fields: list[Any] = [
         ("algorithm", Annotated[str, tyro.conf.Suppress]),
         ("env", Annotated[str, tyro.conf.Suppress]),
         ("env_options", Annotated[dict[str, Any], pairs], dataclasses.field(default_factory=dict)),
@@ -228,7 +228,8 @@ def _parsed(target: Callable[..., T], arguments: list[str], command: str, descri
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            return tyro.cli(target, args=arguments, prog=f"kary-replay {command}", description=description, **options)
+            result: T = tyro.cli(target, args=arguments, prog=f"kary-replay {command}", description=description, **options)
+            return result
     except SystemExit as end:
         if end.code:
             raise _RefusedError(_paragraph(errors.getvalue())) from None
