@@ -44,6 +44,16 @@ class Options:
 
     def check(self) -> None:
         """Raise ValueError if a value is out of range."""
+        for name in ("batch_size", "n_step", "target_interval"):
+            if not (isinstance(getattr(self, name), int) and getattr(self, name) >= 1):
+                raise ValueError(f"{name} must be an integer of at least 1, got {getattr(self, name)!r}")
+        for name in ("gamma", "tau"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be a number from 0 to 1, got {getattr(self, name)!r}")
+        if not 0 < self.learning_rate < float("inf"):
+            raise ValueError(f"learning_rate must be finite and above 0, got {self.learning_rate!r}")
+        if not all(isinstance(width, int) and width >= 1 for width in self.hidden):
+            raise ValueError(f"hidden must have integers of at least 1, got {self.hidden!r}")
 
 
 class Algorithm(ABC):

@@ -83,6 +83,8 @@ class RunnerConfig:
     """Of the run, new or empty; by default runs/ALGORITHM_ENV_sSEED, with a number if that is taken."""
     device: str = "cpu"
     """Of the learners' networks."""
+    prefetch: int | None = None
+    """Batches that a thread of the learner draws ahead; None: one for a GPU, none for a CPU. Resumption is not exact then."""
     learner_threads: int = 1
     """Threads of torch in each learner; actors have one."""
     environment_timeout_seconds: float = 60.0

@@ -14,9 +14,13 @@ from .environments import Maker
 from .streams.parameters import ParameterStream
 from .streams.replay import ReplayStream
 
-__all__ = ["Ended", "Evaluation", "Plan", "Problem", "Ready"]
+__all__ = ["Ended", "Evaluation", "Plan", "Problem", "Ready", "WorkerFailedError"]
 
 KINDS = {"actor": 0, "learner": 1, "evaluator": 2}
+
+
+class WorkerFailedError(RuntimeError):
+    """A worker has failed for good: the message has its traceback."""
 
 
 @dataclass

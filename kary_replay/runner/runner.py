@@ -16,13 +16,13 @@ import torch
 
 from ..prioritized_replay_buffer import PrioritizedReplayBuffer
 from .allocation import Allocation, allocate, n_cores, throughput
-from .backends import Backend, ProcessBackend, SerialBackend, WorkerFailedError
+from .backends import Backend, ProcessBackend, SerialBackend
 from .board import Board
 from .config import ConfigError, RunnerConfig
 from .environments import maker
 from .inference import published
 from .monitor import Monitor
-from .plan import Evaluation, Plan
+from .plan import Evaluation, Plan, WorkerFailedError
 from .run_directory import RunDirectory
 from .streams import ParameterStream, ReplayStream
 from .streams.replay import fields_for
@@ -179,7 +179,7 @@ class Runner:
         self._save(backend, plan, monitor, LAST_SAVE_SECONDS if self._stop.is_set() else SAVE_SECONDS, seconds)
         if plan.config.evaluate == "after" and not self._stop.is_set():
             monitor.say("evaluating the policies that were kept")
-            for report in backend.evaluate() if isinstance(backend, ProcessBackend) else []:
+            for report in backend.evaluate():
                 monitor.take(report)
 
     def _save(self, backend: Backend, plan: Plan, monitor: Monitor, within_seconds: float, seconds: float) -> None:

@@ -15,19 +15,15 @@ from multiprocessing import connection as connections
 from pathlib import Path
 from typing import Any
 
-from ..plan import Plan, Problem, Ready
+from ..plan import Plan, Problem, Ready, WorkerFailedError
 from .worker_process import main
 
-__all__ = ["ProcessBackend", "WorkerFailedError"]
+__all__ = ["ProcessBackend"]
 
 GRACE_SECONDS = 0.5  # between the order to stop and the kill
 LONGEST_BACKOFF_SECONDS = 5.0
 START_SECONDS = 120.0  # for imports and the first reset, before a worker counts as hung
 FINISH_SECONDS = 5.0
-
-
-class WorkerFailedError(RuntimeError):
-    """A worker has failed for good: the message has its traceback."""
 
 
 @dataclass

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..plan import Plan
+from ..environments import EnvironmentFaultError
+from ..plan import Plan, WorkerFailedError
 from ..run_directory import load_state, save_state
 from ..workers import Actor, Evaluator, Learner, Worker
 
@@ -40,8 +41,11 @@ class SerialBackend:
 
     def poll(self, seconds: float) -> list[Any]:
         """Give every worker one turn."""
-        for worker in self._workers.values():
-            worker.work(0)
+        try:
+            for worker in self._workers.values():
+                worker.work(0)
+        except EnvironmentFaultError as error:  # not started anew: it would break at the same step again
+            raise WorkerFailedError(str(error)) from error
         return self._taken()
 
     def save(self, folder: Path, within_seconds: float) -> None:
@@ -50,6 +54,10 @@ class SerialBackend:
             save_state(folder / f"{name}.pt", worker.state_dict())
 
     def finish(self) -> list[Any]:
+        """Do nothing: no piece of work is ever half done here."""
+        return self._taken()
+
+    def evaluate(self) -> list[Any]:
         """Play the evaluations that were put off."""
         evaluator = self._workers.get("evaluator-0")
         if isinstance(evaluator, Evaluator):

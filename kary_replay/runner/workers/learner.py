@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...algorithms import Share
+from ...prefetch import Prefetcher
 from ...types import Batch
 from ..inference import as_tensors, published
 from ..plan import Plan
@@ -41,6 +42,11 @@ class Learner:
         self.algorithm = plan.algorithm(config.device, share)
         self.batch_size = config.options.batch_size // config.learners
         self.tensors = published(self.algorithm, plan.publishes_all)
+        device, ahead = self.algorithm.device, config.prefetch
+        if ahead is None:
+            ahead = int(device.type != "cpu")
+        buffer = plan.replay.buffer
+        self.prefetcher = Prefetcher(buffer, self.batch_size, device, ahead) if ahead else None
         if index == 0:
             self.publish()
 
@@ -54,7 +60,7 @@ class Learner:
         if not last and not self._may_sample(patience_seconds):
             return False
         replay = self.plan.replay
-        batch = replay.sample(self.batch_size)
+        batch = next(self.prefetcher) if self.prefetcher is not None else replay.sample(self.batch_size)
         td_error = self.algorithm.update(as_batch(batch, self.algorithm.device))
         replay.update_priorities(batch, td_error.cpu().numpy())
         self.row.updates += 1
@@ -94,7 +100,9 @@ class Learner:
             self.plan.parameters.publish(state["published"].numpy(), state["published_after"])
 
     def close(self) -> None:
-        """Let go of nothing: the streams belong to the run."""
+        """End the thread that draws ahead."""
+        if self.prefetcher is not None:
+            self.prefetcher.close()
 
     def _anneal(self) -> None:
         config, buffer = self.plan.config, self.plan.replay.buffer
@@ -111,8 +119,10 @@ class Learner:
         return may
 
 
-def as_batch(batch: Batch, device: torch.device) -> dict[str, Any]:
+def as_batch(batch: Batch, device: torch.device) -> Mapping[str, Any]:
     """Return what algorithms train on."""
+    if isinstance(batch.reward, torch.Tensor):
+        return batch.__dict__
     tensors = {name: as_tensors(batch[name]) for name in FIELDS}
     if device.type != "cpu":
         tensors = {name: {key: part.to(device) for key, part in column.items()} if isinstance(column, dict)
