@@ -90,14 +90,16 @@ def _do(arguments: list[str]) -> int:
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise _RefusedError(f'kary-replay {command} needs {", ".join(missing)}: pip install "kary-replay[runner]"')
-    sys.path.insert(0, os.getcwd())  # for module:function
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # for module:function
     from .runner import ConfigError, RunFailedError
+    from .runner.environments import EnvironmentFaultError
 
     try:
         return commands[command](rest)
     except ConfigError as error:
         raise _RefusedError(str(error)) from None
-    except RunFailedError as error:
+    except (RunFailedError, EnvironmentFaultError) as error:
         _complain(str(error))
         return FAILED
 
