@@ -132,7 +132,8 @@ class Display:
         """Show something, unless nobody reads: a run must not end because of that."""
         try:
             show()
-        except (OSError, ValueError, SystemExit):  # rich turns a pipe that closed into SystemExit
+        # rich turns a pipe that closed into SystemExit, and trips over its own hooks where that was at the beginning.
+        except (OSError, ValueError, IndexError, SystemExit):
             self._console.quiet = True
 
 
@@ -175,9 +176,7 @@ def number(value: float) -> str:
     """Return a number with as many digits as one wants to see."""
     if math.isnan(value):
         return "–"
-    return (
-        f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}" if abs(value) < 1 else f"{value:.1f}"
-    )
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 1 or value == 0 else f"{value:.2g}"
 
 
 def share(value: float) -> str:
