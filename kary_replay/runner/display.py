@@ -47,8 +47,8 @@ class Display:
     def start(self) -> None:
         """Begin to show."""
         if self._console.is_terminal:
-            self._live = Live(console=self._console, auto_refresh=False)
-            self._try(self._live.start)
+            live = self._live = Live(Text(f"{title(self._config)}: starting"), console=self._console, auto_refresh=False)
+            self._try(lambda: live.start(refresh=True))
         else:
             self.say(f"{title(self._config)}, in {self._path}")
 
