@@ -124,7 +124,7 @@ class Algorithm(ABC):
 
         Parameters
         ----------
-        observation : Tensor [N, ...] or dict of them
+        observation : tensor or array [N, ...], or dict of them
         exploration : float [N]
             How much each explores, in the algorithm's own unit; with 0 it takes what seems best.
         rng : numpy.random.Generator

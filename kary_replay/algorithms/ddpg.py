@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .actor_critic import ActorCritic, Critics, regression
 from .algorithm import Batch, Options
 from .minimizer import Minimizer, flatten
-from .networks import Encoder, mlp
+from .networks import MLP, Encoder
 
 __all__ = ["DDPG", "Actor", "DDPGOptions"]
 
@@ -32,7 +32,7 @@ class Actor(nn.Module):
     def __init__(self, observation_space: Any, n_actions: int, hidden: tuple[int, ...]) -> None:
         super().__init__()
         self.encoder = Encoder(observation_space)
-        self.mu = mlp(self.encoder.n_features, hidden, n_actions)
+        self.mu = MLP(self.encoder.n_features, hidden, n_actions)
 
     def forward(self, observation: Any) -> Tensor:
         action: Tensor = self.mu(self.encoder(observation)).tanh()
@@ -86,9 +86,8 @@ class DDPG(ActorCritic):
         next_q = self.critic(next_observation, self.actor(next_observation)).amin(1)
         return regression(self.critic(observation, action), reward + discount * next_q, reward)[1]
 
-    @torch.no_grad()
     def act(self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.float32]:
-        action: npt.NDArray[np.float32] = self.actor(observation).cpu().numpy()
+        action = np.tanh(self.actor.mu.numpy(self.actor.encoder.numpy(observation)))
         if exploration.any():
             action += exploration[:, None] * rng.standard_normal(action.shape, np.float32)
             action.clip(-1.0, 1.0, out=action)

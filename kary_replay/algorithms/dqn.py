@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from .algorithm import Algorithm, Batch, Options
 from .minimizer import Minimizer, flatten
-from .networks import Encoder, mlp
+from .networks import MLP, Encoder
 from .spaces import check_actions_are_discrete
 
 __all__ = ["DQN", "DQNOptions"]
@@ -53,11 +53,14 @@ class QNetwork(nn.Module):
         self.shape = (n_actions, options.n_atoms) if options.n_atoms > 1 else (n_actions,)
         self.encoder = Encoder(observation_space)
         n_features = self.encoder.n_features
-        self.advantage = mlp(n_features, options.hidden, n_actions * options.n_atoms)
-        self.value = mlp(n_features, options.hidden, options.n_atoms) if options.dueling else None
+        self.advantage = MLP(n_features, options.hidden, n_actions * options.n_atoms)
+        self.value = MLP(n_features, options.hidden, options.n_atoms) if options.dueling else None
 
     def forward(self, observation: Any) -> Tensor:
-        features = self.encoder(observation)
+        return self.head(self.encoder(observation))
+
+    def head(self, features: Tensor) -> Tensor:
+        """Return the output for features of observations."""
         output: Tensor = self.advantage(features)
         if len(self.shape) > 1:
             output = output.view(-1, *self.shape)
@@ -149,13 +152,22 @@ class DQN(Algorithm):
         target: Tensor = batch["reward"] + batch["discount"] * self.mean(self.q(batch["next_observation"])).amax(1)
         return target - q
 
-    @torch.no_grad()
     def act(self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.int64]:
-        action: npt.NDArray[np.int64] = self.mean(self.q(observation)).argmax(1).cpu().numpy()
+        action = self.best(observation)
         if exploration.any():
             at_random = rng.random(len(action)) < exploration
             action[at_random] = rng.integers(int(self.action_space.n), size=int(at_random.sum()))
         return action
+
+    def best(self, observation: Any) -> npt.NDArray[np.int64]:
+        """Return the action of the highest value in each row."""
+        features = self.q.encoder.numpy(observation)
+        if self.options.n_atoms == 1:  # the value stream of a dueling network adds the same to all actions
+            action: npt.NDArray[np.int64] = self.q.advantage.numpy(features).argmax(1)
+            return action
+        with torch.no_grad():
+            best = self.mean(self.q.head(torch.from_numpy(features).to(self.device))).argmax(1)
+        return best.cpu().numpy()
 
     def exploration(self, progress: float) -> float:
         options = self.options
