@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ..validation import as_count, as_exponent, as_real
 from .minimizer import Minimizer, Share
 from .spaces import check_observations
 
@@ -41,6 +42,17 @@ class Options:
     """Share by which target networks move towards the trained ones, after every target_interval updates."""
     target_interval: int = 1
     """Updates between two moves of the target networks."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "n_step", "target_interval"):
+            as_count(name, getattr(self, name))
+        for width in self.hidden:
+            as_count("a width in hidden", width)
+        as_exponent("gamma", self.gamma)
+        for name in ("learning_rate", "tau"):
+            if not as_real(name, getattr(self, name)) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        as_exponent("tau", self.tau)
 
 
 class Algorithm(ABC):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..validation import as_count
 from .algorithm import Algorithm, Batch, Options
 from .minimizer import Minimizer, flatten
 from .networks import MLP, Encoder
@@ -43,6 +44,11 @@ class DQNOptions(Options):
     """Probability of a random action later."""
     exploration_fraction: float = 0.1
     """Share of the training over which it falls."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if as_count("n_atoms", self.n_atoms) > 1 and not self.v_min < self.v_max:
+            raise ValueError(f"v_min must be below v_max, got {self.v_min} and {self.v_max}")
 
 
 class QNetwork(nn.Module):

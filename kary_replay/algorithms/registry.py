@@ -38,7 +38,8 @@ def register(algorithm: AnyAlgorithm) -> AnyAlgorithm:
 
     Notes
     -----
-    It is known in processes that import the module in which this is called.
+    It is known in processes that import the module in which this is called. A class defined anew, as when a module is
+    reloaded, takes the place of its former self.
     """
     if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
         raise TypeError(f"algorithm must be a subclass of Algorithm, got {algorithm!r}")
@@ -50,7 +51,8 @@ def register(algorithm: AnyAlgorithm) -> AnyAlgorithm:
         raise TypeError(f"{algorithm.__name__} needs the class attributes name and paper, both strings")
     if not is_dataclass(algorithm.options_class):
         raise TypeError(f"options_class of {algorithm.__name__} must be a dataclass, got {algorithm.options_class!r}")
-    if ALGORITHMS.get(name, algorithm) is not algorithm:
-        raise ValueError(f"the name {name!r} belongs to {ALGORITHMS[name].__name__}: choose another one")
+    other = ALGORITHMS.get(name, algorithm)
+    if (other.__module__, other.__qualname__) != (algorithm.__module__, algorithm.__qualname__):
+        raise ValueError(f"the name {name!r} belongs to {other.__module__}.{other.__qualname__}: choose another one")
     ALGORITHMS[name] = algorithm
     return algorithm

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..validation import as_real
 from .actor_critic import ActorCritic, Critics, regression
 from .algorithm import Batch, Options
 from .minimizer import Minimizer, flatten
@@ -29,9 +30,14 @@ class SACOptions(Options):
 
     learning_rate: float = 3e-4
     ent_coef: float | None = None
-    """Worth of a nat of entropy; by default it is adjusted so that the policy has target_entropy."""
+    """Worth of a nat of entropy, above 0; by default it is adjusted so that the policy has target_entropy."""
     target_entropy: float | None = None
-    """Entropy, in nats, that the policy is held at; by default one less than nothing for each number of an action."""
+    """Entropy in nats that the policy is held at; by default minus one for each number of an action."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ent_coef is not None and not as_real("ent_coef", self.ent_coef) > 0:
+            raise ValueError(f"ent_coef must be above 0, or None, got {self.ent_coef}")
 
 
 class GaussianActor(nn.Module):
