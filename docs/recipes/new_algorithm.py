@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 import kary_replay as kr
-from kary_replay.algorithms import ALGORITHMS, MLP, Algorithm, Minimizer, Options, UnsuitableSpaceError, flatten, register
+from kary_replay.algorithms import ALGORITHMS, MLP, Algorithm, Minimizer, Options, UnsuitableSpaceError, register
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ class MunchausenDQN(Algorithm):
         shape = self.observation_space.shape[0], self.options.hidden, int(self.action_space.n)
         self.q, self.q_target = MLP(*shape).to(self.device), MLP(*shape).to(self.device)
         self.minimizers["q"] = Minimizer([self.q], self.loss, self.options.learning_rate, share=self.share)
-        self.targets["q"] = flatten([self.q_target])
-        self.targets["q"].copy_(self.minimizers["q"].flat)
+        self.add_target("q", self.q_target)
         self.policy = self.q
 
     def loss(self, observation, action, reward, next_observation, discount, weight):

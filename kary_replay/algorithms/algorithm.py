@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..validation import as_count, as_exponent, as_real
-from .minimizer import Minimizer, Share
+from .minimizer import Minimizer, Share, flatten
 from .spaces import check_observations
 
 __all__ = ["Algorithm", "Options"]
@@ -79,7 +79,7 @@ class Algorithm(ABC):
     Notes
     -----
     A batch has observation, action, reward, next_observation, discount = gamma^k · (1 - terminated), and importance_weight. A
-    subclass makes its networks and `Minimizer`s in ``build``.
+    subclass makes its networks and `Minimizer`s in ``build``, and lets target networks follow them by ``add_target``.
     """
 
     name: ClassVar[str]
@@ -151,6 +151,11 @@ class Algorithm(ABC):
     @abstractmethod
     def exploration(self, progress: float) -> float:
         """Return how much to explore after this share of the training, 0 to 1."""
+
+    def add_target(self, name: str, module: nn.Module) -> None:
+        """Let a network follow those that a minimizer trains; it begins as the same."""
+        self.targets[name] = flatten([module])
+        self.targets[name].copy_(self.minimizers[name].flat)
 
     def move_targets(self) -> None:
         """Move the target networks towards the trained ones if it is time."""

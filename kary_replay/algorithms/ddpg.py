@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .actor_critic import ActorCritic, Critics, regression
 from .algorithm import Batch, Options
-from .minimizer import Minimizer, flatten
+from .minimizer import Minimizer
 from .networks import MLP, Encoder
 
 __all__ = ["DDPG", "Actor", "DDPGOptions"]
@@ -58,7 +58,8 @@ class DDPG(ActorCritic):
         self.critic, self.critic_target = (Critics(*spaces, options.hidden, self.n_critics).to(self.device) for _ in range(2))
         self.minimizers["critic"] = Minimizer([self.critic], self.critic_loss, options.learning_rate, share=self.share)
         self.minimizers["actor"] = Minimizer([self.actor], self.actor_loss, options.learning_rate, share=self.share)
-        self.targets = {"critic": flatten([self.critic_target]), "actor": flatten([self.actor_target])}
+        self.add_target("critic", self.critic_target)
+        self.add_target("actor", self.actor_target)
         self.policy = self.actor
 
     def update(self, batch: Batch) -> Tensor:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ..validation import as_count
 from .algorithm import Algorithm, Batch, Options
-from .minimizer import Minimizer, flatten
+from .minimizer import Minimizer
 from .networks import MLP, Encoder
 from .spaces import check_actions_are_discrete
 
@@ -100,8 +100,7 @@ class DQN(Algorithm):
         self.minimizers["q"] = Minimizer(
             [self.q], loss, options.learning_rate, max_gradient_norm=options.max_gradient_norm, share=self.share
         )
-        self.targets["q"] = flatten([self.q_target])
-        self.targets["q"].copy_(self.minimizers["q"].flat)
+        self.add_target("q", self.q_target)
         self.atoms = torch.linspace(options.v_min, options.v_max, options.n_atoms, device=self.device)
         self.policy = self.q
 

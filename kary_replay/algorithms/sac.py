@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ..validation import as_real
 from .actor_critic import ActorCritic, Critics, regression
 from .algorithm import Batch, Options
-from .minimizer import Minimizer, flatten
+from .minimizer import Minimizer
 from .networks import MLP, Encoder
 from .recorded import Function
 
@@ -98,7 +98,7 @@ class SAC(ActorCritic):
             losses["alpha"] = self.alpha, self.alpha_loss
         for name, (module, loss) in losses.items():
             self.minimizers[name] = Minimizer([module], loss, options.learning_rate, share=self.share)
-        self.targets = {"critic": flatten([self.critic_target])}
+        self.add_target("critic", self.critic_target)
         self.policy = self.actor
 
     def update(self, batch: Batch) -> Tensor:
