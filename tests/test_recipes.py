@@ -13,6 +13,7 @@ RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.py"))
 SHORT = {  # what makes a recipe short enough for a test, where it can be told
     "cleanrl_dqn": ["--total-timesteps", "1500", "--learning-starts", "200"],
     "native_loop": ["--steps", "1500"],
+    "new_algorithm": ["--steps", "1500"],
     "sb3_cartpole": ["--steps", "2048", "--threshold", "501", "--output", "plots"],
     "two_ways": ["--steps", "1200", "--threshold", "501", "--backend", "serial"],
 }

@@ -5,7 +5,9 @@ from __future__ import annotations
 from .algorithm import Algorithm, Options
 from .ddpg import DDPG, DDPGOptions
 from .dqn import DQN, DQNOptions
-from .minimizer import Minimizer, Share
+from .minimizer import Minimizer, Share, flatten
+from .networks import MLP, Encoder
+from .registry import ALGORITHMS, register
 from .sac import SAC, SACOptions
 from .spaces import UnsuitableSpaceError
 from .td3 import TD3, TD3Options
@@ -14,17 +16,22 @@ __all__ = [
     "ALGORITHMS",
     "DDPG",
     "DQN",
+    "MLP",
     "SAC",
     "TD3",
     "Algorithm",
     "DDPGOptions",
     "DQNOptions",
+    "Encoder",
     "Minimizer",
     "Options",
     "SACOptions",
     "Share",
     "TD3Options",
     "UnsuitableSpaceError",
+    "flatten",
+    "register",
 ]
 
-ALGORITHMS: dict[str, type[Algorithm]] = {algorithm.name: algorithm for algorithm in (DQN, DDPG, TD3, SAC)}
+for _algorithm in (DQN, DDPG, TD3, SAC):
+    register(_algorithm)

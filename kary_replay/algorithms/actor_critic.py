@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .algorithm import Algorithm, Batch
-from .networks import Encoder, mlp
+from .networks import MLP, Encoder
 from .spaces import check_actions_are_bounded
 
 __all__ = ["ActorCritic", "Critics", "regression"]
@@ -26,7 +26,7 @@ class Critics(nn.Module):
         self.encoder = Encoder(observation_space)
         # Two stacks of layers, not one of batched products (baddbmm, the first layer a single product). In a recorded update
         # of twins those take 0.95 times as long at 64 units and 64 rows, but 1.1 at 256 rows and 1.1 to 1.2 at 256 units.
-        self.q = nn.ModuleList(mlp(self.encoder.n_features + n_actions, hidden, 1) for _ in range(n))
+        self.q = nn.ModuleList(MLP(self.encoder.n_features + n_actions, hidden, 1) for _ in range(n))
 
     def forward(self, observation: Any, action: Tensor) -> Tensor:
         inputs = torch.cat([self.encoder(observation), action], 1)

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from .minimizer import Minimizer, Share
+from ..validation import as_count, as_exponent, as_real
+from .minimizer import Minimizer, Share, flatten
 from .spaces import check_observations
 
 __all__ = ["Algorithm", "Options"]
@@ -42,18 +43,16 @@ class Options:
     target_interval: int = 1
     """Updates between two moves of the target networks."""
 
-    def check(self) -> None:
-        """Raise ValueError if a value is out of range."""
+    def __post_init__(self) -> None:
         for name in ("batch_size", "n_step", "target_interval"):
-            if not (isinstance(getattr(self, name), int) and getattr(self, name) >= 1):
-                raise ValueError(f"{name} must be an integer of at least 1, got {getattr(self, name)!r}")
-        for name in ("gamma", "tau"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be a number from 0 to 1, got {getattr(self, name)!r}")
-        if not 0 < self.learning_rate < float("inf"):
-            raise ValueError(f"learning_rate must be finite and above 0, got {self.learning_rate!r}")
-        if not all(isinstance(width, int) and width >= 1 for width in self.hidden):
-            raise ValueError(f"hidden must have integers of at least 1, got {self.hidden!r}")
+            as_count(name, getattr(self, name))
+        for width in self.hidden:
+            as_count("a width in hidden", width)
+        as_exponent("gamma", self.gamma)
+        for name in ("learning_rate", "tau"):
+            if not as_real(name, getattr(self, name)) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        as_exponent("tau", self.tau)
 
 
 class Algorithm(ABC):
@@ -80,7 +79,7 @@ class Algorithm(ABC):
     Notes
     -----
     A batch has observation, action, reward, next_observation, discount = gamma^k · (1 - terminated), and importance_weight. A
-    subclass makes its networks and `Minimizer`s in ``build``.
+    subclass makes its networks and `Minimizer`s in ``build``, and lets target networks follow them by ``add_target``.
     """
 
     name: ClassVar[str]
@@ -137,7 +136,7 @@ class Algorithm(ABC):
 
         Parameters
         ----------
-        observation : Tensor [N, ...] or dict of them
+        observation : tensor or array [N, ...], or dict of them
         exploration : float [N]
             How much each explores, in the algorithm's own unit; with 0 it takes what seems best.
         rng : numpy.random.Generator
@@ -152,6 +151,11 @@ class Algorithm(ABC):
     @abstractmethod
     def exploration(self, progress: float) -> float:
         """Return how much to explore after this share of the training, 0 to 1."""
+
+    def add_target(self, name: str, module: nn.Module) -> None:
+        """Let a network follow those that a minimizer trains; it begins as the same."""
+        self.targets[name] = flatten([module])
+        self.targets[name].copy_(self.minimizers[name].flat)
 
     def move_targets(self) -> None:
         """Move the target networks towards the trained ones if it is time."""

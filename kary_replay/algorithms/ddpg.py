@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from .actor_critic import ActorCritic, Critics, regression
 from .algorithm import Batch, Options
-from .minimizer import Minimizer, flatten
-from .networks import Encoder, mlp
+from .minimizer import Minimizer
+from .networks import MLP, Encoder
 
 __all__ = ["DDPG", "Actor", "DDPGOptions"]
 
@@ -32,7 +32,7 @@ class Actor(nn.Module):
     def __init__(self, observation_space: Any, n_actions: int, hidden: tuple[int, ...]) -> None:
         super().__init__()
         self.encoder = Encoder(observation_space)
-        self.mu = mlp(self.encoder.n_features, hidden, n_actions)
+        self.mu = MLP(self.encoder.n_features, hidden, n_actions)
 
     def forward(self, observation: Any) -> Tensor:
         action: Tensor = self.mu(self.encoder(observation)).tanh()
@@ -58,7 +58,8 @@ class DDPG(ActorCritic):
         self.critic, self.critic_target = (Critics(*spaces, options.hidden, self.n_critics).to(self.device) for _ in range(2))
         self.minimizers["critic"] = Minimizer([self.critic], self.critic_loss, options.learning_rate, share=self.share)
         self.minimizers["actor"] = Minimizer([self.actor], self.actor_loss, options.learning_rate, share=self.share)
-        self.targets = {"critic": flatten([self.critic_target]), "actor": flatten([self.actor_target])}
+        self.add_target("critic", self.critic_target)
+        self.add_target("actor", self.actor_target)
         self.policy = self.actor
 
     def update(self, batch: Batch) -> Tensor:
@@ -86,9 +87,8 @@ class DDPG(ActorCritic):
         next_q = self.critic(next_observation, self.actor(next_observation)).amin(1)
         return regression(self.critic(observation, action), reward + discount * next_q, reward)[1]
 
-    @torch.no_grad()
     def act(self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.float32]:
-        action: npt.NDArray[np.float32] = self.actor(observation).cpu().numpy()
+        action = np.tanh(self.actor.mu.numpy(self.actor.encoder.numpy(observation)))
         if exploration.any():
             action += exploration[:, None] * rng.standard_normal(action.shape, np.float32)
             action.clip(-1.0, 1.0, out=action)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..validation import as_count
 from .algorithm import Algorithm, Batch, Options
-from .minimizer import Minimizer, flatten
-from .networks import Encoder, mlp
+from .minimizer import Minimizer
+from .networks import MLP, Encoder
 from .spaces import check_actions_are_discrete
 
 __all__ = ["DQN", "DQNOptions"]
@@ -44,6 +45,11 @@ class DQNOptions(Options):
     exploration_fraction: float = 0.1
     """Share of the training over which it falls."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if as_count("n_atoms", self.n_atoms) > 1 and not self.v_min < self.v_max:
+            raise ValueError(f"v_min must be below v_max, got {self.v_min} and {self.v_max}")
+
 
 class QNetwork(nn.Module):
     """Values, or logits of their distribution, of every action: [B, n_actions] or [B, n_actions, n_atoms]."""
@@ -53,11 +59,14 @@ class QNetwork(nn.Module):
         self.shape = (n_actions, options.n_atoms) if options.n_atoms > 1 else (n_actions,)
         self.encoder = Encoder(observation_space)
         n_features = self.encoder.n_features
-        self.advantage = mlp(n_features, options.hidden, n_actions * options.n_atoms)
-        self.value = mlp(n_features, options.hidden, options.n_atoms) if options.dueling else None
+        self.advantage = MLP(n_features, options.hidden, n_actions * options.n_atoms)
+        self.value = MLP(n_features, options.hidden, options.n_atoms) if options.dueling else None
 
     def forward(self, observation: Any) -> Tensor:
-        features = self.encoder(observation)
+        return self.head(self.encoder(observation))
+
+    def head(self, features: Tensor) -> Tensor:
+        """Return the output for features of observations."""
         output: Tensor = self.advantage(features)
         if len(self.shape) > 1:
             output = output.view(-1, *self.shape)
@@ -91,8 +100,7 @@ class DQN(Algorithm):
         self.minimizers["q"] = Minimizer(
             [self.q], loss, options.learning_rate, max_gradient_norm=options.max_gradient_norm, share=self.share
         )
-        self.targets["q"] = flatten([self.q_target])
-        self.targets["q"].copy_(self.minimizers["q"].flat)
+        self.add_target("q", self.q_target)
         self.atoms = torch.linspace(options.v_min, options.v_max, options.n_atoms, device=self.device)
         self.policy = self.q
 
@@ -149,13 +157,22 @@ class DQN(Algorithm):
         target: Tensor = batch["reward"] + batch["discount"] * self.mean(self.q(batch["next_observation"])).amax(1)
         return target - q
 
-    @torch.no_grad()
     def act(self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.int64]:
-        action: npt.NDArray[np.int64] = self.mean(self.q(observation)).argmax(1).cpu().numpy()
+        action = self.best(observation)
         if exploration.any():
             at_random = rng.random(len(action)) < exploration
             action[at_random] = rng.integers(int(self.action_space.n), size=int(at_random.sum()))
         return action
+
+    def best(self, observation: Any) -> npt.NDArray[np.int64]:
+        """Return the action of the highest value in each row."""
+        features = self.q.encoder.numpy(observation)
+        if self.options.n_atoms == 1:  # the value stream of a dueling network adds the same to all actions
+            action: npt.NDArray[np.int64] = self.q.advantage.numpy(features).argmax(1)
+            return action
+        with torch.no_grad():
+            best = self.mean(self.q.head(torch.from_numpy(features).to(self.device))).argmax(1)
+        return best.cpu().numpy()
 
     def exploration(self, progress: float) -> float:
         options = self.options

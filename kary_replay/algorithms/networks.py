@@ -6,27 +6,50 @@ Layers, sizes and initial weights are those of Stable-Baselines3, so that traine
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from .spaces import is_image
 
-__all__ = ["Encoder", "mlp"]
+__all__ = ["MLP", "Encoder"]
 
 IMAGE_FEATURES, DICT_IMAGE_FEATURES = 512, 256
+Array = npt.NDArray[np.float32]
 Observation = Any  # Tensor [B, ...], or a dict of them
 
 
-def mlp(n_inputs: int, hidden: tuple[int, ...], n_outputs: int) -> nn.Sequential:
-    """Return a stack of linear layers with ReLU in between."""
-    layers: list[nn.Module] = []
-    for width in hidden:
-        layers += [nn.Linear(n_inputs, width), nn.ReLU()]
-        n_inputs = width
-    return nn.Sequential(*layers, nn.Linear(n_inputs, n_outputs))
+class MLP(nn.Sequential):
+    """Linear layers with ReLU in between."""
+
+    def __init__(self, n_inputs: int, hidden: tuple[int, ...], n_outputs: int) -> None:
+        self._linears = [nn.Linear(*widths) for widths in pairwise((n_inputs, *hidden, n_outputs))]
+        super().__init__(*[layer for linear in self._linears for layer in (linear, nn.ReLU())][:-1])
+        self._views: list[tuple[Array, Array]] = []
+
+    def numpy(self, features: Array) -> Array:
+        """Return what ``forward`` does, without gradients, by NumPy where the parameters are on a CPU.
+
+        For a few rows what torch does around the operations takes longer than they do: of 8 rows through layers of 64 units
+        it makes 60 µs where NumPy takes 15, and 130 µs where NumPy takes 40 if other work has been done in between.
+        """
+        weight = self._linears[0].weight
+        if not self._views or self._views[0][0].__array_interface__["data"][0] != weight.data_ptr():
+            if weight.device.type != "cpu":
+                with torch.no_grad():
+                    outputs: Tensor = self(torch.from_numpy(features).to(weight.device))
+                return outputs.cpu().numpy()
+            self._views = [(linear.weight.detach().numpy().T, linear.bias.detach().numpy()) for linear in self._linears]
+        for number, (matrix, bias) in enumerate(self._views):
+            if number:
+                np.maximum(features, 0, out=features)
+            features = features @ matrix
+            features += bias
+        return features
 
 
 class NatureCNN(nn.Module):
@@ -60,7 +83,7 @@ class Flatten(nn.Module):
         if self.n is not None:
             # Not F.one_hot, which looks at the values: that cannot be recorded.
             return (value.unsqueeze(1) - self.start == torch.arange(self.n, device=value.device)).float()
-        return value.reshape(len(value), -1).float()
+        return value if value.dim() == 2 and value.dtype == torch.float32 else value.reshape(len(value), -1).float()
 
 
 class Encoder(nn.Module):
@@ -82,9 +105,23 @@ class Encoder(nn.Module):
         for part in (space,) if spaces is None else spaces.values():
             self.parts.append(NatureCNN(part.shape, n_image) if is_image(part) else Flatten(part))
             self.n_features += n_image if is_image(part) else Flatten(part).n_features
+        self.is_vector = spaces is None and isinstance(self.parts[0], Flatten) and self.parts[0].n is None
 
     def forward(self, observation: Observation) -> Tensor:
         if self.keys is None:
             features: Tensor = self.parts[0](observation)
             return features
         return torch.cat([part(observation[key]) for key, part in zip(self.keys, self.parts, strict=True)], dim=1)
+
+    def numpy(self, observation: Observation) -> Array:
+        """Return what ``forward`` does, without gradients, for tensors or arrays."""
+        if self.is_vector:
+            array: npt.NDArray[Any] = observation.cpu().numpy() if isinstance(observation, Tensor) else observation
+            return array.reshape(len(array), -1).astype(np.float32, copy=False)
+        device = next((parameter.device for parameter in self.parameters()), None)
+        with torch.no_grad():
+            if self.keys is None:
+                features: Tensor = self(torch.as_tensor(observation).to(device))
+            else:
+                features = self({key: torch.as_tensor(observation[key]).to(device) for key in self.keys})
+        return features.cpu().numpy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 __all__ = ["Function", "Recorded"]
 
 Function = Callable[..., tuple[Tensor, ...]]
+RECORDING = threading.Lock()  # torch's tracers keep their state in globals
 
 
 class Recorded:
@@ -45,7 +47,8 @@ class Recorded:
         kind = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
         program = self.programs.get(kind)
         if program is None:
-            program = self.programs[kind] = self._record(inputs, tensors)
+            with RECORDING:
+                program = self.programs[kind] = self._record(inputs, tensors)
         with torch.inference_mode():  # an operation takes a fifth longer with the bookkeeping of no_grad
             return program(*tensors)
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..validation import as_real
 from .actor_critic import ActorCritic, Critics, regression
 from .algorithm import Batch, Options
-from .minimizer import Minimizer, flatten
-from .networks import Encoder, mlp
+from .minimizer import Minimizer
+from .networks import MLP, Encoder
 from .recorded import Function
 
 __all__ = ["SAC", "SACOptions"]
@@ -29,9 +30,14 @@ class SACOptions(Options):
 
     learning_rate: float = 3e-4
     ent_coef: float | None = None
-    """Worth of a nat of entropy; by default it is adjusted so that the policy has target_entropy."""
+    """Worth of a nat of entropy, above 0; by default it is adjusted so that the policy has target_entropy."""
     target_entropy: float | None = None
-    """Entropy, in nats, that the policy is held at; by default one less than nothing for each number of an action."""
+    """Entropy in nats that the policy is held at; by default minus one for each number of an action."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ent_coef is not None and not as_real("ent_coef", self.ent_coef) > 0:
+            raise ValueError(f"ent_coef must be above 0, or None, got {self.ent_coef}")
 
 
 class GaussianActor(nn.Module):
@@ -40,7 +46,7 @@ class GaussianActor(nn.Module):
     def __init__(self, observation_space: Any, n_actions: int, hidden: tuple[int, ...]) -> None:
         super().__init__()
         self.encoder = Encoder(observation_space)
-        self.head = mlp(self.encoder.n_features, hidden, 2 * n_actions)
+        self.head = MLP(self.encoder.n_features, hidden, 2 * n_actions)
 
     def forward(self, observation: Any) -> tuple[Tensor, Tensor]:
         mean, log_std = self.head(self.encoder(observation)).chunk(2, dim=1)
@@ -92,7 +98,7 @@ class SAC(ActorCritic):
             losses["alpha"] = self.alpha, self.alpha_loss
         for name, (module, loss) in losses.items():
             self.minimizers[name] = Minimizer([module], loss, options.learning_rate, share=self.share)
-        self.targets = {"critic": flatten([self.critic_target])}
+        self.add_target("critic", self.critic_target)
         self.policy = self.actor
 
     def update(self, batch: Batch) -> Tensor:
@@ -138,14 +144,12 @@ class SAC(ActorCritic):
         next_value = self.critic(next_observation, next_action).amin(1) - self.alpha() * log_pi
         return regression(self.critic(observation, action), reward + discount * next_value, reward)[1]
 
-    @torch.no_grad()
     def act(self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.float32]:
-        mean, log_std = self.actor(observation)
+        u, log_std = np.split(self.actor.head.numpy(self.actor.encoder.numpy(observation)), 2, axis=1)
         if exploration.any():
-            noise = exploration[:, None] * rng.standard_normal(mean.shape, np.float32)
-            mean = mean + log_std.exp() * torch.from_numpy(noise).to(self.device)
-        action: npt.NDArray[np.float32] = mean.tanh().cpu().numpy()
-        return action.reshape(-1, *self.action_space.shape)
+            std = np.exp(log_std.clip(LOG_STD_MIN, LOG_STD_MAX))
+            u += exploration[:, None] * std * rng.standard_normal(u.shape, np.float32)
+        return np.tanh(u).reshape(-1, *self.action_space.shape)
 
     def exploration(self, progress: float) -> float:
         return 1.0

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..validation import as_count
 from .actor_critic import regression
 from .algorithm import Batch
 from .ddpg import DDPG, DDPGOptions
@@ -26,6 +27,10 @@ class TD3Options(DDPGOptions):
     """Standard deviation of what is added to the target's actions."""
     target_noise_clip: float = 0.5
     """The most that is added to them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        as_count("policy_delay", self.policy_delay)
 
 
 class TD3(DDPG):

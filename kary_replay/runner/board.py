@@ -87,6 +87,14 @@ class Board:
         begun = self.column("actor", "first_step")
         return time.monotonic() - float(begun[begun > 0].min()) if (begun > 0).any() else 0.0
 
+    def waited(self) -> dict[str, float]:
+        """Return the share of their time that "actors" and "learners" spent waiting for each other so far."""
+        seconds = self.seconds
+        return {
+            f"{kind}s": float(self.column(kind, "waited_seconds").mean()) / seconds if seconds else 0.0
+            for kind in ("actor", "learner")
+        }
+
     def _start(self, kind: str) -> int:
         kinds = list(self._counts)
         return sum(self._counts[other] for other in kinds[: kinds.index(kind)])

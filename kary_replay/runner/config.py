@@ -146,10 +146,6 @@ def _check_values(config: RunnerConfig) -> None:
 
 def _check_together(config: RunnerConfig) -> None:
     options = config.options
-    try:
-        options.check()
-    except ValueError as error:
-        raise ConfigError(f"options: {error}") from None
     if config.learners > options.batch_size or options.batch_size % config.learners:
         raise ConfigError(
             f"learners must divide batch_size={options.batch_size}, so that each has as many rows, got {config.learners}: "

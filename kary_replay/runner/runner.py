@@ -58,6 +58,8 @@ class RunResult:
     """Whether Ctrl-C, SIGTERM or `Runner.stop` ended it early."""
     samples_per_insert: float = float("nan")
     """Rows drawn per transition added, as it was."""
+    waited: dict[str, float] = field(default_factory=dict)
+    """Share of their time that "actors" and "learners" spent waiting for each other, 0 to 1."""
 
 
 class Runner:
@@ -154,7 +156,7 @@ class Runner:
             plan.parameters.close()
         return RunResult(
             monitor.mean_return, plan.board.env_steps, plan.board.updates, seconds, startup, directory.path,
-            monitor.evaluations, self._allocation, self._stop.is_set(), ratio,
+            monitor.evaluations, self._allocation, self._stop.is_set(), ratio, plan.board.waited(),
         )  # fmt: skip
 
     def _train(self, backend: Backend, plan: Plan, monitor: Monitor) -> None:

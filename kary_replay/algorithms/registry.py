@@ -1,0 +1,58 @@
+"""Algorithms by their names."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import is_dataclass
+from typing import TypeVar
+
+from .algorithm import Algorithm
+
+__all__ = ["ALGORITHMS", "register"]
+
+ALGORITHMS: dict[str, type[Algorithm]] = {}
+"""What configurations and the command line can name."""
+
+AnyAlgorithm = TypeVar("AnyAlgorithm", bound=type[Algorithm])
+
+
+def register(algorithm: AnyAlgorithm) -> AnyAlgorithm:
+    """Let an algorithm be found by its name; a decorator of its class.
+
+    Parameters
+    ----------
+    algorithm : subclass of Algorithm
+        With a name, a paper, a dataclass of options, and no abstract method left.
+
+    Returns
+    -------
+    class
+        The same.
+
+    Raises
+    ------
+    TypeError
+        If it is not such a class.
+    ValueError
+        If another algorithm has its name.
+
+    Notes
+    -----
+    It is known in processes that import the module in which this is called. A class defined anew, as when a module is
+    reloaded, takes the place of its former self.
+    """
+    if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
+        raise TypeError(f"algorithm must be a subclass of Algorithm, got {algorithm!r}")
+    if inspect.isabstract(algorithm):
+        missing = ", ".join(sorted(algorithm.__abstractmethods__))
+        raise TypeError(f"{algorithm.__name__} is abstract: it still needs {missing}")
+    name = getattr(algorithm, "name", None)
+    if not isinstance(name, str) or not name or not isinstance(getattr(algorithm, "paper", None), str):
+        raise TypeError(f"{algorithm.__name__} needs the class attributes name and paper, both strings")
+    if not is_dataclass(algorithm.options_class):
+        raise TypeError(f"options_class of {algorithm.__name__} must be a dataclass, got {algorithm.options_class!r}")
+    other = ALGORITHMS.get(name, algorithm)
+    if (other.__module__, other.__qualname__) != (algorithm.__module__, algorithm.__qualname__):
+        raise ValueError(f"the name {name!r} belongs to {other.__module__}.{other.__qualname__}: choose another one")
+    ALGORITHMS[name] = algorithm
+    return algorithm

@@ -1,0 +1,86 @@
+"""Spaces, batches and algorithms for the tests of this folder."""
+
+from dataclasses import replace
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from kary_replay.algorithms import ALGORITHMS
+
+NAMES = ["dqn", "ddpg", "td3", "sac"]
+VECTOR = gym.spaces.Box(-1, 1, (5,), np.float32)
+IMAGE = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+DICT = gym.spaces.Dict(
+    {
+        "place": gym.spaces.Discrete(3, start=1),
+        "camera": gym.spaces.Box(0, 255, (1, 36, 40), np.uint8),
+        "arm": gym.spaces.Box(-1, 1, (2, 3), np.float32),
+        "height": gym.spaces.Box(-1, 1, (), np.float64),
+    }
+)
+SPACES = {"vector": VECTOR, "image": IMAGE, "dict": DICT}
+DISCRETE, BOX = gym.spaces.Discrete(3), gym.spaces.Box(-2, 2, (2,), np.float32)
+
+
+def make(name, observation_space=VECTOR, action_space=None, *, record=True, share=None, seed=0, **options):
+    """Return an algorithm with small networks."""
+    cls = ALGORITHMS[name]
+    options = replace(cls.options_class(hidden=(16, 8)), **options)
+    algorithm = cls(observation_space, action_space or (DISCRETE if name == "dqn" else BOX), options, seed=seed, share=share)
+    for minimizer in algorithm.minimizers.values():
+        if not record:
+            minimizer._compute = minimizer._gradient
+    return algorithm
+
+
+def observations(space, n, rng):
+    """Return n random observations as a tensor, or a dict of them."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: observations(part, n, rng) for key, part in space.spaces.items()}
+    if isinstance(space, gym.spaces.Discrete):
+        return torch.from_numpy(rng.integers(space.start, space.start + space.n, n))
+    if space.dtype == np.uint8:
+        return torch.from_numpy(rng.integers(0, 256, (n, *space.shape), np.uint8))
+    return torch.from_numpy(rng.uniform(-1, 1, (n, *space.shape)).astype(space.dtype))
+
+
+def make_batch(algorithm, n=12, seed=0):
+    """Return a random batch; a third of its rows is terminated, and no two have the same weight."""
+    rng = np.random.default_rng(seed)
+    action_space = algorithm.action_space
+    discrete = isinstance(action_space, gym.spaces.Discrete)
+    action = rng.integers(action_space.n, size=n) if discrete else rng.uniform(-1, 1, (n, *action_space.shape))
+    return {
+        "observation": observations(algorithm.observation_space, n, rng),
+        "action": torch.from_numpy(action if discrete else action.astype(np.float32)),
+        "reward": torch.from_numpy(rng.normal(size=n).astype(np.float32)),
+        "next_observation": observations(algorithm.observation_space, n, rng),
+        "discount": torch.from_numpy((0.9 * (rng.random(n) > 0.33)).astype(np.float32)),
+        "importance_weight": torch.from_numpy(rng.uniform(0.1, 1, n).astype(np.float32)),
+    }
+
+
+def parameters(algorithm):
+    """Return all that is trained, and the targets, as one vector."""
+    return torch.cat([*(minimizer.flat for minimizer in algorithm.minimizers.values()), *algorithm.targets.values()])
+
+
+def part(batch, rows):
+    """Return some rows of a batch."""
+    return {key: part(value, rows) if isinstance(value, dict) else value[rows] for key, value in batch.items()}
+
+
+def forward(stack, x):
+    """Return what linear layers with ReLU in between do, in float64 NumPy."""
+    linears = [layer for layer in stack if hasattr(layer, "weight")]
+    for linear in linears:
+        x = x @ linear.weight.detach().double().numpy().T + linear.bias.detach().double().numpy()
+        x = x if linear is linears[-1] else np.maximum(x, 0)
+    return x
+
+
+def adam_step(before, gradient, learning_rate):
+    """Return the parameters after Adam's first step, in float64: by its equations the moments' biases cancel."""
+    before, gradient = np.asarray(before, np.float64), np.asarray(gradient, np.float64)
+    return before - learning_rate * gradient / (np.abs(gradient) + 1e-8)

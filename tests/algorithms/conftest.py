@@ -1,0 +1,13 @@
+"""One thread of torch: several are no faster on such small networks, and wait for each other where cores are busy."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(autouse=True, scope="package")
+def one_thread():
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n_threads)

@@ -1,0 +1,254 @@
+"""DQN's losses, targets and actions against computations in NumPy."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+gym = pytest.importorskip("gymnasium")
+from algorithm_runs import DISCRETE, VECTOR, adam_step, forward, make, make_batch  # noqa: E402
+from torch import nn  # noqa: E402
+
+VARIANTS = {
+    "plain": {"double": False},
+    "double": {},
+    "dueling": {"dueling": True},
+    "distributional": {"n_atoms": 11, "v_min": -2.0, "v_max": 2.0},
+    "all": {"n_atoms": 7, "v_min": -1.0, "v_max": 3.0, "dueling": True},
+}
+
+
+def values(q, observation, options):
+    """The network's output in float64: [B, actions, atoms], one atom where there is no distribution."""
+    x = observation.double().numpy()
+    advantage = forward(q.advantage, x).reshape(len(x), -1, options.n_atoms)
+    if options.dueling:
+        state = forward(q.value, x).reshape(len(x), 1, options.n_atoms)
+        advantage = state + advantage - advantage.mean(1, keepdims=True)
+    return advantage
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def expected_returns(output, atoms):
+    return output[:, :, 0] if len(atoms) == 1 else softmax(output) @ atoms
+
+
+def projected(reward, discount, probability, atoms):
+    """Equation 7 of arXiv:1707.06887, atom by atom."""
+    low, high, spacing = atoms[0], atoms[-1], atoms[1] - atoms[0]
+    target = np.zeros(len(atoms))
+    for atom, p in zip(atoms, probability, strict=True):
+        position = (min(max(reward + discount * atom, low), high) - low) / spacing
+        below = min(int(np.floor(position + 1e-12)), len(atoms) - 1)
+        above = min(below + 1, len(atoms) - 1)
+        target[below] += p * (1 - (position - below))
+        if position > below:
+            target[above] += p * (position - below)
+    return target
+
+
+def reference(algorithm, batch):
+    """|TD error| of each row, in float64, and the gradient's sign structure left to the next test."""
+    options, n = algorithm.options, len(batch["reward"])
+    atoms = np.linspace(options.v_min, options.v_max, options.n_atoms) if options.n_atoms > 1 else np.zeros(1)
+    online = values(algorithm.q, batch["next_observation"], options)
+    target = values(algorithm.q_target, batch["next_observation"], options)
+    best = expected_returns(online if options.double else target, atoms).argmax(1)
+    chosen = values(algorithm.q, batch["observation"], options)[np.arange(n), batch["action"]]
+    reward, discount = batch["reward"].double().numpy(), batch["discount"].double().numpy()
+    if options.n_atoms == 1:
+        return np.abs(reward + discount * target[np.arange(n), best, 0] - chosen[:, 0])
+    errors = []
+    for row in range(n):
+        m = projected(reward[row], discount[row], softmax(target[row, best[row]]), atoms)
+        log_p = np.log(softmax(chosen[row]))
+        errors.append(sum(m[k] * (np.log(max(m[k], 1e-8)) - log_p[k]) for k in range(len(atoms))))
+    return np.array(errors)
+
+
+def diverged(name, **options):
+    """An algorithm whose target network is another than its trained one."""
+    algorithm = make("dqn", **VARIANTS[name], **options)
+    algorithm.targets["q"] += 0.3 * torch.randn(len(algorithm.targets["q"]), generator=torch.Generator().manual_seed(3))
+    return algorithm
+
+
+def check_td_error(algorithm, batch):
+    expected = reference(algorithm, batch)
+    np.testing.assert_allclose(algorithm.update(batch).numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("record", [True, False])
+def test_td_errors(name, record):
+    algorithm = diverged(name, record=record)
+    for seed in range(5):  # of networks that have moved on
+        check_td_error(algorithm, make_batch(algorithm, 24, seed))
+
+
+FAULTS = {
+    "the discount is ignored": lambda batch: {**batch, "discount": torch.full_like(batch["discount"], 0.9)},
+    "the reward is ignored": lambda batch: {**batch, "reward": torch.zeros_like(batch["reward"])},
+    "observations are exchanged": lambda batch: {**batch, "observation": batch["next_observation"]},
+    "another action": lambda batch: {**batch, "action": (batch["action"] + 1) % 3},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_the_target_would_be_noticed(name, fault, monkeypatch):
+    algorithm = diverged(name)
+    update = algorithm.update
+    monkeypatch.setattr(algorithm, "update", lambda batch: update(FAULTS[fault](batch)))
+    with pytest.raises(AssertionError):
+        check_td_error(algorithm, make_batch(algorithm, 24))
+
+
+def test_single_where_double_is_wanted_would_be_noticed(monkeypatch):
+    algorithm = diverged("plain")
+    batch = make_batch(algorithm, 200)
+    got = algorithm.update(batch).numpy()
+    algorithm = diverged("double")
+    assert not np.allclose(got, reference(algorithm, batch), atol=1e-5)
+
+
+def gradient_by_rows(algorithm, batch, weight):
+    """The gradient of the mean of weight · loss, put together row by row with torch and the reference's targets."""
+    options = algorithm.options
+    names = list(dict(algorithm.q.named_parameters()))
+    total = {name: torch.zeros_like(parameter) for name, parameter in algorithm.q.named_parameters()}
+    n = len(weight)
+    atoms = np.linspace(options.v_min, options.v_max, options.n_atoms) if options.n_atoms > 1 else np.zeros(1)
+    target = values(algorithm.q_target, batch["next_observation"], options)
+    best = expected_returns(values(algorithm.q, batch["next_observation"], options), atoms).argmax(1)
+    for row in range(n):
+        output = algorithm.q(batch["observation"][row : row + 1])[0, batch["action"][row]]
+        reward, discount = float(batch["reward"][row]), float(batch["discount"][row])
+        if options.n_atoms == 1:
+            error = output - (reward + discount * target[row, best[row], 0])
+            loss = 0.5 * error**2 if abs(error.item()) < 1 else error.abs() - 0.5
+        else:
+            m = projected(reward, discount, softmax(target[row, best[row]]), atoms)
+            loss = -(torch.tensor(m, dtype=torch.float32) * output.log_softmax(0)).sum()
+        for name, part in zip(names, torch.autograd.grad(loss, list(algorithm.q.parameters())), strict=True):
+            total[name] += float(weight[row]) / n * part
+    return nn.utils.parameters_to_vector(total.values())
+
+
+def check_step(algorithm, batch, weight):
+    gradient = gradient_by_rows(algorithm, batch, weight)
+    norm = float(gradient.norm())
+    gradient *= min(1.0, algorithm.options.max_gradient_norm / norm)
+    before = algorithm.minimizers["q"].flat.clone()
+    algorithm.update(batch)
+    expected = adam_step(before, gradient, algorithm.options.learning_rate)
+    # Where the gradient is nothing but rounding, Adam's first step takes its sign for a direction.
+    sure = (gradient.abs() > 1e-6).numpy()
+    assert sure.mean() > 0.3
+    np.testing.assert_allclose(algorithm.minimizers["q"].flat.numpy()[sure], expected[sure], rtol=0, atol=2e-6)
+    mean = algorithm.minimizers["q"].state_dict()["mean"].numpy()
+    np.testing.assert_allclose(mean, 0.1 * gradient.numpy(), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["double", "dueling", "distributional", "all"])
+@pytest.mark.parametrize("max_gradient_norm", [10.0, 0.01])
+def test_the_step_is_down_the_weighted_mean(name, max_gradient_norm):
+    algorithm = diverged(name, max_gradient_norm=max_gradient_norm)
+    batch = make_batch(algorithm)
+    check_step(algorithm, batch, batch["importance_weight"])
+
+
+@pytest.mark.parametrize("name", ["double", "distributional"])
+def test_ignored_weights_would_be_noticed(name):
+    algorithm = diverged(name)
+    batch = make_batch(algorithm)
+    with pytest.raises(AssertionError):
+        check_step(algorithm, batch, torch.ones(12))
+
+
+def test_the_projection_at_the_ends_and_on_the_atoms():
+    """Returns beyond the support, and exactly on an atom, where a naive projection loses the mass."""
+    algorithm = make("dqn", n_atoms=5, v_min=-2.0, v_max=2.0)
+    batch = make_batch(algorithm, 4)
+    batch["reward"], batch["discount"] = torch.tensor([50.0, -50.0, 1.0, 0.0]), torch.tensor([0.0, 0.9, 0.0, 1.0])
+    check_td_error(algorithm, batch)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_terminated_rows_do_not_bootstrap(name):
+    batch = make_batch(diverged(name))
+    ended = batch["discount"] == 0
+    assert 0 < ended.sum() < 12
+    other = {**batch, "next_observation": batch["next_observation"] + 1}
+    one, two = (diverged(name).update(rows) for rows in (batch, other))
+    torch.testing.assert_close(one[ended], two[ended])  # a distribution sums up to one but for rounding
+    assert not torch.isclose(one[~ended], two[~ended]).any()
+
+
+def test_the_discount_is_taken_from_the_row_so_that_n_steps_need_nothing_more():
+    algorithm = diverged("double", n_step=3)
+    batch = make_batch(algorithm)
+    batch["discount"] = torch.linspace(0, 0.99**3, 12)
+    check_td_error(algorithm, batch)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_td_errors_of_actors_are_those_of_the_trained_network(name):
+    algorithm = diverged(name)
+    batch = make_batch(algorithm)
+    options = algorithm.options
+    atoms = np.linspace(options.v_min, options.v_max, options.n_atoms) if options.n_atoms > 1 else np.zeros(1)
+    q = expected_returns(values(algorithm.q, batch["observation"], options), atoms)[np.arange(12), batch["action"]]
+    next_q = expected_returns(values(algorithm.q, batch["next_observation"], options), atoms).max(1)
+    expected = batch["reward"].numpy() + batch["discount"].numpy() * next_q - q
+    del batch["importance_weight"]
+    np.testing.assert_allclose(algorithm.td_error(batch).numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_best_action(name):
+    algorithm = diverged(name)
+    observation = torch.randn(500, 5)
+    options = algorithm.options
+    atoms = np.linspace(options.v_min, options.v_max, options.n_atoms) if options.n_atoms > 1 else np.zeros(1)
+    expected = expected_returns(values(algorithm.q, observation, options), atoms).argmax(1)
+    for kind in (observation, observation.numpy()):
+        action = algorithm.act(kind, np.zeros(500, np.float32), np.random.default_rng(0))
+        assert action.dtype == np.int64 and action.shape == (500,)
+        assert (action == expected).mean() > 0.995  # but for ties within rounding
+
+
+@pytest.mark.parametrize(("tau", "interval"), [(1.0, 5), (0.1, 1), (0.3, 3)])
+def test_the_target_network_follows(tau, interval):
+    algorithm = make("dqn", tau=tau, target_interval=interval)
+    expected = algorithm.targets["q"].clone()
+    for number in range(1, 17):
+        algorithm.update(make_batch(algorithm, seed=number))
+        if number % interval == 0:
+            expected = (1 - tau) * expected + tau * algorithm.minimizers["q"].flat
+        torch.testing.assert_close(algorithm.targets["q"], expected, rtol=1e-5, atol=1e-6)
+        assert number % interval or tau < 1 or torch.equal(algorithm.targets["q"], algorithm.minimizers["q"].flat)
+
+
+def test_both_networks_begin_as_one():
+    algorithm = make("dqn")
+    assert torch.equal(algorithm.targets["q"], algorithm.minimizers["q"].flat)
+    observation = torch.randn(3, 5)
+    assert torch.equal(algorithm.q(observation), algorithm.q_target(observation))
+
+
+def test_the_plan_of_exploration():
+    algorithm = make("dqn", exploration_initial=0.8, exploration_final=0.2, exploration_fraction=0.5)
+    plan = [algorithm.exploration(progress) for progress in (0, 0.25, 0.5, 0.75, 1)]
+    np.testing.assert_allclose(plan, [0.8, 0.5, 0.2, 0.2, 0.2])
+    assert make("dqn", exploration_final=0.3, exploration_fraction=0.0).exploration(0) == pytest.approx(0.3)
+
+
+def test_options_are_checked():
+    assert make("dqn", VECTOR, DISCRETE).options.double
+    for bad in ({"n_atoms": 0}, {"n_atoms": 5, "v_min": 1.0, "v_max": 1.0}, {"gamma": 1.5}, {"batch_size": 0}, {"tau": 0.0}):
+        with pytest.raises(ValueError, match=next(iter(bad)) if "v_min" not in bad else "v_min"):
+            make("dqn", **bad)

@@ -1,0 +1,201 @@
+"""That a step is torch's Adam on the gradient of the loss, recorded or not, of one learner or of several."""
+
+import io
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from kary_replay.algorithms import Minimizer, Share, flatten  # noqa: E402
+
+N_STEPS = 50
+
+
+def network(seed=0, units=32):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, units), nn.ReLU(), nn.Linear(units, units), nn.ReLU(), nn.Linear(units, 1))
+
+
+def batches(n=N_STEPS, n_rows=12, scale=1.0):
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(n):
+        x = scale * torch.randn(n_rows, 3, generator=generator)
+        yield x, x.prod(1), torch.rand(n_rows, generator=generator)
+
+
+def minimizer(module, **options):
+    def loss(x, y, weight):
+        error = module(x).squeeze(1) - y
+        return (weight * error.square()).mean(), error.abs()
+
+    return Minimizer([module], loss, 1e-2, **options)
+
+
+def by_torch(module, max_gradient_norm=None):
+    """The same training with a stock optimizer on one parameter, of which the module's are views."""
+    flat = nn.Parameter(flatten([module]))
+    optimizer = torch.optim.Adam([flat], lr=1e-2, fused=True)
+    for x, y, weight in batches():
+        loss = (weight * (module(x).squeeze(1) - y).square()).mean()
+        flat.grad = torch.cat([gradient.reshape(-1) for gradient in torch.autograd.grad(loss, list(module.parameters()))])
+        if max_gradient_norm:
+            nn.utils.clip_grad_norm_([flat], max_gradient_norm)
+        optimizer.step()
+    return flat.detach()
+
+
+@pytest.mark.parametrize("max_gradient_norm", [None, 0.05, 1e6])
+@pytest.mark.parametrize("record", [True, False])
+@pytest.mark.parametrize("units", [32, 256])
+def test_steps_are_those_of_torch_to_the_bit(max_gradient_norm, record, units):
+    ours = minimizer(network(units=units), max_gradient_norm=max_gradient_norm, record=record)
+    for batch in batches():
+        ours.step(*batch)
+    theirs = by_torch(network(units=units), max_gradient_norm)
+    assert torch.equal(ours.flat, theirs)
+    assert not torch.equal(ours.flat, by_torch(network(units=units), 0.06))  # the comparison can fail
+
+
+def test_steps_are_those_of_adam_on_each_parameter():
+    """As everybody writes it; to within rounding, for the vectors end elsewhere."""
+    ours, module = minimizer(network()), network()
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
+    for batch in batches():
+        x, y, weight = batch
+        (errors,) = ours.step(*batch)
+        loss = (weight * (module(x).squeeze(1) - y).square()).mean()
+        torch.testing.assert_close(errors, (module(x).squeeze(1) - y).abs().detach(), rtol=1e-3, atol=1e-4)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    torch.testing.assert_close(ours.flat, nn.utils.parameters_to_vector(module.parameters()).detach(), rtol=1e-3, atol=1e-4)
+
+
+def test_the_parameters_are_views_of_one_vector():
+    module = network()
+    before = nn.utils.parameters_to_vector(module.parameters()).detach().clone()
+    flat = minimizer(module).flat
+    assert torch.equal(flat, before)
+    flat.zero_()
+    assert all((parameter == 0).all() for parameter in module.parameters())
+
+
+def test_batches_of_other_sizes_and_dicts():
+    flats = []
+    for record in (True, False):
+        module = network()
+
+        def loss(parts, y, module=module):
+            error = module(torch.cat([parts["left"], parts["right"]], 1)).squeeze(1) - y
+            return error.square().mean(), error.abs()
+
+        ours = Minimizer([module], loss, 1e-2, record=record)
+        for number, (x, y, _) in enumerate(batches(20)):
+            rows = slice(0, 4 + 4 * (number % 3))
+            parts = {"left": x[rows, :1], "right": x[rows, 1:]}
+            parts = dict(reversed(parts.items())) if number % 2 else parts
+            assert ours.step(parts, y[rows])[0].shape == y[rows].shape
+        flats.append(ours.flat)
+    assert torch.equal(*flats) and not torch.equal(flats[0], flatten([network()]))
+
+
+def test_what_is_returned_can_be_used_in_any_way():
+    for record in (True, False):
+        (errors,) = minimizer(network(), record=record).step(*next(batches()))
+        assert not errors.is_inference() and not errors.requires_grad
+        errors += 1
+        weight = torch.ones((), requires_grad=True)
+        (weight * errors).sum().backward()
+        assert weight.grad == errors.sum()
+
+
+@pytest.mark.parametrize("record", [True, False])
+@pytest.mark.parametrize("max_gradient_norm", [None, 0.05])
+def test_the_average_replaces_the_gradient_before_it_is_clipped(record, max_gradient_norm):
+    seen = []
+
+    def average(gradient):
+        seen.append(gradient.clone())
+        gradient.mul_(0).add_(torch.linspace(-1, 1, len(gradient)))
+
+    ours = minimizer(network(), max_gradient_norm=max_gradient_norm, record=record, share=Share(0, 2, average))
+    module = network()
+    flat = nn.Parameter(flatten([module]))
+    optimizer = torch.optim.Adam([flat], lr=1e-2, fused=True)
+    for batch in batches(5):
+        ours.step(*batch)
+        flat.grad = torch.linspace(-1, 1, len(flat))
+        if max_gradient_norm:
+            nn.utils.clip_grad_norm_([flat], max_gradient_norm)
+        optimizer.step()
+    assert torch.equal(ours.flat, flat)
+    x, y, weight = next(batches())
+    whole = network()
+    loss = (weight * (whole(x).squeeze(1) - y).square()).mean()
+    expected = torch.cat([gradient.reshape(-1) for gradient in torch.autograd.grad(loss, list(whole.parameters()))])
+    torch.testing.assert_close(seen[0], expected)
+
+
+@pytest.mark.parametrize("n_learners", [2, 3])
+def test_parts_of_a_batch_average_to_the_whole(n_learners):
+    module = network()
+
+    def gradient(rows, x, y, weight):
+        return torch.cat(
+            [
+                part.reshape(-1)
+                for part in torch.autograd.grad(
+                    (weight[rows] * (module(x[rows]).squeeze(1) - y[rows]).square()).mean(), list(module.parameters())
+                )
+            ]
+        )
+
+    batch = next(batches())
+    shares = [Share(number, n_learners) for number in range(n_learners)]
+    parts = [gradient(share.rows(12 // n_learners), *batch) for share in shares]
+    torch.testing.assert_close(sum(parts) / n_learners, gradient(slice(None), *batch))
+
+
+def test_a_saved_state_goes_on_to_the_bit():
+    first = minimizer(network())
+    rows = list(batches())
+    for batch in rows[:20]:
+        first.step(*batch)
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    for batch in rows[20:]:
+        first.step(*batch)
+    second = minimizer(network(seed=5))
+    second.step(*rows[3])  # with a recording that has to go on
+    second.load_state_dict(torch.load(file, weights_only=True))
+    for batch in rows[20:]:
+        second.step(*batch)
+    assert torch.equal(first.flat, second.flat)
+
+
+def test_a_state_is_a_copy():
+    ours = minimizer(network())
+    state = ours.state_dict()
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    ours.step(*next(batches()))
+    assert all(torch.equal(before[name], state[name]) for name in before)
+
+
+def test_a_loss_that_branches_on_values_is_refused_and_nothing_moves():
+    module = network()
+
+    def loss(x, y, weight):
+        error = module(x).squeeze(1) - y
+        return ((error if error.mean() > 0 else F.relu(error)).mean(),)
+
+    ours = Minimizer([module], loss, 1e-2)
+    before = ours.flat.clone()
+    with pytest.raises(RuntimeError, match="get value out of a tracing tensor"):
+        ours.step(*next(batches()))
+    assert torch.equal(before, ours.flat)
+    unrecorded = Minimizer([module], loss, 1e-2, record=False)
+    unrecorded.step(*next(batches()))
+    assert not torch.equal(before, unrecorded.flat)

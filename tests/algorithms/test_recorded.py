@@ -1,0 +1,138 @@
+"""What a recording repeats, when it is made anew, and what it refuses."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from kary_replay.algorithms.recorded import Recorded  # noqa: E402
+
+X = torch.linspace(-1, 1, 8).view(4, 2)
+
+
+@pytest.fixture
+def linear():
+    torch.manual_seed(0)
+    return nn.Linear(2, 1)
+
+
+def test_it_runs_python_once_for_each_shape_and_dtype():
+    calls = []
+    recorded = Recorded(lambda x: (calls.append(x.shape), (x * 2,))[1])
+    for x in (X, X + 1, X[:3], X[1:], X.double(), X[:3].double(), X):
+        (y,) = recorded(x)
+        assert y.dtype == x.dtype and (y == 2 * x).all()
+    assert len(calls) == len(recorded.programs) == 4
+
+
+def test_dicts_may_come_in_any_order_of_their_keys():
+    recorded = Recorded(lambda parts, x: (parts["a"] - parts["b"] * x,))
+    for parts in ({"a": X, "b": X + 1}, {"b": X + 1, "a": X}):
+        assert (recorded(parts, X + 2)[0] == X - (X + 1) * (X + 2)).all()
+    assert len(recorded.programs) == 1
+
+
+def test_changes_in_place_of_other_tensors_count(linear):
+    recorded = Recorded(lambda x: (linear(x), linear.bias.exp()))
+    for _ in range(3):
+        with torch.no_grad():
+            linear.weight += 1
+            linear.bias.mul_(2)
+        y, z = recorded(X)
+        assert (y == linear(X)).all() and (z == linear.bias.exp()).all()
+
+
+def branch_on_an_input(linear, x):
+    return linear(x).mean() * (2 if x[0, 0] > 0 else 1)
+
+
+def branch_on_a_result(linear, x):
+    y = linear(x).mean()
+    return y * 2 if y > 0 else y
+
+
+def branch_on_a_parameter(linear, x):
+    return linear(x).mean() * (2 if linear.bias > 0 else 1)
+
+
+def value_of_a_result(linear, x):
+    y = linear(x).mean()
+    return y * y.item()
+
+
+def loop_over_a_value(linear, x):
+    y = linear(x).mean()
+    while y.abs() < 1:
+        y = y * 2
+    return y
+
+
+def rows_where_something_holds(linear, x):
+    return linear(x)[x[:, 0] > 0].mean()
+
+
+def numbers_where_something_holds(linear, x):
+    return linear(x).masked_select(x[:, :1] > 0).mean()
+
+
+def one_hot_without_the_number_of_classes(linear, x):
+    return (linear(x) * F.one_hot((x[:, 0] > 0).long())).mean()
+
+
+REFUSED = [
+    branch_on_an_input,
+    branch_on_a_result,
+    branch_on_a_parameter,
+    value_of_a_result,
+    loop_over_a_value,
+    rows_where_something_holds,
+    numbers_where_something_holds,
+    one_hot_without_the_number_of_classes,
+]
+
+
+@pytest.mark.parametrize("function", REFUSED, ids=lambda function: function.__name__)
+def test_what_depends_on_values_is_refused(function, linear):
+    recorded = Recorded(lambda x: (function(linear, x),))
+    for _ in range(2):  # and nothing of it is kept
+        with pytest.raises(RuntimeError, match=r"get value out of a tracing tensor|cannot be recorded"):
+            recorded(X)
+
+
+def test_what_selects_by_numbers_is_not_refused(linear):
+    row = torch.arange(4)
+    recorded = Recorded(lambda x: (linear(x)[row, x.argmax(1) * 0], torch.where(x > 0, x, 0).sum()))
+    for x in (X, -X):
+        assert (recorded(x)[0] == linear(x)[:, 0]).all() and recorded(x)[1] == x.clamp(min=0).sum()
+
+
+@pytest.mark.parametrize("units", [1, 7, 64, 256])
+@pytest.mark.parametrize("n_rows", [1, 5, 64, 200])
+def test_results_and_gradients_are_the_same_to_the_bit(units, n_rows):
+    """At 256 units TorchScript's own way with addmm would round otherwise."""
+    torch.manual_seed(units)
+    network = nn.Sequential(nn.Linear(5, units), nn.ReLU(), nn.Linear(units, units), nn.Tanh(), nn.Linear(units, 3))
+
+    def gradients(x):
+        with torch.enable_grad():
+            y = network(x)
+            return (y.detach(), *torch.autograd.grad(F.smooth_l1_loss(y, x[:, :3]), list(network.parameters())))
+
+    recorded = Recorded(gradients)
+    for _ in range(3):
+        x = torch.randn(n_rows, 5)
+        assert all(map(torch.equal, recorded(x), gradients(x)))
+
+
+def test_recording_in_several_threads_at_once(run_threaded):
+    def work(number):
+        linear = nn.Linear(3, 4)
+        recorded = Recorded(lambda x: torch.autograd.grad(linear(x).square().sum(), list(linear.parameters())))
+        for n_rows in range(2, 12):
+            x = torch.randn(n_rows, 3)
+            with torch.enable_grad():
+                expected = torch.autograd.grad(linear(x).square().sum(), list(linear.parameters()))
+            assert all(map(torch.equal, recorded(x), expected))
+
+    run_threaded(work, 4)

@@ -1,0 +1,70 @@
+"""Kills actors at random moments of one run, which must solve its task all the same: ``python kill_actors.py --kills 50``."""
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from kary_replay.runner import Runner, RunnerConfig
+
+
+def actors(group):
+    """The processes of actors that work, of those started by a process."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, rest = path.read_text().split("(", 1)[1].rsplit(")", 1)
+        except (OSError, IndexError):
+            continue
+        state, parent = rest.split()[:2]
+        if int(parent) == group and name.startswith("actor-") and state != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def kill_some(n_kills, ended, killed, seed):
+    rng = random.Random(seed)
+    while len(killed) < n_kills and not ended.is_set():
+        time.sleep(rng.uniform(0.0, 1.0))
+        alive = actors(os.getpid())
+        if alive:
+            pid = rng.choice(alive)
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+
+
+def main(kills, total_env_steps, threshold, seed, directory):
+    """Return the result of the run, and how many actors were killed."""
+    config = RunnerConfig(
+        "dqn", "CartPole-v1", actors=2, seed=seed, total_env_steps=total_env_steps, target_return=threshold,
+        max_restarts=1_000_000, directory=str(directory),
+    )  # fmt: skip
+    ended, killed = threading.Event(), []
+    killer = threading.Thread(target=kill_some, args=(kills, ended, killed, seed))
+    killer.start()
+    try:
+        result = Runner(config).run()
+    finally:
+        ended.set()
+        killer.join()
+    return result, len(killed)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--env-steps", type=int, default=200_000)
+    parser.add_argument("--threshold", type=float, default=475.0)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        result, killed = main(args.kills, args.env_steps, args.threshold, args.seed, Path(folder) / "run")
+    print(
+        f"{killed} actors killed; return {result.mean_return:.1f} after {result.env_steps} steps, {result.wall_seconds:.0f} s"
+    )
+    sys.exit(not (killed >= args.kills and result.mean_return >= args.threshold))

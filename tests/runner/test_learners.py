@@ -1,0 +1,88 @@
+"""Several learners: one whole batch between them, the same step, and everyone at the end of it."""
+
+import multiprocessing
+import tempfile
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from runs import config
+
+from kary_replay.algorithms import ALGORITHMS
+from kary_replay.runner import Runner
+from kary_replay.runner.backends.worker_process import _join
+
+OBSERVATION = spaces.Box(-1, 1, (4,), np.float32)
+ACTIONS = {"dqn": spaces.Discrete(3)}
+BATCH, UPDATES = 24, 100
+
+
+def algorithm_of(name, share=None):
+    options_class = ALGORITHMS[name].options_class
+    options = options_class(hidden=(32, 32), batch_size=BATCH, target_interval=3)
+    return ALGORITHMS[name](OBSERVATION, ACTIONS.get(name, spaces.Box(-2, 2, (2,), np.float32)), options, seed=3, share=share)
+
+
+def batch_of(name, number, rows=slice(None)):
+    rng = np.random.default_rng(number)
+    action = rng.integers(3, size=BATCH) if name == "dqn" else rng.uniform(-1, 1, (BATCH, 2)).astype(np.float32)
+    columns = {
+        "observation": rng.normal(size=(BATCH, 4)).astype(np.float32),
+        "action": action,
+        "reward": rng.normal(size=BATCH).astype(np.float32),
+        "next_observation": rng.normal(size=(BATCH, 4)).astype(np.float32),
+        "discount": np.where(rng.random(BATCH) < 0.1, 0, 0.99).astype(np.float32),
+        "importance_weight": rng.uniform(0.2, 1, BATCH).astype(np.float32),
+    }
+    return {key: torch.from_numpy(column[rows]) for key, column in columns.items()}
+
+
+def learn(index, count, meeting, pipe):
+    torch.set_num_threads(1)
+    plan = SimpleNamespace(config=SimpleNamespace(learners=count, device="cpu"))
+    share = _join(plan, index, meeting)
+    for name in ALGORITHMS:
+        algorithm = algorithm_of(name, share)
+        rows = share.rows(BATCH // count)
+        errors = [algorithm.update(batch_of(name, number, rows)).numpy().copy() for number in range(UPDATES)]
+        pipe.send((errors, {key: minimizer.flat.numpy() for key, minimizer in algorithm.minimizers.items()}))
+    pipe.recv()
+
+
+def test_learners_in_processes_equal_one_with_the_whole_batch():
+    """After 100 updates to within 1e-4 of the parameters, where each update has rounded at 1e-7."""
+    context, count = multiprocessing.get_context("spawn"), 2
+    with tempfile.TemporaryDirectory() as folder:
+        pipes = [context.Pipe() for _ in range(count)]
+        processes = [
+            context.Process(target=learn, args=(index, count, f"{folder}/meeting", theirs))
+            for index, (_, theirs) in enumerate(pipes)
+        ]
+        for process in processes:
+            process.start()
+        results = {name: [ours.recv() for ours, _ in pipes] for name in ALGORITHMS}
+        for ours, _ in pipes:
+            ours.send("end")
+        for process in processes:
+            process.join()
+    for name, ((first_errors, first), (second_errors, second)) in results.items():
+        one = algorithm_of(name)
+        errors = [one.update(batch_of(name, number)).numpy().copy() for number in range(UPDATES)]
+        for key, minimizer in one.minimizers.items():
+            np.testing.assert_array_equal(first[key], second[key])
+            np.testing.assert_allclose(first[key], minimizer.flat.numpy(), rtol=1e-4, atol=1e-5, err_msg=f"{name} {key}")
+        np.testing.assert_allclose(np.concatenate([first_errors, second_errors], 1), errors, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("learners", [2, 3])
+def test_learners_of_a_run_end_together(learners, tmp_path):
+    result = Runner(
+        config(
+            "dqn", "CartPole-v1", tmp_path / "run", options={"batch_size": 24}, backend="process", learners=learners,
+            total_env_steps=2_000, samples_per_insert=24.0,
+        )
+    ).run()  # fmt: skip
+    assert result.env_steps >= 2_000
+    assert result.samples_per_insert == pytest.approx(24, rel=0.1)  # the allowance, against so short a run
