@@ -63,12 +63,12 @@ def main() -> int:
     result = with_the_runner(args.seed, args.steps, args.threshold, args.backend, directory)
 
     table = Table(title=f"DQN on CartPole-v1 until a mean return of {args.threshold:g}", title_justify="left")
-    for name in ("", "environment steps", "updates", "seconds", "start-up", "return"):
+    for name in ("", "env steps", "updates", "seconds", "start-up", "return"):
         table.add_column(name, justify="right" if name else "left")
     ours = result.env_steps, result.updates, result.wall_seconds, result.startup_seconds, result.mean_return
     rows = {
-        "Stable-Baselines3 + our buffer": (env_steps, updates, seconds, 0.0, mean_return),
-        "kary-replay's runner": ours,
+        "SB3 + our buffer": (env_steps, updates, seconds, 0.0, mean_return),
+        "our runner": ours,
     }
     for name, (*numbers, reached) in rows.items():
         mark = "" if reached >= args.threshold else " (not solved)"

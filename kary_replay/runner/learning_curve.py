@@ -65,6 +65,6 @@ def draw(path: Path, title: str, episodes: Points, evaluations: Sequence[Evaluat
         axes.spines[["top", "right"]].set_visible(False)
     left.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     left.set_ylabel("return")
-    left.legend(loc="best", framealpha=0.9)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle(title)
     figure.savefig(path, dpi=150)

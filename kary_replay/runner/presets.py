@@ -26,8 +26,8 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("dqn", "*"): {},
     ("dqn", "CartPole-v1"): {
         "total_env_steps": 50_000, "buffer_capacity": 100_000, "samples_per_insert": 32, "evaluation_interval": 1_000,
-        "options": {"hidden": (256, 256), "learning_rate": 2.3e-3 / 4, "batch_size": 64, "target_interval": 128,
-                    "exploration_fraction": 0.16, "exploration_final": 0.04},
+        "options": {"hidden": (256, 256), "learning_rate": 1e-3, "batch_size": 64, "n_step": 3, "tau": 0.01,
+                    "target_interval": 1, "exploration_fraction": 0.16, "exploration_final": 0.04},
     },
     ("ddpg", "*"): {},
     ("td3", "*"): {},
