@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _do(list(sys.argv[1:] if arguments is None else arguments))
     except _RefusedError as error:
-        _complain(str(error))
+        _complain(" ".join(str(error).split()))  # libraries' own messages may have many lines
         return REFUSED
     except KeyboardInterrupt:
         _complain("interrupted")
@@ -107,6 +107,7 @@ def _do(arguments: list[str]) -> int:
 def _train(arguments: list[str]) -> int:
     from .algorithms import ALGORITHMS
     from .runner import Runner
+    from .runner.display import number
 
     if not arguments:
         raise _RefusedError("train needs an algorithm and an environment: see kary-replay train --help")
@@ -126,15 +127,16 @@ def _train(arguments: list[str]) -> int:
     else:
         runner = Runner(_config(arguments))
     result = runner.run()
-    print(
-        f"{'interrupted' if result.interrupted else 'done'}: return {result.mean_return:.1f} after {result.env_steps:,} "
-        f"environment steps, {result.updates:,} updates and {result.wall_seconds:.1f} s"
-    )
-    if result.interrupted:
-        print(f"go on with: kary-replay train --resume {result.directory}")
-        return INTERRUPTED
-    print(f"all of it is in {result.directory}; to watch it: kary-replay play {result.directory}")
-    return 0
+    outcome = "interrupted" if result.interrupted else "done"
+    last = f"go on with: kary-replay train --resume {result.directory}"
+    if not result.interrupted:
+        last = f"all of it is in {result.directory}; to watch it: kary-replay play {result.directory}"
+    with contextlib.suppress(OSError):  # if nobody reads it
+        print(
+            f"{outcome}: return {number(result.mean_return)} after {result.env_steps:,} environment steps, "
+            f"{result.updates:,} updates and {result.wall_seconds:.1f} s\n{last}"
+        )
+    return INTERRUPTED if result.interrupted else 0
 
 
 def _config(arguments: list[str]) -> Any:
@@ -195,8 +197,7 @@ def _presets(arguments: list[str]) -> int:
     from .runner.presets import COMMON, PRESETS
 
     if arguments:
-        known = arguments[0] in ("-h", "--help")
-        if not known:
+        if arguments[0] not in ("-h", "--help"):
             raise _RefusedError(f"presets takes no arguments, got {' '.join(arguments)}")
         print("usage: kary-replay presets\n\nShow the settings that tasks begin with, where they differ from the defaults.")
         return 0

@@ -98,7 +98,8 @@ def _rendered(make: Maker, mode: str, seed: int) -> tuple[Any, str]:
         seen.reset(seed=seed)
         seen.render()
     except Exception as error:  # of any graphics library
-        return env, f"rendering failed with {type(error).__name__}: {error}"
+        hint = "; on a machine without a screen, try it with MUJOCO_GL=egl" if "GL" in str(error) else ""
+        return env, f"rendering failed with {type(error).__name__}: {error}{hint}"
     env.close()
     return seen, ""
 
