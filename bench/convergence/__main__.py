@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--rivals", nargs="+", choices=RIVALS, default=list(RIVALS))
     parser.add_argument("--units", nargs="+", type=int, default=list(UNITS), help="width of both hidden layers")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--budget", type=int, help="environment steps after which a run gives up (default: the task's)")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     parser.add_argument("--resume", action="store_true", help="keep the runs that the output has, failed ones excepted")
     arguments = parser.parse_args()
@@ -100,7 +101,7 @@ def main() -> None:
     for job in jobs(arguments.tasks, arguments.rivals, arguments.units, arguments.seeds):
         if tuple(job[key] for key in IDENTITY) in there:
             continue
-        records.append(run(job))
+        records.append(run({**job, "budget": arguments.budget}))
         described["cores_used_by_others"] = max(record["cores_used_by_others"] for record in records)
         write(arguments.output, described, records)
         print(describe(records[-1]), flush=True)

@@ -85,6 +85,11 @@ class Progress(BaseCallback):
         return self._go_on
 
 
+def total(task: Task) -> int:
+    """Return how many steps SB3 is asked for: more than the budget, so that the course and not SB3 ends the run."""
+    return task.budget + 1_000
+
+
 def build(task: Task, chosen: dict[str, Any], seed: int) -> Any:
     """Return the model."""
     arguments = dict(chosen)
@@ -92,7 +97,7 @@ def build(task: Task, chosen: dict[str, Any], seed: int) -> Any:
     units, n_envs = arguments.pop("units"), arguments.pop("n_envs")
     envs = DummyVecEnv([lambda: make(task.env_id)] * n_envs)
     if "exploration_steps" in arguments:
-        arguments["exploration_fraction"] = arguments.pop("exploration_steps") / task.budget
+        arguments["exploration_fraction"] = arguments.pop("exploration_steps") / total(task)
     if "noise_std" in arguments:
         size = envs.action_space.shape
         arguments["action_noise"] = NormalActionNoise(np.zeros(size), arguments.pop("noise_std") * np.ones(size))
@@ -113,5 +118,5 @@ def train(name: str, task: Task, seed: int, chosen: dict[str, Any]) -> Outcome:
     """Train until the course says that it is enough."""
     model = build(task, chosen, seed)
     course = Course(task, *actor(model, task.algorithm), chosen)
-    model.learn(task.budget + 1_000, callback=Progress(course), log_interval=None)
+    model.learn(total(task), callback=Progress(course), log_interval=None)
     return course.outcome

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -14,6 +15,8 @@ def main() -> None:
     """Train, and write the outcome where the job says."""
     job = json.loads(sys.argv[1])
     task = TASKS[job["task"]]
+    if job.get("budget"):
+        task = replace(task, budget=job["budget"])
     rival = import_module(f"bench.convergence.{job['rival']}_rival")
     chosen = {**rival.settings(job["task"], job["units"]), **job.get("settings", {})}
     outcome = rival.train(job["task"], task, job["seed"], chosen).as_json()
