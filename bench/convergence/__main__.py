@@ -97,6 +97,8 @@ def main() -> None:
         records = [record for record in document["records"] if "error" not in record]
         if document["machine"]["processor"] != described["processor"]:
             parser.error(f"{arguments.output.name} was measured on another machine; its runs cannot be compared with new ones")
+        if any(record["budget"] != arguments.budget for record in records):
+            parser.error(f"{arguments.output.name} has runs with another --budget")
     there = {tuple(record[key] for key in IDENTITY) for record in records}
     for job in jobs(arguments.tasks, arguments.rivals, arguments.units, arguments.seeds):
         if tuple(job[key] for key in IDENTITY) in there:

@@ -108,7 +108,7 @@ def settings(records: Sequence[Record]) -> list[str]:
     return _table(["task", "", "settings"], list(map(list, dict.fromkeys(map(tuple, rows)))))
 
 
-HIDDEN = ("units", "hidden_sizes")  # said in the heading
+HIDDEN = ("units",)  # said in the heading
 
 
 def band(runs: Sequence[Record], grid: np.ndarray) -> np.ndarray:
@@ -177,7 +177,7 @@ def draw(records: Sequence[Record], units: int, path: Path) -> None:
         for rival in RIVALS:
             if runs := chosen(records, rival=rival):
                 n_seeds = len({run["seed"] for run in runs})
-                legend.plot([], [], color=COLOURS[rival], lw=1.8, label=f"{NAMES[rival]} ({n_seeds} seeds)")
+                legend.plot([], [], color=COLOURS[rival], lw=1.8, label=f"{NAMES[rival]} ({n_seeds} seed{'s' * (n_seeds > 1)})")
         legend.plot([], [], color="#333333", lw=0.9, ls="--", label="threshold")
         legend.plot([], [], "o", color="#333333", mec="white", ms=7, label="median time to the threshold")
         legend.legend(

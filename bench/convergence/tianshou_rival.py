@@ -25,9 +25,9 @@ from bench.convergence.tasks import Task
 # `eps` goes from its first number to its second in that many environment steps. Buffers are small because Tianshou looks
 # through all of a buffer after every collection.
 SETTINGS: dict[str, dict[str, Any]] = {
-    # From examples/discrete/discrete_dqn.py (learning rate 1e-3, gamma 0.9, 3-step targets, epsilon 0.1, 10 steps and 1 update at
-    # a time), which did not get there in 300,000 steps: best mean return 459. Tried: gamma 0.99 or 0.98; 1-step or 3-step targets;
-    # 50, 100 or 250 steps at a time with an update per 2 or 4 steps; the zoo's learning rate, epsilon and targets: 23 to 64 s.
+    # From examples/discrete/discrete_dqn.py (learning rate 1e-3, gamma 0.9, 3-step targets, epsilon 0.1, 10 steps and 1 update
+    # at a time), which did not get there in 300,000 steps: best mean return 459. Tried: gamma 0.99 or 0.98; 1-step or 3-step
+    # targets; 50, 100 or 250 steps at a time with an update per 2 or 4 steps; the zoo's rate, epsilon and targets: 23 to 64 s.
     "cartpole_dqn": {
         "lr": 2e-3,
         "batch_size": 64,
@@ -42,9 +42,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "huber": None,
         "eps": [1.0, 0.05, 5_000],
     },
-    # examples/box2d/lunarlander_dqn.py learns with a rate of 0.013, dueling heads and epsilon 0.73, an update per 16 steps and ten
-    # epochs of 80,000 steps. Here the zoo's rate, gamma, target, epsilon and Huber loss, with 16 environments. Without the Huber
-    # loss and with an update per 2 steps it was not there after some 200,000 steps.
+    # examples/box2d/lunarlander_dqn.py learns with a rate of 0.013, dueling heads, epsilon 0.73, an update per 16 steps and ten
+    # epochs of 80,000 steps. Here the zoo's rate, gamma, target, epsilon and Huber loss, with 16 environments. Without the
+    # Huber loss and with an update per 2 steps it was not there after some 200,000 steps.
     "lunarlander_dqn": {
         "lr": 6.3e-4,
         "batch_size": 128,
