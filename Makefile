@@ -8,7 +8,7 @@ SOURCES := $(wildcard kary_replay/*.pyx kary_replay/*.pxd kary_replay/*.hpp)
 .PHONY: run test stress sanitize bench bench-full bench-storing bench-adapters bench-convergence learning lint format clean
 
 run: $(VENV)/built
-	$(BIN)/python docs/recipes/sb3_cartpole.py
+	$(BIN)/python docs/recipes/two_ways.py
 
 test: $(VENV)/built
 	$(BIN)/python -m pytest

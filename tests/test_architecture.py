@@ -37,7 +37,8 @@ FLOORS = [
     {"__init__", "prefetch"},
     {"algorithms"},
     {"runner"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},
 ]
 FLOOR = {module: number for number, modules in enumerate(FLOORS) for module in modules}
 FROM_OUTSIDE = {"numpy", "cpython", "libc", "libcpp", "cython"} | set(sys.stdlib_module_names)

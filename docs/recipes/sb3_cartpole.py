@@ -139,6 +139,18 @@ def save(fig: plt.Figure, path: Path) -> None:
     print(f"wrote {path}")
 
 
+def train(seed: int, steps: int, threshold: float) -> tuple[DQN, StopWhenSolved, float]:
+    """Train until the threshold is reached or the steps run out; return also how many seconds that took."""
+    model = make_model(seed, steps)
+    bar = (TextColumn("{task.description}"), BarColumn(16), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
+    start = time.perf_counter()
+    with Progress(*bar, console=Console()) as progress:
+        task = progress.add_task("filling the buffer", total=steps)
+        callback = StopWhenSolved(threshold, progress, task, seed)
+        model.learn(steps, callback=callback)
+    return model, callback, time.perf_counter() - start
+
+
 def main() -> int:
     """Train, plot and report; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -150,14 +162,7 @@ def main() -> int:
 
     torch.set_num_threads(1)  # a network this small is fastest on one
     args.output.mkdir(parents=True, exist_ok=True)
-    model = make_model(args.seed, args.steps)
-    bar = (TextColumn("{task.description}"), BarColumn(16), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
-    start = time.perf_counter()
-    with Progress(*bar, console=Console()) as progress:
-        task = progress.add_task("filling the buffer", total=args.steps)
-        callback = StopWhenSolved(args.threshold, progress, task, args.seed)
-        model.learn(args.steps, callback=callback)
-    seconds = time.perf_counter() - start
+    model, callback, seconds = train(args.seed, args.steps, args.threshold)
 
     plot_learning_curve(args.output / "learning_curve.png", callback)
     plot_priorities(args.output / "priorities.png", model)

@@ -61,7 +61,8 @@ def allocate(
     best = max(option.env_steps_per_second for option in options)
     chosen = next(option for option in options if option.env_steps_per_second >= 0.99 * best)
     if chosen.collected >= learned:
-        reason = f"{chosen.actors} actors keep {learners} learners busy: more would only wait"
+        busy = "1 actor keeps" if chosen.actors == 1 else f"{chosen.actors} actors keep"
+        reason = f"{busy} {'the learner' if learners == 1 else f'{learners} learners'} busy: more would only wait"
     else:
         reason = f"actors are slower than learners, so they get all the other cores ({most} of {cores})"
     return Allocation(steps_per_actor, updates_per_second, options, chosen, reason)

@@ -10,47 +10,78 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
+from . import learning_curve
 from .allocation import Allocation
+from .display import Display, title
 from .plan import Ended, Evaluation, Plan
+from .progress import Progress
 from .run_directory import RunDirectory
+from .scalars import Scalars
 
 __all__ = ["Monitor"]
 
 RECENT_EPISODES = 20
+LOOK_SECONDS = 0.5  # between two looks at how it goes
+SCALARS_SECONDS = 5.0
+EPISODES, EVALUATIONS = "episodes.jsonl", "evaluations.jsonl"
 
 
 class Monitor:
-    """The records of a run."""
+    """The records of a run.
+
+    Parameters
+    ----------
+    plan : Plan
+        The run.
+    directory : RunDirectory
+        Where records go: lines of JSON, TensorBoard's scalars, and in the end the learning curve.
+    counters : mapping
+        Of the checkpoint that the run goes on from; empty for a new one. Records of what came after it are dropped.
+    console : rich.console.Console or None
+        Where the run is shown; by default on standard output.
+    allocation : Allocation or None
+        Is shown in the beginning.
+    """
 
     def __init__(
         self, plan: Plan, directory: RunDirectory, counters: Mapping[str, Any], console: Any, allocation: Allocation | None
     ) -> None:
         self.plan, self.directory = plan, directory
         self._seconds_before = float(counters.get("seconds", 0.0))
+        self._progress = Progress(plan, self._seconds_before)
+        self._display = Display(Console() if console is None else console, plan.config, directory.path)
+        self._scalars = Scalars(directory.path, int(counters.get("env_steps", 0)))
+        self._allocation = allocation
         self.recent: deque[float] = deque(maxlen=RECENT_EPISODES)
         self.evaluations: list[Evaluation] = []
+        self._episodes = learning_curve.Points()
         self.reached_target = False
         self._saved, self._saved_steps = time.monotonic(), plan.board.env_steps
+        self._next_look = self._next_scalars = 0.0
+        if counters:
+            self._go_on_from(int(counters["env_steps"]))
 
     def take(self, report: Any) -> None:
         """Keep a report."""
         if isinstance(report, Ended):
+            seconds = self._progress.seconds
             self.recent.append(report.episode_return)
-            self.directory.append("episodes.jsonl", report._asdict())
+            self._episodes.add(report.env_steps, seconds, report.episode_return)
+            self.directory.append(EPISODES, {**report._asdict(), "wall_seconds": round(seconds, 3)})
         elif isinstance(report, Evaluation):
             report = report._replace(wall_seconds=report.wall_seconds + self._seconds_before)
             self.evaluations.append(report)
-            self.directory.append("evaluations.jsonl", report._asdict())
+            self.directory.append(EVALUATIONS, report._asdict())
+            self._scalars.write({"return/evaluation": report.mean_return}, report.env_steps)
             target = self.plan.config.target_return
             self.reached_target |= target is not None and report.mean_return >= target
 
     @property
     def mean_return(self) -> float:
         """Of the last evaluation, or of recent episodes."""
-        if self.evaluations:
-            return self.evaluations[-1].mean_return
-        return float(np.mean(self.recent)) if self.recent else math.nan
+        return self.evaluations[-1].mean_return if self.evaluations else self._recent_return
 
     def checkpoint_is_due(self) -> bool:
         """Return whether it is time for a checkpoint."""
@@ -65,18 +96,67 @@ class Monitor:
         self._saved, self._saved_steps = time.monotonic(), self.plan.board.env_steps
 
     def show(self) -> None:
-        """Show how it goes, now and then."""
+        """Show how it goes, now and then; costs next to nothing in between."""
+        if time.monotonic() >= self._next_look:
+            self._look()
 
     def say(self, message: str) -> None:
         """Tell the user something."""
-        print(message)
+        self._display.say(message)
 
     def warn(self, message: str) -> None:
         """Tell the user that something went wrong."""
-        print("warning:", message)
+        self._display.say(f"warning: {message}", "yellow")
 
     def __enter__(self) -> Monitor:
+        if self._allocation is not None:
+            self._display.allocation(self._allocation)
+        self._display.start()
+        for name, there in (("tensorboard", Scalars.available), ("matplotlib", learning_curve.available)):
+            if not there:
+                self.warn(f'{name} is missing, and with it part of the records: pip install "kary-replay[runner]"')
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        pass
+        self._look(last=True)
+        self._display.stop()
+        self._scalars.close()
+        self.directory.close()
+        if learning_curve.available and (self._episodes.kept or self.evaluations):
+            config, path = self.plan.config, self.directory.path / "learning_curve.png"
+            learning_curve.draw(path, title(config), self._episodes, self.evaluations, config.target_return)
+
+    @property
+    def _recent_return(self) -> float:
+        return float(np.mean(self.recent)) if self.recent else math.nan
+
+    def _look(self, last: bool = False) -> None:
+        now = time.monotonic()
+        self._next_look = now + LOOK_SECONDS
+        figures = self._progress.look()
+        self._display.show(figures, self._recent_return, self.evaluations, last)
+        self.directory.flush()
+        if figures.env_steps and (last or now >= self._next_scalars):
+            self._next_scalars = now + SCALARS_SECONDS
+            values = {
+                "return/episodes": self._recent_return,
+                "speed/env_steps_per_second": figures.env_steps_per_second,
+                "speed/updates_per_second": figures.updates_per_second,
+                "replay/size": figures.buffer_size,
+                "replay/samples_per_insert": figures.samples_per_insert,
+                "replay/beta": self.plan.replay.buffer.beta,
+                "workers/updates_behind": figures.behind,
+                "workers/actors_waited": figures.actors_waited,
+                "workers/learners_waited": figures.learners_waited,
+            }
+            self._scalars.write(values, figures.env_steps)
+
+    def _go_on_from(self, env_steps: int) -> None:
+        """Take up the records of a run as they were at a checkpoint."""
+        for name in (EPISODES, EVALUATIONS):
+            self.directory.keep_records(name, env_steps)
+        for record in self.directory.records(EVALUATIONS):
+            self.evaluations.append(Evaluation(**{**record, "returns": tuple(record["returns"])}))
+        for record in self.directory.records(EPISODES):
+            self.recent.append(record["episode_return"])
+            self._episodes.add(record["env_steps"], record["wall_seconds"], record["episode_return"])

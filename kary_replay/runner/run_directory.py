@@ -15,9 +15,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -40,6 +40,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._files: dict[str, TextIO] = {}
 
     @classmethod
     def new(cls, config: RunnerConfig) -> RunDirectory:
@@ -97,6 +98,7 @@ class RunDirectory:
 
     def commit(self, folder: Path, counters: Mapping[str, Any]) -> None:
         """Make the checkpoint in ``folder`` the last one, and remove the others."""
+        self.flush()
         for path in folder.glob("*.pt"):
             _sync(path)
         _sync(folder)
@@ -114,27 +116,41 @@ class RunDirectory:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
-        """Add a line to a file of records."""
-        with (self.path / name).open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        """Add a line to a file of records; it is on disk after `flush`."""
+        if name not in self._files:
+            self._files[name] = (self.path / name).open("a")
+        self._files[name].write(json.dumps(record) + "\n")
 
-    def records(self, name: str) -> list[dict[str, Any]]:
-        """Return the lines of a file of records, whole ones only."""
-        path = self.path / name
-        lines = path.read_text().splitlines() if path.exists() else []
-        records = []
-        for line in lines:
-            try:
-                records.append(json.loads(line))
-            except ValueError:  # a crash while it was written
-                continue
-        return records
+    def flush(self) -> None:
+        """Hand the records to the system, so that they outlive this process."""
+        for file in self._files.values():
+            file.flush()
+
+    def close(self) -> None:
+        """Close the files of records."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def records(self, name: str) -> Iterator[dict[str, Any]]:
+        """Yield the lines of a file of records, whole ones only."""
+        if not (self.path / name).exists():
+            return
+        with (self.path / name).open() as file:
+            for line in file:
+                try:
+                    yield json.loads(line)
+                except ValueError:  # a crash while it was written
+                    continue
 
     def keep_records(self, name: str, env_steps: int) -> None:
         """Drop the records of what came after a checkpoint."""
-        kept = [record for record in self.records(name) if record["env_steps"] <= env_steps]
-        if (self.path / name).exists():
-            (self.path / name).write_text("".join(json.dumps(record) + "\n" for record in kept))
+        if not (self.path / name).exists():
+            return
+        new = self.path / f"{name}.new"
+        with new.open("w") as file:
+            file.writelines(json.dumps(record) + "\n" for record in self.records(name) if record["env_steps"] <= env_steps)
+        os.replace(new, self.path / name)
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
@@ -144,7 +160,7 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
 
 def load_state(path: Path) -> dict[str, Any]:
     """Read a worker's state; nothing in the file is executed."""
-    state: dict[str, Any] = torch.load(path, weights_only=True)
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state
 
 

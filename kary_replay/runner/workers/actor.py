@@ -129,6 +129,7 @@ class Actor:
 
     def _actions(self) -> npt.NDArray[Any]:
         action = self.inference.collect(self.turn)
+        self.row.parameter_version = self.inference.updates
         if len(self.plan.replay.buffer) < self.plan.replay.limiter.min_size:
             return random_actions(self.plan.action_space, self.groups[self.turn].n_envs, self.rng)
         return action

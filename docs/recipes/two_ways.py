@@ -1,0 +1,83 @@
+"""Solve CartPole-v1 twice: by stock Stable-Baselines3 with our replay buffer, and by kary-replay's own runner.
+
+The first way is the recipe sb3_cartpole.py: one word of a training script changed. The second is what ``kary-replay train dqn
+CartPole-v1 --target-return 475`` does. Run it with ``python docs/recipes/two_ways.py``. The exit code is 0 if both reached
+the threshold, 1 if not.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from kary_replay.runner import Runner, RunnerConfig, RunResult
+
+
+def with_sb3(seed: int, steps: int, threshold: float) -> tuple[int, int, float, float]:
+    """Train a stock model; return environment steps, updates, seconds, and the return in the last evaluation."""
+    import sb3_cartpole  # here, since the runner's processes import this file, too
+
+    model, callback, seconds = sb3_cartpole.train(seed, steps, threshold)
+    _, returns = sb3_cartpole.columns(callback.evaluations)
+    return model.num_timesteps, model._n_updates, seconds, returns[-1] if len(returns) else float("nan")
+
+
+def with_the_runner(seed: int, steps: int, threshold: float, backend: str, directory: Path) -> RunResult:
+    """Train with an actor, a learner and an evaluator at once."""
+    config = RunnerConfig(
+        "dqn",
+        "CartPole-v1",
+        seed=seed,
+        total_env_steps=steps,
+        target_return=threshold,
+        backend=backend,
+        evaluation_interval=1000,
+        directory=str(directory),
+    )
+    return Runner(config).run()
+
+
+def main() -> int:
+    """Train both ways and compare; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=100_000, help="environment steps at most (default: %(default)s)")
+    parser.add_argument("--threshold", type=float, default=475.0, help="mean return to reach (default: %(default)s)")
+    parser.add_argument("--backend", default="process", help="of the runner: process or serial (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=Path("runs"), help="where runs are kept (default: %(default)s)")
+    args = parser.parse_args()
+
+    console = Console()
+    torch.set_num_threads(1)  # a network this small is fastest on one
+    directory, number = args.output / "two_ways", 1
+    while directory.exists():
+        number += 1
+        directory = args.output / f"two_ways_{number}"
+
+    console.rule("1. Stable-Baselines3 with our replay buffer")
+    env_steps, updates, seconds, mean_return = with_sb3(args.seed, args.steps, args.threshold)
+    console.rule("2. the runner")
+    result = with_the_runner(args.seed, args.steps, args.threshold, args.backend, directory)
+
+    table = Table(title=f"DQN on CartPole-v1 until a mean return of {args.threshold:g}", title_justify="left")
+    for name in ("", "environment steps", "updates", "seconds", "start-up", "return"):
+        table.add_column(name, justify="right" if name else "left")
+    ours = result.env_steps, result.updates, result.wall_seconds, result.startup_seconds, result.mean_return
+    rows = {
+        "Stable-Baselines3 + our buffer": (env_steps, updates, seconds, 0.0, mean_return),
+        "kary-replay's runner": ours,
+    }
+    for name, (*numbers, reached) in rows.items():
+        mark = "" if reached >= args.threshold else " (not solved)"
+        table.add_row(name, *(f"{number:,.0f}" for number in numbers), f"{reached:.1f}{mark}")
+    console.print(table)
+    print(f"the runner's learning curve: {result.directory / 'learning_curve.png'}")
+    print(f"to watch it play: python -m kary_replay play {result.directory}")
+    return 0 if min(mean_return, result.mean_return) >= args.threshold else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

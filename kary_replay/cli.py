@@ -1,0 +1,272 @@
+"""The command line, ``kary-replay``: train, play, export, presets.
+
+Options are the fields of `kary_replay.runner.RunnerConfig`, with the preset of the algorithm and environment as defaults.
+Exit codes: 0; 1 if a run failed; 2 if what was asked for cannot be done, and nothing was created; 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
+
+from .version import VERSION
+
+__all__ = ["main"]
+
+PACKAGES = ("torch", "gymnasium", "tyro", "rich", "tensorboard", "matplotlib", "imageio", "PIL")  # of the extra [runner]
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+
+T = TypeVar("T")
+
+USAGE = """usage: kary-replay COMMAND ...
+
+  kary-replay train ALGORITHM ENV [OPTIONS]   train, with actors and learners on all cores
+  kary-replay train --resume DIRECTORY        go on with a run from its last checkpoint
+  kary-replay play DIRECTORY [OPTIONS]        play with a trained policy, and film it
+  kary-replay export DIRECTORY --to sb3       make a Stable-Baselines3 model of a trained policy
+  kary-replay presets                         show the settings that tasks begin with
+  kary-replay --version
+
+Every command explains itself with --help; "kary-replay train dqn CartPole-v1 --help" has all settings of that run.
+"""
+
+TRAIN_USAGE = """usage: kary-replay train ALGORITHM ENV [OPTIONS]
+       kary-replay train --resume DIRECTORY
+
+ALGORITHM is one of these:
+{algorithms}
+
+ENV is the id of a gymnasium environment, such as CartPole-v1, or module:function for a function that makes one.
+
+The options, and what they are by default, depend on both: "kary-replay train dqn CartPole-v1 --help" lists them, for
+example --total-env-steps, --target-return, --actors, --seed, --directory, and hyperparameters such as
+--options.learning-rate. A run is kept in runs/ALGORITHM_ENV_sSEED: its settings, curves and last checkpoint. Ctrl-C ends it
+with a checkpoint, and --resume goes on from there.
+"""
+
+
+class _RefusedError(Exception):
+    """What was asked for cannot be done; the message is for the user."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the arguments say; return the exit code."""
+    try:
+        return _do(list(sys.argv[1:] if arguments is None else arguments))
+    except _RefusedError as error:
+        _complain(str(error))
+        return REFUSED
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return INTERRUPTED
+    except SystemExit as end:  # after --help
+        return int(end.code or 0)
+    finally:
+        _flush()
+
+
+def _do(arguments: list[str]) -> int:
+    commands = {"train": _train, "play": _play, "export": _export, "presets": _presets}
+    if not arguments:
+        raise _RefusedError(f"what shall it do? {', '.join(commands)}: see kary-replay --help")
+    command, *rest = arguments
+    if command in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    if command == "--version":
+        print(f"kary-replay {VERSION}")
+        return 0
+    if command not in commands:
+        raise _RefusedError(f"{command!r} is no command of kary-replay: it has {', '.join(commands)}; see kary-replay --help")
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise _RefusedError(f'kary-replay {command} needs {", ".join(missing)}: pip install "kary-replay[runner]"')
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # for module:function
+    from .runner import ConfigError, RunFailedError
+    from .runner.environments import EnvironmentFaultError
+
+    try:
+        return commands[command](rest)
+    except ConfigError as error:
+        raise _RefusedError(str(error)) from None
+    except (RunFailedError, EnvironmentFaultError) as error:
+        _complain(str(error))
+        return FAILED
+
+
+def _train(arguments: list[str]) -> int:
+    from .algorithms import ALGORITHMS
+    from .runner import Runner
+
+    if not arguments:
+        raise _RefusedError("train needs an algorithm and an environment: see kary-replay train --help")
+    if arguments[0] in ("-h", "--help"):
+        names = "\n".join(
+            f"  {name:6} {(cls.__doc__ or '').splitlines()[0]}\n         {cls.paper}" for name, cls in ALGORITHMS.items()
+        )
+        print(TRAIN_USAGE.format(algorithms=names), end="")
+        return 0
+    if arguments[0].partition("=")[0] == "--resume":
+        directories = [part for part in (arguments[0].partition("=")[2], *arguments[1:]) if part]
+        if len(directories) != 1:
+            raise _RefusedError(
+                "--resume takes the directory of a run, and nothing else: the run goes on with its own settings"
+            )
+        runner = Runner.resume(directories[0])
+    else:
+        runner = Runner(_config(arguments))
+    result = runner.run()
+    print(
+        f"{'interrupted' if result.interrupted else 'done'}: return {result.mean_return:.1f} after {result.env_steps:,} "
+        f"environment steps, {result.updates:,} updates and {result.wall_seconds:.1f} s"
+    )
+    if result.interrupted:
+        print(f"go on with: kary-replay train --resume {result.directory}")
+        return INTERRUPTED
+    print(f"all of it is in {result.directory}; to watch it: kary-replay play {result.directory}")
+    return 0
+
+
+def _config(arguments: list[str]) -> Any:
+    """Return the configuration that the arguments of train describe."""
+    import tyro
+
+    from .runner import RunnerConfig
+    from .runner.config import check_algorithm
+
+    algorithm, *rest = arguments
+    if algorithm.startswith("-"):
+        raise _RefusedError("train takes the algorithm and the environment first, then options: see kary-replay train --help")
+    check_algorithm(algorithm)
+    if rest[:1] in (["-h"], ["--help"]):
+        rest = ["ENV", *rest]
+    if not rest or rest[0].startswith("-"):
+        raise _RefusedError(f"train {algorithm} needs an environment next: see kary-replay train --help")
+    env, *options = rest
+    preset = RunnerConfig(algorithm, env)
+    pairs = tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*", metavar="NAME=VALUE", instance_from_str=_pairs, is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda value: [f"{key}={json.dumps(part)}" for key, part in value.items()],
+    )  # fmt: skip
+    fields: list[Any] = [
+        ("algorithm", Annotated[str, tyro.conf.Suppress]),
+        ("env", Annotated[str, tyro.conf.Suppress]),
+        ("env_options", Annotated[dict[str, Any], pairs], dataclasses.field(default_factory=dict)),
+    ]
+    # RunnerConfig checks itself, below: what it says fits in one line.
+    settings = dataclasses.make_dataclass(
+        "Settings", fields, bases=(RunnerConfig,), frozen=True, namespace={"__post_init__": lambda self: None}
+    )
+    values = {field.name: getattr(preset, field.name) for field in dataclasses.fields(preset)}
+    parsed = _parsed(settings, options, f"train {algorithm} {env}", "Train.", default=settings(**values))
+    # Only what was given: some of the other defaults follow from it.
+    given = {word[2:].partition("=")[0].partition(".")[0].replace("-", "_") for word in options if word.startswith("--")}
+    return RunnerConfig(algorithm, env, **{name: getattr(parsed, name) for name in values if {name, f"no_{name}"} & given})
+
+
+def _play(arguments: list[str]) -> int:
+    from .runner.play import play
+
+    _call(play, arguments, "play")
+    return 0
+
+
+def _export(arguments: list[str]) -> int:
+    from .runner.export import export
+
+    _call(export, arguments, "export")
+    return 0
+
+
+def _presets(arguments: list[str]) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from .runner.presets import COMMON, PRESETS
+
+    if arguments:
+        known = arguments[0] in ("-h", "--help")
+        if not known:
+            raise _RefusedError(f"presets takes no arguments, got {' '.join(arguments)}")
+        print("usage: kary-replay presets\n\nShow the settings that tasks begin with, where they differ from the defaults.")
+        return 0
+    table = Table(
+        caption="An environment's row is added to its algorithm's row *, and that to the first.", caption_justify="left"
+    )
+    for name in ("algorithm", "environment", "settings"):
+        table.add_column(name)
+    for (algorithm, env), row in {("any", "*"): COMMON, **PRESETS}.items():
+        settings = {key: value for key, value in row.items() if key != "options"}
+        settings |= {f"options.{key}": value for key, value in row.get("options", {}).items()}
+        table.add_row(algorithm, env, ", ".join(f"{key}={value}" for key, value in settings.items()) or "–", end_section=True)
+    Console().print(table)
+    return 0
+
+
+def _call(function: Callable[..., Any], arguments: list[str], command: str) -> Any:
+    """Call a function with what the arguments say."""
+
+    @functools.wraps(function)
+    def later(*values: Any, **options: Any) -> Callable[[], Any]:
+        return lambda: function(*values, **options)
+
+    return _parsed(later, arguments, command)()
+
+
+def _parsed(target: Callable[..., T], arguments: list[str], command: str, description: str | None = None, **options: Any) -> T:
+    """Return what tyro makes of the arguments."""
+    import tyro
+
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            result: T = tyro.cli(target, args=arguments, prog=f"kary-replay {command}", description=description, **options)
+            return result
+    except SystemExit as end:
+        if end.code:
+            raise _RefusedError(_paragraph(errors.getvalue())) from None
+        raise
+
+
+def _paragraph(box: str) -> str:
+    """Return what stands in a box, in one paragraph; without its title."""
+    lines = [re.sub(r"^│|│$", "", line).strip() for line in box.splitlines() if line[:1] not in "╭╰"]
+    parts = " ".join(". " if set(line) == {"─"} else line for line in lines)
+    return re.sub(r"\s+", " ", parts).replace(" . ", ". ").replace("..", ".").replace(":.", ":").strip()
+
+
+def _pairs(words: list[str]) -> dict[str, Any]:
+    """Return NAME=VALUE words as a dict; values are read as JSON where they are JSON."""
+    result: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(f"write NAME=VALUE, not {word!r}")
+        try:
+            result[name] = json.loads(value)
+        except ValueError:
+            result[name] = value
+    return result
+
+
+def _complain(message: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(f"kary-replay: {message}", file=sys.stderr)
+
+
+def _flush() -> None:
+    """Write out what is left, unless nobody reads it any more: then Python shall not complain at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,46 @@
+"""Numbers for TensorBoard, against environment steps."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Scalars"]
+
+
+class Scalars:
+    """An events file in a directory.
+
+    Parameters
+    ----------
+    path : Path
+        The directory.
+    first_step : int
+        TensorBoard forgets what an earlier run wrote there from this step on.
+    """
+
+    available = importlib.util.find_spec("tensorboard") is not None
+
+    def __init__(self, path: Path, first_step: int) -> None:
+        self._path, self._first_step = path, first_step
+        self._writer: Any = None
+
+    def write(self, values: Mapping[str, float], env_steps: int) -> None:
+        """Write some numbers; NaN is left out."""
+        if not self.available:
+            return
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter  # here, because it takes a while
+
+            self._writer = SummaryWriter(str(self._path), purge_step=self._first_step or None)
+        for name, value in values.items():
+            if not math.isnan(value):
+                self._writer.add_scalar(name, value, env_steps)
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._writer is not None:
+            self._writer.close()

@@ -1,0 +1,189 @@
+"""The command line: what it says, what it leaves, how it ends."""
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from PIL import Image
+
+from kary_replay import cli
+from kary_replay.algorithms import ALGORITHMS
+from kary_replay.runner import RunnerConfig
+from kary_replay.version import VERSION
+
+SMALL = [
+    "--backend", "serial", "--total-env-steps", "400", "--learning-starts", "100", "--envs-per-actor", "4",
+    "--options.hidden", "16", "16", "--options.batch-size", "32", "--evaluate", "never",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def started(*arguments, **options):
+    """The command in a process of its own."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-m", "kary_replay", *arguments], **{**pipes, **options})
+
+
+REFUSED = {  # arguments, and what the message has
+    "": "what shall it do",
+    "trian dqn CartPole-v1": "'trian' is no command",
+    "train": "needs an algorithm and an environment",
+    "train dqn": "needs an environment",
+    "train --seed 3 dqn CartPole-v1": "first, then options",
+    "train dnq CartPole-v1": "did you mean dqn?",
+    "train dqn CartPol-v1": "did you mean CartPole-v1",
+    "train dqn Pendulum-v1": "needs discrete actions",
+    "train sac CartPole-v1": "needs continuous actions",
+    "train dqn no_such_module:f": "cannot be imported",
+    "train dqn CartPole-v1 --sed 3": "Perhaps you meant: --seed",
+    "train dqn CartPole-v1 --seed": "Missing value for argument '--seed'",
+    "train dqn CartPole-v1 --seed x": "invalid literal",
+    "train dqn CartPole-v1 --actors 0": "actors must be",
+    "train dqn CartPole-v1 --options.batch-size 7 --learners 2": "learners must divide batch_size=7",
+    "train dqn CartPole-v1 --env-options gravity": "write NAME=VALUE",
+    "train dqn CartPole-v1 --env-options no_such_option=1": "could not be made",
+    "train dqn CartPole-v1 --directory .": "directory must be new or empty",
+    "train --resume": "takes the directory of a run",
+    "train --resume nowhere": "nowhere is not the directory of a run",
+    "train --resume nowhere --seed 3": "and nothing else",
+    "play nowhere": "nowhere is not the directory of a run",
+    "play": "Missing",
+    "export nowhere --to sb3": "nowhere is not the directory of a run",
+    "export nowhere --to tensorflow": "tensorflow",
+    "presets dqn": "takes no arguments",
+}
+
+
+@pytest.mark.parametrize("arguments", REFUSED)
+def test_what_cannot_be_done_is_said_in_one_paragraph_and_nothing_is_created(arguments, capsys, tmp_path):
+    if "--directory" in arguments:
+        (tmp_path / "taken").touch()
+    before = list(tmp_path.rglob("*"))
+    assert cli.main(arguments.split()) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert REFUSED[arguments] in err
+    assert re.fullmatch(r"kary-replay: [^\n]+\n", err)
+    assert not set(err) & set("╭│╰─")
+    assert list(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_help_of_train_shows_every_setting(algorithm, capsys):
+    assert cli.main(["train", algorithm, "SomeEnv-v0", "--help"]) == 0
+    out = capsys.readouterr().out
+    names = [field.name for field in dataclasses.fields(RunnerConfig) if field.name not in ("algorithm", "env", "options")]
+    names += [f"options.{field.name}" for field in dataclasses.fields(ALGORITHMS[algorithm].options_class)]
+    missing = [name for name in names if f"--{name.replace('_', '-')}" not in out]
+    assert not missing
+    assert "--algorithm" not in out and "--env " not in out
+
+
+def test_the_help_shows_docstrings_and_the_preset(capsys):
+    assert cli.main(["train", "dqn", "CartPole-v1", "--help"]) == 0
+    text = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+    settings = RunnerConfig("dqn", "CartPole-v1")
+    assert f"Environment steps of the whole run, over all actors. (default: {settings.total_env_steps})" in text
+    assert f"Of Adam. (default: {settings.options.learning_rate})" in text
+
+
+@pytest.mark.parametrize("arguments", ["--help", "-h", "train --help", "train dqn --help", "play --help", "export --help",
+                                       "presets --help"])  # fmt: skip
+def test_every_command_explains_itself(arguments, capsys):
+    assert cli.main(arguments.split()) == 0
+    out, err = capsys.readouterr()
+    assert "usage: kary-replay" in out and len(out.splitlines()) >= 3 and not err
+
+
+def test_help_and_version_need_no_torch():
+    code = "import sys; from kary_replay.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    for argument in "--help", "--version":
+        done = subprocess.run([sys.executable, "-c", code, argument], capture_output=True, text=True, check=True)
+        assert VERSION in done.stdout or "usage" in done.stdout
+
+
+def test_a_missing_package_is_named(monkeypatch, capsys):
+    find = cli.importlib.util.find_spec
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "tyro" else find(name))
+    assert cli.main(["train", "dqn", "CartPole-v1"]) == 2
+    assert 'needs tyro: pip install "kary-replay[runner]"' in capsys.readouterr().err
+
+
+def test_the_presets_are_shown(capsys):
+    assert cli.main(["presets"]) == 0
+    out = capsys.readouterr().out
+    assert "CartPole-v1" in out and "total_env_steps=50000" in out
+
+
+def test_train_then_resume_play_and_export(tmp_path, capsys):
+    assert cli.main(["train", "dqn", "CartPole-v1", *SMALL, "--env-options", "sutton_barto_reward=true"]) == 0
+    assert "done: return" in capsys.readouterr().out
+    run = tmp_path / "runs" / "dqn_CartPole-v1_s0"
+    settings = json.loads((run / "config.json").read_text())
+    assert settings["options"]["hidden"] == [16, 16] and settings["env_options"] == {"sutton_barto_reward": True}
+    assert settings["options"]["learning_rate"] == RunnerConfig("dqn", "CartPole-v1").options.learning_rate
+    assert cli.main(["train", "--resume", str(run)]) == 0
+    assert cli.main([f"train --resume={run}"][0].split()) == 0
+    assert cli.main(["play", str(run), "--episodes", "1"]) == 0
+    assert Image.open(run / "play.gif").n_frames > 1
+    assert "mean return" in capsys.readouterr().out
+    assert cli.main(["export", str(run), "--to", "sb3"]) == 0
+    assert (run / "sb3.zip").exists()
+
+
+def test_settings_follow_from_those_given(tmp_path):
+    """As in Python: the interval of evaluations from the steps, updates per step from the batch size."""
+    parsed = cli._config(["td3", "Pendulum-v1", "--total-env-steps", "5000", "--options.batch-size", "64"])
+    options = dataclasses.replace(RunnerConfig("td3", "Pendulum-v1").options, batch_size=64)
+    assert parsed == RunnerConfig("td3", "Pendulum-v1", total_env_steps=5000, options=options)
+    assert type(parsed) is RunnerConfig  # which other processes can import
+
+
+def test_what_sb3_has_no_place_for_is_refused(tmp_path, capsys):
+    assert cli.main(["train", "dqn", "CartPole-v1", *SMALL, "--options.dueling", "--directory", "run"]) == 0
+    assert cli.main(["export", "run", "--to", "sb3"]) == 2
+    assert "dueling=True" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.zip"))
+
+
+def test_a_run_that_fails_ends_with_1(tmp_path, capsys):
+    (tmp_path / "breaks.py").write_text(
+        "from gymnasium.envs.classic_control import CartPoleEnv\n\nclass Env(CartPoleEnv):\n"
+        "    def step(self, action):\n        raise RuntimeError('no more coins')\n"
+    )
+    assert cli.main(["train", "dqn", "breaks:Env", *SMALL]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("kary-replay: ") and "no more coins" in err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
+    process = started("train", "dqn", "CartPole-v1", *SMALL, "--total-env-steps", "10000000", "--directory", "run")
+    deadline = time.monotonic() + 60
+    while not ((tmp_path / "run" / "episodes.jsonl").exists()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert "go on with: kary-replay train --resume run" in out
+    assert json.loads((tmp_path / "run" / "checkpoint.json").read_text())["env_steps"] > 0
+
+
+def test_a_closed_pipe_does_not_end_a_run(tmp_path):
+    process = started("train", "dqn", "CartPole-v1", *SMALL, "--directory", "run")
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(60) == 0
+    assert (tmp_path / "run" / "learning_curve.png").exists()

@@ -1,0 +1,210 @@
+"""What a run shows and keeps: the panel, lines, TensorBoard, the learning curve, records that go on after a checkpoint."""
+
+import io
+import json
+import shutil
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+from runs import config, run
+
+from kary_replay.runner import Evaluation, Runner, display
+from kary_replay.runner.allocation import allocate
+from kary_replay.runner.board import Board
+from kary_replay.runner.display import Display, duration, number
+from kary_replay.runner.learning_curve import MOST_POINTS, Points
+from kary_replay.runner.monitor import Monitor
+from kary_replay.runner.progress import Figures, Progress
+from kary_replay.runner.run_directory import RunDirectory
+
+FIGURES = Figures(
+    seconds=75.0, seconds_left=3700.0, env_steps=20_480, env_steps_per_second=1702.4, updates=9_740, updates_per_second=812.0,
+    behind=3.5, most_behind=8.0, buffer_size=1_000, samples_per_insert=31.9, actors_waited=0.67, learners_waited=0.0,
+)  # fmt: skip
+EVALUATIONS = [Evaluation(1000, 100, 1.0, 20.0, (20.0,)), Evaluation(20_000, 9000, 70.0, 12.5, (12.5,))]
+MODEST = {"total_env_steps": 600, "evaluate": "during", "evaluation_interval": 200, "evaluation_episodes": 2}
+
+
+def screen(**options):
+    return Console(file=io.StringIO(), width=100, record=True, **options)
+
+
+def shown(console, path, **settings):
+    settings = config("dqn", "CartPole-v1", path, **settings)
+    return Display(console, settings, path)
+
+
+def test_a_terminal_shows_a_panel(tmp_path):
+    console = screen(force_terminal=True)
+    panel = shown(console, tmp_path / "run", backend="process", evaluate="during", target_return=475.0)
+    panel.start()
+    panel.show(FIGURES, 18.25, EVALUATIONS)
+    panel.stop()
+    text = console.export_text()
+    for part in (
+        "dqn on CartPole-v1, seed 0", "20,480", "1,702/s", "9,740", "812.0/s", "18.2", "12.5", "at step 20,000, best 20.0",
+        "wanted 475", "3.5", "updates behind, the most 8.0", "20%", "1,000 of 5,000", "31.9", "wanted 32",
+        "67% of actors, 0% of learners", "1:15 gone, 1:01:40 to go",
+    ):  # fmt: skip
+        assert part in text, part
+    narrow = Console(file=io.StringIO(), width=60, record=True)
+    narrow.print(panel.panel(FIGURES, 18.25, EVALUATIONS))
+    assert max(map(len, narrow.export_text().splitlines())) == 60
+
+
+def test_elsewhere_there_are_lines_now_and_then(tmp_path, monkeypatch):
+    console = screen()
+    lines = shown(console, tmp_path / "run", backend="process")
+    lines.start()
+    for _ in range(5):
+        lines.show(FIGURES, 18.25, [])
+    monkeypatch.setattr(display, "LINE_SECONDS", 0.0)
+    lines._next_line = 0.0
+    for _ in range(3):
+        lines.show(FIGURES, 18.25, EVALUATIONS)
+    lines.stop()
+    first, *others = console.export_text().splitlines()
+    assert first.startswith("dqn on CartPole-v1") and len(others) == 3
+    assert others[0].startswith("1:15, 20,480 env steps (1,702/s), 9,740 updates (812.0/s), return 18.2, evaluation 12.5, ")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_run_goes_on_when_nobody_reads(terminal, tmp_path):
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    console = Console(file=Closed(), force_terminal=terminal)
+    result = Runner(config("dqn", "CartPole-v1", tmp_path / "run", **MODEST), console=console).run()
+    assert result.env_steps == 600 and (tmp_path / "run" / "learning_curve.png").exists()
+
+
+def test_the_splits_that_were_weighed_are_shown(tmp_path):
+    console = screen()
+    shown(console, tmp_path / "run").allocation(allocate(1000.0, 500.0, 20.0, 64, 1))
+    text = console.export_text()
+    assert "→ 10" in text and "10,000" in text and "10 actors keep the learner busy" in text
+    assert len(text.splitlines()) < 20
+
+
+def test_numbers_are_short():
+    values = float("nan"), 0.0, 0.1234, 3.0, 812.04, 1702.4
+    assert [number(x) for x in values] == ["–", "0.0", "0.12", "3.0", "812.0", "1,702"]
+    assert [duration(x) for x in (float("nan"), 5.2, 75, 3700)] == ["–", "0:05", "1:15", "1:01:40"]
+
+
+def test_figures_are_read_off_the_board(monkeypatch):
+    board = Board(2, 1)
+    replay = SimpleNamespace(buffer=range(10), limiter=SimpleNamespace(ratio=8.0))
+    settings = SimpleNamespace(total_env_steps=1000, learners=1)
+    progress = Progress(SimpleNamespace(board=board, replay=replay, config=settings, n_actors=2), seconds_before=5.0)
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    first = progress.look()
+    assert np.isnan([first.env_steps_per_second, first.behind, first.actors_waited, first.seconds_left]).all()
+    now[0] = 110.0
+    for index, version in enumerate((40, 20)):
+        row = board.row("actor", index)
+        row.first_step, row.env_steps, row.parameter_version, row.waited_seconds = 100.0, 50, version, 4.0
+    board.row("learner", 0).updates = 50
+    figures = progress.look()
+    assert (figures.env_steps_per_second, figures.updates_per_second) == (10.0, 5.0)
+    assert (figures.behind, figures.most_behind) == (20.0, 30.0)
+    assert (figures.actors_waited, figures.learners_waited) == (0.4, 0.0)
+    assert (figures.seconds, figures.seconds_left) == (15.0, 90.0)
+    assert (figures.buffer_size, figures.samples_per_insert) == (10, 8.0)
+
+
+def test_actors_say_which_parameters_they_act_by(tmp_path, monkeypatch):
+    seen = []
+    look = Progress.look
+    monkeypatch.setattr("kary_replay.runner.monitor.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(Progress, "look", lambda self: seen.append(look(self)) or seen[-1])
+    run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=600, publish_interval=10)
+    behind = [figures.behind for figures in seen if figures.updates > 20]
+    assert min(behind) >= 0 and 2 < max(behind) < 30
+
+
+def test_looking_is_rare_and_the_rest_free(tmp_path, monkeypatch):
+    looks, show, seconds = [], Monitor.show, []
+    monkeypatch.setattr(Progress, "look", lambda self, look=Progress.look: looks.append(1) or look(self))
+
+    def timed(self):
+        begun = time.perf_counter()
+        show(self)
+        seconds.append(time.perf_counter() - begun)
+
+    monkeypatch.setattr(Monitor, "show", timed)
+    run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=3000)
+    assert len(seconds) > 500 and len(looks) < len(seconds) / 10
+    assert np.median(seconds) < 20e-6
+
+
+def test_tensorboard_reads_the_scalars(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = run("dqn", "CartPole-v1", tmp_path / "run", **MODEST)
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    points = events.Scalars("return/evaluation")
+    assert [(point.step, point.value) for point in points] == [
+        (evaluation.env_steps, pytest.approx(evaluation.mean_return)) for evaluation in result.evaluations
+    ]
+    names = {"return/episodes", "speed/env_steps_per_second", "replay/samples_per_insert", "workers/updates_behind"}
+    assert names <= set(events.Tags()["scalars"])
+
+
+def test_the_learning_curve_is_drawn(tmp_path):
+    result = run("dqn", "CartPole-v1", tmp_path / "run", target_return=500.0, **MODEST)
+    picture = Image.open(result.directory / "learning_curve.png")
+    assert picture.format == "PNG" and picture.width > 2 * picture.height
+    colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 24)}
+    assert {(0x21, 0x66, 0xAC), (0xC0, 0x39, 0x2B)} <= colours  # evaluations, target
+
+
+def test_a_run_without_anything_to_draw_has_no_picture(tmp_path):
+    result = run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=4)
+    assert not (result.directory / "learning_curve.png").exists()
+
+
+def test_curves_of_any_length_fit_into_memory():
+    points = Points()
+    for i in range(10 * MOST_POINTS):
+        points.add(i, 0.0, 0.0)
+    steps = np.array([point[0] for point in points.kept])
+    assert MOST_POINTS / 2 <= len(steps) <= MOST_POINTS
+    assert len(set(np.diff(steps))) == 1 and steps[-1] > 9.9 * MOST_POINTS
+
+
+def test_a_resumed_run_continues_its_records(tmp_path, monkeypatch):
+    """The records of the whole run and of one that was cut off after a checkpoint are the same, but for the clock."""
+    commit, copies = RunDirectory.commit, []
+
+    def commit_and_copy(self, folder, counters):
+        commit(self, folder, counters)
+        if counters["env_steps"] == 300:
+            copies.append(shutil.copytree(self.path, tmp_path / "copy"))
+
+    monkeypatch.setattr(RunDirectory, "commit", commit_and_copy)
+    whole = run("dqn", "CartPole-v1", tmp_path / "whole", checkpoint_interval_env_steps=300, **MODEST)
+    monkeypatch.undo()
+    (copy,) = copies
+    for name, end in (("episodes.jsonl", '{"env_steps": 4'), ("evaluations.jsonl", "\n")):
+        with (copy / name).open("a") as file:  # what was done after the checkpoint, the last line half written
+            file.write(json.dumps({"env_steps": 412, "updates": 1, "wall_seconds": 1.0, "returns": [], "mean_return": 0.0,
+                                   "episode_return": 0.0, "length": 1}) + "\n" + end)  # fmt: skip
+    resumed = Runner.resume(copy).run()
+
+    def records(path, name):
+        lines = [json.loads(line) for line in (path / name).read_text().splitlines()]
+        seconds = [line.pop("wall_seconds") for line in lines]
+        assert seconds == sorted(seconds)
+        return lines
+
+    for name in ("episodes.jsonl", "evaluations.jsonl"):
+        assert records(copy, name) == records(tmp_path / "whole", name)
+    assert [one[:2] + one[3:] for one in resumed.evaluations] == [one[:2] + one[3:] for one in whole.evaluations]

@@ -1,0 +1,95 @@
+"""Playing and filming what a run has learned."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
+from PIL import Image
+from runs import run
+
+from kary_replay.runner import ConfigError, play
+
+
+class Unseen(CartPoleEnv):
+    """No one has drawn this one."""
+
+    metadata = {}  # noqa: RUF012
+
+
+class Broken(CartPoleEnv):
+    """Whose drawing fails, as where there is no graphics library."""
+
+    def render(self):
+        raise RuntimeError("no screen")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    path = tmp_path_factory.mktemp("play") / "run"
+    run("dqn", "CartPole-v1", path, total_env_steps=400)
+    return path
+
+
+def trained_on(name, path):
+    run("dqn", f"test_play:{name}", path / "run", total_env_steps=120)
+    return path / "run"
+
+
+def test_a_film_is_written(trained, capsys):
+    returns = play.play(trained, episodes=2)
+    out = capsys.readouterr().out
+    assert f"mean return {np.mean(returns):.1f} of 2 episodes" in out and "play.gif" in out
+    film = Image.open(trained / "play.gif")
+    assert film.format == "GIF" and film.size == (400, 267) and film.info["duration"] == 40
+    # Every other frame, since CartPole has 50 a second; identical ones in a row may be one.
+    assert sum(returns) / 4 <= film.n_frames <= sum(returns) / 2 + 2
+
+
+def test_the_same_seeds_give_the_same_episodes(trained, tmp_path):
+    played = [play.play(trained, episodes=2, seed=seed, output=tmp_path / "x.gif") for seed in (5, 5, 6)]
+    assert played[0] == played[1] and played[0][1] == played[2][0]
+
+
+def test_long_films_are_cut(trained, monkeypatch, capsys):
+    monkeypatch.setattr(play, "MOST_GIF_FRAMES", 3)
+    play.play(trained, episodes=1)
+    assert Image.open(trained / "play.gif").n_frames <= 3
+    assert "the first 3 frames" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "message"), [("Unseen", "no render mode rgb_array"), ("Broken", "RuntimeError: no screen")])
+def test_without_pictures_it_plays_and_says_so(name, message, tmp_path, capsys):
+    path = trained_on(name, tmp_path)
+    assert len(play.play(path, episodes=1)) == 1
+    out = capsys.readouterr().out
+    assert "mean return" in out and message in out
+    assert not list(tmp_path.rglob("*.gif"))
+    with pytest.raises(ConfigError, match="cannot be shown"):
+        play.play(path, output=tmp_path / "x.gif")
+
+
+def test_a_window_is_opened_by_the_environment(trained, monkeypatch, capsys):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    before = (trained / "play.gif").exists() and (trained / "play.gif").stat().st_mtime_ns
+    assert len(play.play(trained, episodes=1, window=True)) == 1
+    assert "wrote" not in capsys.readouterr().out
+    assert before == ((trained / "play.gif").exists() and (trained / "play.gif").stat().st_mtime_ns)
+
+
+@pytest.mark.parametrize("bad", [{"output": "film.avi"}, {"output": "nowhere/film.gif"}, {"episodes": 0}, {"seed": -1}])
+def test_bad_arguments(trained, bad, tmp_path):
+    if "output" in bad:
+        bad = {"output": tmp_path / bad["output"]}
+    with pytest.raises(ConfigError):
+        play.play(trained, **bad)
+    assert not list(tmp_path.iterdir())
+
+
+def test_mp4_needs_ffmpeg(trained, tmp_path):
+    if importlib.util.find_spec("imageio_ffmpeg") is None:
+        with pytest.raises(ConfigError, match="imageio-ffmpeg"):
+            play.play(trained, output=tmp_path / "x.mp4")
+    else:
+        play.play(trained, episodes=1, output=tmp_path / "x.mp4")
+        assert (tmp_path / "x.mp4").stat().st_size > 0
