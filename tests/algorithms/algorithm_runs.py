@@ -27,7 +27,7 @@ def make(name, observation_space=VECTOR, action_space=None, *, record=True, shar
     """Return an algorithm with small networks."""
     cls = ALGORITHMS[name]
     options = replace(cls.options_class(hidden=(16, 8)), **options)
-    algorithm = cls(observation_space, action_space or (DISCRETE if name == "dqn" else BOX), options, seed=seed, share=share)
+    algorithm = cls(observation_space, action_space or (DISCRETE if "dqn" in name else BOX), options, seed=seed, share=share)
     for minimizer in algorithm.minimizers.values():
         if not record:
             minimizer._compute = minimizer._gradient
