@@ -11,10 +11,9 @@ from algorithm_runs import NAMES, make, make_batch, parameters, part  # noqa: E4
 from kary_replay.algorithms import Share  # noqa: E402
 
 N_UPDATES = 100
-# Rounding differs in the last of 24 bits with each sum taken in another order; where a gradient is nothing but rounding, Adam
-# makes up to a learning rate of it, and 100 updates later networks that began alike are apart by what is measured here as 2e-5
-# of a median parameter of 0.2. A learner that lacks its part of the batch or of the noise is apart by 0.02 and more.
-TOLERANCE = 5e-4
+# The sums over rows are taken in another order, which moves the last of 24 bits: measured are differences up to 1e-7, for
+# parameters of 0.15 and ways of 0.03 and more. Learners with the wrong rows or noise end 0.008 and more apart.
+TOLERANCE = 2e-6
 
 
 class Averaging:
@@ -62,7 +61,7 @@ def distance(one, many):
 def test_learners_equal_one(name, run_threaded):
     (one,), errors = train(run_threaded, name, 1)
     for n_learners in (2, 3):
-        many, others = train(run_threaded, name, n_learners)
+        many, others = train(run_threaded, name, n_learners, record=n_learners == 2)
         assert all(torch.equal(many[0], other) for other in many)  # of each other they are copies
         assert distance(one, many) < TOLERANCE, distance(one, many)
         np.testing.assert_allclose(errors.numpy(), others.numpy(), rtol=0, atol=10 * TOLERANCE)
@@ -79,13 +78,6 @@ def same_noise_for_all(algorithm):
     algorithm.noise = lambda n_rows, n_columns: torch.randn(n_rows, n_columns, generator=algorithm.generator)
 
 
-def half_the_average(algorithm):
-    for minimizer in algorithm.minimizers.values():
-        average = minimizer._average
-        if average is not None and algorithm.share.index == 1:
-            minimizer._average = lambda vector, average=average: (average(vector * 1.5), average(vector))[0]
-
-
 def the_same_rows_for_all(algorithm):
     algorithm.share = Share(0, algorithm.share.count, algorithm.share.average)
 
@@ -94,7 +86,7 @@ def the_same_rows_for_all(algorithm):
 @pytest.mark.parametrize("name", ["td3", "sac"])
 def test_a_faulty_learner_would_be_noticed(name, fault, run_threaded):
     (one,), _ = train(run_threaded, name, 1)
-    assert distance(one, train(run_threaded, name, 2, fault)[0]) > 10 * TOLERANCE
+    assert distance(one, train(run_threaded, name, 2, fault)[0]) > 1000 * TOLERANCE
 
 
 def test_noise_is_what_one_learner_would_draw():
