@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(wildcard kary_replay/*.pyx kary_replay/*.pxd kary_replay/*.hpp)
 
-.PHONY: run test stress sanitize bench bench-full bench-storing bench-adapters learning lint format clean
+.PHONY: run test stress sanitize bench bench-full bench-storing bench-adapters bench-convergence learning lint format clean
 
 run: $(VENV)/built
 	$(BIN)/python docs/recipes/two_ways.py
@@ -44,7 +44,8 @@ sanitize: $(VENV)/built
 
 STORING := bench/test_processes.py bench/test_frames.py bench/test_checkpoint.py bench/test_prefetch.py
 ADAPTERS := bench/test_sb3.py bench/test_tianshou.py
-OTHERS := $(filter-out $(STORING) $(ADAPTERS),$(wildcard bench/test_*.py)) bench/ablation
+LEARNER := bench/test_learner.py
+OTHERS := $(filter-out $(STORING) $(ADAPTERS) $(LEARNER),$(wildcard bench/test_*.py)) bench/ablation
 
 bench: $(VENV)/built
 	$(BIN)/python -m pytest $(OTHERS) --benchmark-only --results default
@@ -61,6 +62,12 @@ bench-storing: $(VENV)/built
 bench-adapters: $(VENV)/built
 	$(BIN)/python -m pytest $(ADAPTERS) --benchmark-only --full --results adapters
 	$(BIN)/python -m bench.report adapters
+
+# goes on where it was cut off; remove bench/results/convergence.json to start anew
+bench-convergence: $(VENV)/built
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt ".[learning]"
+	$(BIN)/python -m bench.convergence --resume
+	$(BIN)/python -m bench.convergence.report
 
 LEARNING := cartpole pendulum lunarlander lunarlander_gentle
 

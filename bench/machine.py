@@ -87,7 +87,7 @@ def _compiler() -> dict[str, Any]:
     return {"found_now": line, "flags": "not recorded"}
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     result = {"python": platform.python_version(), "implementation": platform.python_implementation()}
     for name in LIBRARIES:
         try:
@@ -138,7 +138,7 @@ def describe() -> dict[str, Any]:
         "system": platform.system(),
         "transparent_huge_pages": _text("/sys/kernel/mm/transparent_hugepage/enabled"),
         "compiler": _compiler(),
-        "versions": _versions(),
+        "versions": versions(),
         "commit": _commit(),
     }
 

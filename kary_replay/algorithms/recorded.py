@@ -74,6 +74,10 @@ class Recorded:
                 node.target, node.args = torch.ops.aten.linear.default, (inputs_, transposed.args[0], bias)
         graph.graph.eliminate_dead_code()
         graph.recompile()
+        if any(is_list_of_bools(argument) for node in graph.graph.nodes for argument in node.args):
+            # As the gradients of convolutions and norms have, and torch.jit.trace does not take. Run by Python they are still
+            # without autograd, and take so long themselves that it does not matter.
+            return graph
         with warnings.catch_warnings(), torch.no_grad():
             warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
             warnings.filterwarnings("ignore", message=".*torch.jit.*", category=FutureWarning)
@@ -89,6 +93,11 @@ def has_unknown_shape(node: torch.fx.Node) -> bool:
         return True
     indices: Any = node.args[1]
     return any(index is not None and index.meta["val"].dtype in (torch.bool, torch.uint8) for index in indices)
+
+
+def is_list_of_bools(argument: Any) -> bool:
+    """Return whether an argument of an operation is that."""
+    return isinstance(argument, (list, tuple)) and bool(argument) and all(isinstance(item, bool) for item in argument)
 
 
 def leaves(inputs: tuple[Any, ...]) -> list[Tensor]:

@@ -107,6 +107,29 @@ def test_what_selects_by_numbers_is_not_refused(linear):
         assert (recorded(x)[0] == linear(x)[:, 0]).all() and recorded(x)[1] == x.clamp(min=0).sum()
 
 
+@pytest.mark.parametrize(
+    "layers",
+    [
+        lambda: [nn.Conv1d(1, 4, 3), nn.ReLU(), nn.Flatten()],
+        lambda: [nn.Flatten(), nn.LayerNorm(6), nn.SiLU()],
+        lambda: [nn.Flatten(), nn.Linear(6, 9), nn.Dropout(0.0), nn.Softmax(1)],
+    ],
+    ids=["convolution", "layer norm", "softmax"],
+)
+def test_layers_of_other_kinds(layers):
+    torch.manual_seed(0)
+    network = nn.Sequential(*layers())
+
+    def gradients(x):
+        with torch.enable_grad():
+            return torch.autograd.grad(network(x).square().mean(), list(network.parameters()))
+
+    recorded = Recorded(gradients)
+    for _ in range(3):
+        x = torch.randn(5, 1, 6)
+        assert all(map(torch.equal, recorded(x), gradients(x)))
+
+
 @pytest.mark.parametrize("units", [1, 7, 64, 256])
 @pytest.mark.parametrize("n_rows", [1, 5, 64, 200])
 def test_results_and_gradients_are_the_same_to_the_bit(units, n_rows):

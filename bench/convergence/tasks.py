@@ -1,0 +1,28 @@
+"""What has to be learned, when it counts as learned, and how often a policy is kept. No rival is imported here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Task:
+    """An algorithm on an environment."""
+
+    algorithm: str
+    env_id: str
+    threshold: float  # mean return of 100 greedy episodes
+    budget: int  # environment steps after which a run gives up: several times what the slowest rival usually needs
+    snapshot_every: int  # environment steps
+    snapshots_per_chunk: int = 4  # training goes on for so long before its snapshots are evaluated
+
+
+TASKS = {
+    "cartpole_dqn": Task("dqn", "CartPole-v1", 475.0, 300_000, 500, 10),
+    "pendulum_ddpg": Task("ddpg", "Pendulum-v1", -200.0, 60_000, 500),
+    "pendulum_td3": Task("td3", "Pendulum-v1", -200.0, 60_000, 500),
+    "pendulum_sac": Task("sac", "Pendulum-v1", -200.0, 60_000, 500),
+    "lunarlander_dqn": Task("dqn", "LunarLander-v3", 200.0, 600_000, 5_000, 2),
+}
+UNITS = (64, 256)
+RIVALS = ("sb3", "tianshou", "runner")

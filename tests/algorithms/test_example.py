@@ -1,0 +1,117 @@
+"""The recipe of an algorithm from outside: it is registered, computes what its paper says, and behaves as the built-in ones."""
+
+import io
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+gym = pytest.importorskip("gymnasium")
+from algorithm_runs import BOX, DISCRETE, VECTOR, forward, make, make_batch, parameters  # noqa: E402
+
+from kary_replay.algorithms import ALGORITHMS, DQN, Algorithm, UnsuitableSpaceError, register  # noqa: E402
+
+RECIPE = Path(__file__).resolve().parents[2] / "docs" / "recipes" / "new_algorithm.py"
+NAME = "munchausen-dqn"
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    """The recipe's class in the table, as if it had been imported; the table is as before afterwards."""
+    before = dict(ALGORITHMS)
+    runpy.run_path(str(RECIPE), run_name="new_algorithm")
+    yield
+    ALGORITHMS.clear()
+    ALGORITHMS.update(before)
+
+
+def test_it_is_found_by_its_name_and_short():
+    assert issubclass(ALGORITHMS[NAME], Algorithm) and ALGORITHMS[NAME].__mro__[1] is Algorithm
+    assert RECIPE.read_text(encoding="utf-8").split("def main()")[0].count("\n") < 100
+
+
+def test_its_errors_are_those_of_the_paper():
+    """Equation 1 of arXiv:2007.14430: the policy is the softmax of the target network's values."""
+    algorithm = make(NAME, temperature=0.3, scale=0.9, lowest=-0.5)
+    algorithm.targets["q"] += 0.3 * torch.randn(len(algorithm.targets["q"]), generator=torch.Generator().manual_seed(3))
+    batch = make_batch(algorithm, 24)
+    double = {key: value.numpy() for key, value in batch.items()}
+
+    def policy(observation):
+        e = np.exp(forward(algorithm.q_target, observation.astype(np.float64)) / 0.3)
+        return e / e.sum(1, keepdims=True)
+
+    rows, action = np.arange(24), double["action"]
+    pi, after = policy(double["observation"]), policy(double["next_observation"])
+    bonus = 0.9 * np.clip(0.3 * np.log(pi[rows, action]), -0.5, 0)
+    value = (after * (forward(algorithm.q_target, double["next_observation"]) - 0.3 * np.log(after))).sum(1)
+    target = double["reward"] + bonus + double["discount"] * value
+    expected = np.abs(forward(algorithm.q, double["observation"])[rows, action] - target)
+    np.testing.assert_allclose(algorithm.td_error(batch).numpy(), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(algorithm.update(batch).numpy(), expected, rtol=1e-4, atol=1e-5)
+    assert np.abs(algorithm.update(batch).numpy() - expected).max() > 1e-4  # it has learnt
+
+
+def test_it_behaves_as_the_built_in_ones():
+    recorded, plain = make(NAME, record=True), make(NAME)
+    for seed in range(10):
+        assert torch.equal(recorded.update(make_batch(recorded, seed=seed)), plain.update(make_batch(plain, seed=seed)))
+    assert torch.equal(parameters(recorded), parameters(plain))
+    file = io.BytesIO()
+    torch.save(recorded.state_dict(), file)
+    file.seek(0)
+    other = make(NAME, seed=5)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(parameters(recorded), parameters(other))
+    action = other.act(torch.randn(50, 5), np.full(50, 1.0, np.float32), np.random.default_rng(0))
+    assert action.shape == (50,) and set(action) == {0, 1, 2}
+    for spaces in ((VECTOR, BOX), (gym.spaces.Text(3), DISCRETE), (gym.spaces.Box(-1, 1, (2, 3)), DISCRETE)):
+        with pytest.raises(UnsuitableSpaceError, match=NAME):
+            ALGORITHMS[NAME].check_spaces(*spaces)
+
+
+def test_a_taken_name_is_refused():
+    class Other(DQN):
+        pass
+
+    before = dict(ALGORITHMS)
+    with pytest.raises(ValueError, match=r"the name 'dqn' belongs to kary_replay\.algorithms\.dqn\.DQN: choose another"):
+        register(Other)
+    assert before == ALGORITHMS
+    assert register(DQN) is DQN  # again is no harm
+
+
+def test_a_class_defined_anew_takes_its_own_place():
+    def define():
+        class Mine(DQN):
+            name = "mine"
+
+        return register(Mine)
+
+    first, second = define(), define()
+    assert first is not second and ALGORITHMS["mine"] is second
+
+
+def test_what_is_no_algorithm_is_refused():
+    class Abstract(Algorithm):
+        name, paper = "abstract", "https://example.org"
+
+    class Nameless(DQN):
+        name = ""
+
+    class Optionless(DQN):
+        name, options_class = "optionless", dict
+
+    cases = {
+        "is abstract: it still needs act, build": Abstract,
+        "needs the class attributes name and paper": Nameless,
+        "options_class of Optionless must be a dataclass": Optionless,
+        "must be a subclass of Algorithm": dict,
+        "subclass of Algorithm, got 'dqn'": "dqn",
+    }
+    for message, case in cases.items():
+        with pytest.raises(TypeError, match=message):
+            register(case)
+    assert not {"abstract", "", "optionless"} & set(ALGORITHMS)
