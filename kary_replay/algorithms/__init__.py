@@ -7,7 +7,7 @@ from .ddpg import DDPG, DDPGOptions
 from .dqn import DQN, DQNOptions
 from .minimizer import Minimizer, Share, flatten
 from .networks import MLP, Encoder
-from .registry import ALGORITHMS, register
+from .registry import ALGORITHMS, find, register
 from .sac import SAC, SACOptions
 from .spaces import UnsuitableSpaceError
 from .td3 import TD3, TD3Options
@@ -29,6 +29,7 @@ __all__ = [
     "Share",
     "TD3Options",
     "UnsuitableSpaceError",
+    "find",
     "flatten",
     "register",
 ]

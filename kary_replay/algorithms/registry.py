@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from dataclasses import is_dataclass
 from typing import TypeVar
 
 from .algorithm import Algorithm
 
-__all__ = ["ALGORITHMS", "register"]
+__all__ = ["ALGORITHMS", "find", "register"]
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
 """What configurations and the command line can name."""
@@ -56,3 +57,15 @@ def register(algorithm: AnyAlgorithm) -> AnyAlgorithm:
         raise ValueError(f"the name {name!r} belongs to {other.__module__}.{other.__qualname__}: choose another one")
     ALGORITHMS[name] = algorithm
     return algorithm
+
+
+def find(name: str) -> type[Algorithm]:
+    """Return the algorithm of a name, or the class that "module:Class" names.
+
+    KeyError if there is no such name; what importing raises, if that fails; TypeError if it is no algorithm.
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        return ALGORITHMS[name]
+    algorithm: type[Algorithm] = getattr(importlib.import_module(module), attribute)
+    return register(algorithm)

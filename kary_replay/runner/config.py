@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..algorithms import ALGORITHMS, Algorithm, Options
+from ..algorithms import ALGORITHMS, Algorithm, Options, find
 from .presets import preset
 
 __all__ = ["ConfigError", "RunnerConfig"]
@@ -28,7 +28,7 @@ class RunnerConfig:
     """Settings of a run; what is not given comes from the preset of the algorithm and environment, see presets.py."""
 
     algorithm: str
-    """dqn, ddpg, td3, sac, or a name registered with kary_replay.algorithms.register."""
+    """dqn, ddpg, td3, sac, or "module:Class" for one of your own."""
     env: str | Callable[..., Any]
     """A gymnasium id, "module:function" for a function that makes an environment, or in Python such a function."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class RunnerConfig:
     @property
     def algorithm_class(self) -> type[Algorithm]:
         """The algorithm."""
-        return ALGORITHMS[self.algorithm]
+        return find(self.algorithm)
 
     @property
     def env_name(self) -> str:
@@ -166,8 +166,15 @@ def _check_together(config: RunnerConfig) -> None:
 
 def check_algorithm(name: Any) -> None:
     """Raise ConfigError, with the nearest names, if there is no such algorithm."""
-    if name not in ALGORITHMS:
-        raise ConfigError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {name!r}{suggestion(name, ALGORITHMS)}")
+    if isinstance(name, str) and ":" in name:
+        try:
+            find(name)
+        except Exception as error:
+            raise ConfigError(f"algorithm={name!r} cannot be used: {type(error).__name__}: {error}") from None
+    elif name not in ALGORITHMS:
+        raise ConfigError(
+            f"algorithm must be one of {', '.join(ALGORITHMS)}, or module:Class, got {name!r}{suggestion(name, ALGORITHMS)}"
+        )
 
 
 def suggestion(name: Any, known: Any) -> str:
@@ -195,7 +202,7 @@ def as_json(config: RunnerConfig) -> dict[str, Any]:
 def from_json(content: Mapping[str, Any]) -> RunnerConfig:
     """Return the configuration that `as_json` wrote."""
     check_algorithm(content.get("algorithm"))
-    options_class = ALGORITHMS[content["algorithm"]].options_class
+    options_class = find(content["algorithm"]).options_class
     saved: Mapping[str, Any] = content["options"]
     options: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()}
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..algorithms import ALGORITHMS, Options
+from ..algorithms import Options, find
 
 __all__ = ["PRESETS", "preset"]
 
@@ -43,6 +43,6 @@ def preset(algorithm: str, env: str, options: Options | None) -> dict[str, Any]:
         row = PRESETS.get((algorithm, name), {})
         tuned.update(row.get("options", {}))
         settings.update({key: value for key, value in row.items() if key != "options"})
-    settings["options"] = options if options is not None else ALGORITHMS[algorithm].options_class(**tuned)
+    settings["options"] = options if options is not None else find(algorithm).options_class(**tuned)
     settings.setdefault("samples_per_insert", float(settings["options"].batch_size))
     return settings

@@ -45,24 +45,24 @@ class RunDirectory:
     @classmethod
     def new(cls, config: RunnerConfig) -> RunDirectory:
         """Make the directory of a new run; ConfigError if it is taken."""
-        if config.directory is None:
-            name = re.sub(r"[^\w.-]+", "_", f"{config.algorithm}_{config.env_name}_s{config.seed}")
-            number = 1
-            path = Path("runs") / name
-            while path.exists():
-                number += 1
-                path = Path("runs") / f"{name}_{number}"
-        else:
-            path = Path(config.directory)
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                raise ConfigError(
-                    f"directory must be new or empty, got {path}: choose another one, or go on with --resume {path}"
-                )
+        cls.check_free(config)
+        path = Path(config.directory) if config.directory is not None else Path("runs") / default_name(config)
+        number = 1
+        while config.directory is None and path.exists():
+            number += 1
+            path = path.with_name(f"{default_name(config)}_{number}")
         path.mkdir(parents=True, exist_ok=True)
         (path / "config.json").write_text(
             json.dumps({"format": FORMAT, "version": version.VERSION, **as_json(config)}, indent=2)
         )
         return cls(path)
+
+    @staticmethod
+    def check_free(config: RunnerConfig) -> None:
+        """Raise ConfigError if the directory that a new run is to have is taken."""
+        path = config.directory and Path(config.directory)
+        if path and path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ConfigError(f"directory must be new or empty, got {path}: choose another one, or go on with --resume {path}")
 
     @classmethod
     def existing(cls, path: Path) -> tuple[RunDirectory, RunnerConfig]:
@@ -151,6 +151,11 @@ class RunDirectory:
         with new.open("w") as file:
             file.writelines(json.dumps(record) + "\n" for record in self.records(name) if record["env_steps"] <= env_steps)
         os.replace(new, self.path / name)
+
+
+def default_name(config: RunnerConfig) -> str:
+    """Return what the directory of a run is called if the user does not say."""
+    return re.sub(r"[^\w.-]+", "_", f"{config.algorithm}_{config.env_name}_s{config.seed}")
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:

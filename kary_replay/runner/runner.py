@@ -84,6 +84,7 @@ class Runner:
     """
 
     def __init__(self, config: RunnerConfig, *, console: Any = None) -> None:
+        RunDirectory.check_free(config)
         self.config = config
         self._make, self._observation_space, self._action_space = _spaces(self.config)
         self._console = console
@@ -101,7 +102,7 @@ class Runner:
         """
         found, config = RunDirectory.existing(Path(directory))
         folder, counters = found.checkpoint()
-        runner = cls(config, console=console)
+        runner = cls(dataclasses.replace(config, directory=None), console=console)
         runner._directory, runner._folder, runner._counters = found, folder, counters
         return runner
 

@@ -66,6 +66,7 @@ class ProcessBackend:
         self._members = [_Member(kind, index) for kind, n in kinds.items() for index in range(n)]
         self._meeting = tempfile.mkdtemp(prefix="kary-replay-") if config.learners > 1 else None
         self._ending = False
+        self._reports: list[Any] = []
 
     def start(self, states: Path | None) -> None:
         """Start all processes, and wait until each is ready to work."""
@@ -79,13 +80,13 @@ class ProcessBackend:
 
     def poll(self, seconds: float) -> list[Any]:
         """Gather reports for so long, or until there is one; start anew who died or hangs."""
-        reports = self._receive(seconds)
+        self._receive(seconds)
         for member in self._members:
             self._watch(member)
-        return reports
+        return self._taken()
 
     def save(self, folder: Path, within_seconds: float) -> None:
-        """Have the first learner and the actors write their states; who does not answer in time is left out."""
+        """Have the first learner and the actors write their states; an actor that does not answer in time is left out."""
         members = [member for member in self._members if member.kind == "actor" or member.name == "learner-0"]
         self._order(members, "save", str(folder))
         missing = self._await(str(folder), members, within_seconds)
@@ -93,21 +94,22 @@ class ProcessBackend:
             raise WorkerFailedError(f"the learner did not save its state within {within_seconds:g} s")
 
     def finish(self) -> list[Any]:
-        """Have learners end together after one more update, and put-off evaluations played."""
+        """Have learners end together after one more update."""
         self._ending = True
         first = [member for member in self._members if member.name == "learner-0"]
         self._order(first, "finish", "")
-        reports: list[Any] = []
-        self._await("finish", first, FINISH_SECONDS, reports)
-        return reports
+        self._await("finish", first, FINISH_SECONDS)
+        return self._taken()
 
     def evaluate(self) -> list[Any]:
-        """Have the evaluator play what was put off; takes as long as it takes."""
-        evaluators = [member for member in self._members if member.kind == "evaluator"]
+        """Have the evaluator play what was put off, however long it takes, unless it dies or hangs."""
+        evaluators = [member for member in self._members if member.kind == "evaluator" and member.pipe is not None]
         self._order(evaluators, "finish", "")
-        reports: list[Any] = []
-        self._await("finish", evaluators, float("inf"), reports)
-        return reports
+        while any("finish" not in member.ready and member.pipe is not None for member in evaluators):
+            self._receive(0.1)
+            for member in evaluators:
+                self._watch(member)
+        return self._taken()
 
     def stop(self) -> None:
         """End all processes: ask first, then kill."""
@@ -132,10 +134,9 @@ class ProcessBackend:
         member.problem = None
         member.ready.clear()
 
-    def _receive(self, seconds: float) -> list[Any]:
-        """Return the reports that come within so long; those to the supervisor itself stay here."""
+    def _receive(self, seconds: float) -> None:
+        """Take in the reports that come within so long."""
         pipes: dict[Any, _Member] = {member.pipe: member for member in self._members if member.pipe is not None}
-        reports = []
         readable: list[Any] = connections.wait(list(pipes), seconds)
         for pipe in readable:
             member = pipes[pipe]
@@ -147,17 +148,16 @@ class ProcessBackend:
                     elif isinstance(report, Problem):
                         member.problem = report
                     else:
-                        reports.append(report)
+                        self._reports.append(report)
             except (EOFError, OSError):
                 member.pipe.close()
                 member.pipe = None
                 member.process.join(GRACE_SECONDS)
-        return reports
 
     def _watch(self, member: _Member) -> None:
         """Notice if a worker died or hangs."""
         if member.restart_at is not None:
-            if time.monotonic() >= member.restart_at and not self._ending:
+            if time.monotonic() >= member.restart_at:
                 member.incarnation += 1
                 self._spawn(member)
             return
@@ -185,6 +185,9 @@ class ProcessBackend:
     def _failed(self, member: _Member, cause: str, is_environment: bool = False) -> None:
         """Plan a new start, or raise if there is to be none."""
         config = self._plan.config
+        if self._ending:
+            self._warn(f"{member.name} failed: {cause}")
+            return
         is_environment |= member.problem is not None and member.problem.is_environment
         if member.kind == "learner" or (is_environment and config.on_environment_error == "stop"):
             raise WorkerFailedError(f"{member.name} failed: {cause}")
@@ -200,26 +203,26 @@ class ProcessBackend:
         member.restart_at = time.monotonic() + wait
         self._warn(f"{member.name} is started anew, in {wait:.1f} s: {cause}")
 
-    def _await(self, what: str, members: list[_Member], seconds: float, reports: list[Any] | None = None) -> list[_Member]:
+    def _await(self, what: str, members: list[_Member], seconds: float) -> list[_Member]:
         """Wait until members have said that they are ready with something; return those that have not."""
         deadline = time.monotonic() + seconds
-        waiting = members
-        while True:
-            waiting = [member for member in members if what not in member.ready and member.process is not None]
-            if not waiting or time.monotonic() > deadline:
-                return waiting
-            received = self._receive(0.02)
-            if reports is not None:
-                reports += received
-            for member in waiting:
-                if member.pipe is None or member.process.exitcode is not None:
-                    if self._ending and member.kind != "learner":
-                        member.ready.add(what)
-                        continue
-                    self._receive(0)
-                    if what == "" or member.kind == "learner":
+        waiting, missing = list(members), []
+        while waiting and time.monotonic() < deadline:
+            self._receive(0.02)
+            for member in list(waiting):
+                if what in member.ready:
+                    waiting.remove(member)
+                elif member.pipe is None or member.process.exitcode is not None:
+                    if member.kind == "learner" or what == "":
+                        self._kill(member)
                         raise WorkerFailedError(f"{member.name} failed: {self._cause(member)}")
-                    return waiting
+                    waiting.remove(member)
+                    missing.append(member)
+        return waiting + missing
+
+    def _taken(self) -> list[Any]:
+        reports, self._reports = self._reports, []
+        return reports
 
     def _order(self, members: list[_Member], order: str, argument: str) -> None:
         for member in members:
