@@ -21,6 +21,7 @@ from .spaces import check_observations
 
 __all__ = ["Algorithm", "Options"]
 
+WARM_UPDATES = 4  # the least common multiple of what is done only in some updates
 Batch = Mapping[str, Any]  # of tensors with a leading axis B; observations may be dicts of them
 
 
@@ -156,6 +157,16 @@ class Algorithm(ABC):
         """Let a network follow those that a minimizer trains; it begins as the same."""
         self.targets[name] = flatten([module])
         self.targets[name].copy_(self.minimizers[name].flat)
+
+    def warm_up(self, batch: Batch) -> None:
+        """Have everything recorded that updates on such batches need; nothing is learned from this one.
+
+        Learners that average gradients must all do it.
+        """
+        state = self.state_dict()
+        for _ in range(WARM_UPDATES):
+            self.update(batch)
+        self.load_state_dict(state)
 
     def move_targets(self) -> None:
         """Move the target networks towards the trained ones if it is time."""

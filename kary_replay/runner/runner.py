@@ -133,7 +133,9 @@ class Runner:
         directory = self._directory or RunDirectory.new(config)
         plan = self._plan(int(n_actors), shared=config.backend == "process")
         monitor = Monitor(plan, directory, self._counters, self._console, self._allocation)
-        backend: Backend = SerialBackend(plan) if config.backend == "serial" else ProcessBackend(plan, monitor.warn)
+        backend: Backend = (
+            SerialBackend(plan) if config.backend == "serial" else ProcessBackend(plan, monitor.warn, self._stop.is_set)
+        )
         threads = torch.get_num_threads()
         torch.set_num_threads(config.learner_threads if config.backend == "serial" else 1)
         try:
@@ -176,10 +178,17 @@ class Runner:
                 self._save(backend, plan, monitor, SAVE_SECONDS, plan.board.seconds + self._counters.get("seconds", 0.0))
 
     def _end(self, backend: Backend, plan: Plan, monitor: Monitor, seconds: float) -> None:
+        if plan.board.seconds == 0:  # interrupted before it began
+            return
         if plan.board.updates:
             for report in backend.finish():
                 monitor.take(report)
-        self._save(backend, plan, monitor, LAST_SAVE_SECONDS if self._stop.is_set() else SAVE_SECONDS, seconds)
+        try:
+            self._save(backend, plan, monitor, LAST_SAVE_SECONDS if self._stop.is_set() else SAVE_SECONDS, seconds)
+        except WorkerFailedError as error:
+            if not self._stop.is_set():
+                raise
+            monitor.warn(f"there was no time for a checkpoint: {error}")
         if plan.config.evaluate == "after" and not self._stop.is_set():
             monitor.say("evaluating the policies that were kept")
             for report in backend.evaluate():

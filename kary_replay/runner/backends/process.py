@@ -56,10 +56,12 @@ class ProcessBackend:
         The run, its streams shared.
     warn : function of str
         Is told what happened to workers that are started anew.
+    interrupted : function
+        Whether the run is to end; a start is given up then.
     """
 
-    def __init__(self, plan: Plan, warn: Callable[[str], None]) -> None:
-        self._plan, self._warn = plan, warn
+    def __init__(self, plan: Plan, warn: Callable[[str], None], interrupted: Callable[[], bool]) -> None:
+        self._plan, self._warn, self._interrupted = plan, warn, interrupted
         self._context = multiprocessing.get_context("spawn")
         config = plan.config
         kinds = {"learner": config.learners, "actor": plan.n_actors, "evaluator": int(config.evaluate != "never")}
@@ -73,7 +75,7 @@ class ProcessBackend:
         try:
             for member in self._members:
                 self._spawn(member, states)
-            self._await("", self._members, START_SECONDS)
+            self._await("", self._members, START_SECONDS, self._interrupted)
         finally:
             if self._meeting is not None:
                 shutil.rmtree(self._meeting, ignore_errors=True)
@@ -203,11 +205,13 @@ class ProcessBackend:
         member.restart_at = time.monotonic() + wait
         self._warn(f"{member.name} is started anew, in {wait:.1f} s: {cause}")
 
-    def _await(self, what: str, members: list[_Member], seconds: float) -> list[_Member]:
+    def _await(
+        self, what: str, members: list[_Member], seconds: float, give_up: Callable[[], bool] = lambda: False
+    ) -> list[_Member]:
         """Wait until members have said that they are ready with something; return those that have not."""
         deadline = time.monotonic() + seconds
         waiting, missing = list(members), []
-        while waiting and time.monotonic() < deadline:
+        while waiting and time.monotonic() < deadline and not give_up():
             self._receive(0.02)
             for member in list(waiting):
                 if what in member.ready:

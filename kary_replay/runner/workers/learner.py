@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...algorithms import Share
@@ -47,6 +48,7 @@ class Learner:
             ahead = int(device.type != "cpu")
         buffer = plan.replay.buffer
         self.prefetcher = Prefetcher(buffer, self.batch_size, device, ahead) if ahead else None
+        self.algorithm.warm_up(as_batch(_blank(plan.replay.buffer.fields, self.batch_size), device))
         if index == 0:
             self.publish()
 
@@ -117,6 +119,18 @@ class Learner:
         may = replay.may_sample(self.batch_size, patience_seconds) if patience_seconds else False
         self.row.waited_seconds += time.monotonic() - started
         return may
+
+
+def _blank(fields: Mapping[str, Any], n: int) -> Batch:
+    """Return a batch of ``n`` rows of zeros."""
+
+    def zeros(field: Any) -> Any:
+        if isinstance(field, Mapping):
+            return {name: zeros(part) for name, part in field.items()}
+        return np.zeros((n, *field.shape), field.dtype)
+
+    columns = {name: zeros(field) for name, field in fields.items()}
+    return Batch({**columns, "importance_weight": np.ones(n, np.float32)})
 
 
 def as_batch(batch: Batch, device: torch.device) -> Mapping[str, Any]:
