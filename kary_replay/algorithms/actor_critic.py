@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .algorithm import Algorithm, Batch
 from .networks import MLP, Encoder
@@ -40,8 +41,8 @@ class Critics(nn.Module):
 
 def regression(q: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weighted squared error of critics [B, n], summed over them, and its mean absolute value of each row."""
-    error = q - target.unsqueeze(1)
-    return (weight * error.square().sum(1)).mean(), error.detach().abs().mean(1)
+    target = target.unsqueeze(1).expand_as(q)
+    return (weight * F.mse_loss(q, target, reduction="none").sum(1)).mean(), (q.detach() - target).abs().mean(1)
 
 
 class ActorCritic(Algorithm):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -34,8 +34,8 @@ class Recorded:
 
     Notes
     -----
-    The same operations on the same numbers give the same results, bit for bit. The tensors that are returned are for use
-    under ``torch.inference_mode``; outside, clone them.
+    The same operations on the same numbers give the same results, bit for bit; but for ``torch.addmm`` onto a matrix, which
+    TorchScript rounds once more. The tensors that are returned are for use under ``torch.inference_mode``; outside, clone them.
     """
 
     def __init__(self, function: Function) -> None:
@@ -68,10 +68,8 @@ class Recorded:
                     f"{node.target} returns as many rows as the values of tensors say, which cannot be recorded: "
                     "keep all rows and mask them, for instance with torch.where"
                 )
-            # TorchScript would take this apart into a product and a sum, which rounds otherwise. A linear it leaves alone.
-            if node.target is torch.ops.aten.addmm.default and node.args[2].target is torch.ops.aten.t.default:
-                bias, inputs_, transposed = node.args
-                node.target, node.args = torch.ops.aten.linear.default, (inputs_, transposed.args[0], bias)
+            if node.target is torch.ops.aten.addmm.default and not node.kwargs:
+                as_linear(node)
         graph.graph.eliminate_dead_code()
         graph.recompile()
         if any(is_list_of_bools(argument) for node in graph.graph.nodes for argument in node.args):
@@ -93,6 +91,19 @@ def has_unknown_shape(node: torch.fx.Node) -> bool:
         return True
     indices: Any = node.args[1]
     return any(index is not None and index.meta["val"].dtype in (torch.bool, torch.uint8) for index in indices)
+
+
+def as_linear(addmm: torch.fx.Node) -> None:
+    """Call it a linear, which TorchScript leaves alone; an addmm it takes apart, and so rounds once more."""
+    bias, inputs, matrix = cast("tuple[torch.fx.Node, ...]", addmm.args)
+    if bias.meta["val"].dim() != 1:
+        return
+    if matrix.target is torch.ops.aten.t.default:
+        weight = matrix.all_input_nodes[0]
+    else:
+        with addmm.graph.inserting_before(addmm):
+            weight = addmm.graph.call_function(torch.ops.aten.t.default, (matrix,))
+    addmm.target, addmm.args = torch.ops.aten.linear.default, (inputs, weight, bias)
 
 
 def is_list_of_bools(argument: Any) -> bool:

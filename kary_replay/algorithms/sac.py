@@ -56,10 +56,9 @@ class GaussianActor(nn.Module):
         """Return the actions that standard normal noise leads to, and their log densities, [B] (section C of the paper)."""
         mean, log_std = self(observation)
         u = mean + log_std.exp() * noise
-        # log(1 - tanh(u)²) = 2 (log 2 - u - softplus(-2u)), which does not lose its digits where tanh(u) is near one.
-        log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))
-        log_density = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi) - log_slope
-        return u.tanh(), log_density.sum(1)
+        # Minus log(1 - tanh(u)²) is 2 (u + softplus(-2u)) - 2 log 2, which keeps its digits where tanh(u) is near one.
+        log_density = 2 * (u + F.softplus(-2 * u)) - log_std - 0.5 * noise.square()
+        return u.tanh(), log_density.sum(1) - mean.shape[1] * (0.5 * math.log(2 * math.pi) + 2 * math.log(2))
 
 
 class Temperature(nn.Module):

@@ -148,6 +148,26 @@ def test_results_and_gradients_are_the_same_to_the_bit(units, n_rows):
         assert all(map(torch.equal, recorded(x), gradients(x)))
 
 
+@pytest.mark.parametrize("form", ["addmm", "sum", "scaled"])
+def test_products_in_other_forms_are_the_same_to_the_bit(form):
+    torch.manual_seed(0)
+    weight, bias = nn.Parameter(torch.randn(256, 256)), nn.Parameter(torch.randn(256))
+
+    def product(x):
+        if form == "addmm":
+            return torch.addmm(bias, x, weight)
+        return x @ weight + bias if form == "sum" else torch.addmm(bias, x, weight.t(), beta=0.5, alpha=2)
+
+    def gradients(x):
+        with torch.enable_grad():
+            return torch.autograd.grad(product(x).square().mean(), [weight, bias])
+
+    recorded = Recorded(gradients)
+    for _ in range(3):
+        x = torch.randn(200, 256)
+        assert all(map(torch.equal, recorded(x), gradients(x)))
+
+
 def test_recording_in_several_threads_at_once(run_threaded):
     def work(number):
         linear = nn.Linear(3, 4)
