@@ -21,17 +21,38 @@ COMMON: dict[str, Any] = {
     "exploration_spread": 0.0,
 }
 
+# Small networks learn these in seconds. Pendulum's steps all tell something; of InvertedPendulum's, few do, so it gets more.
+PENDULUM: dict[str, Any] = {
+    "total_env_steps": 30_000, "buffer_capacity": 30_000, "learning_starts": 500, "evaluation_interval": 500,
+    "options": {"hidden": (64, 64), "learning_rate": 2e-3, "batch_size": 64, "n_step": 3, "gamma": 0.98, "tau": 0.01},
+}  # fmt: skip
+INVERTED: dict[str, Any] = {
+    "total_env_steps": 200_000, "envs_per_actor": 16, "buffer_capacity": 30_000, "learning_starts": 500,
+    "samples_per_insert": 8.0, "evaluation_interval": 2_000, "options": {**PENDULUM["options"], "gamma": 0.99},
+}  # fmt: skip
+
 # (algorithm, environment) -> settings of the run, and hyperparameters under "options"; "*" is any environment.
 PRESETS: dict[tuple[str, str], dict[str, Any]] = {
-    ("dqn", "*"): {},
-    ("dqn", "CartPole-v1"): {
-        "total_env_steps": 50_000, "buffer_capacity": 100_000, "samples_per_insert": 32, "evaluation_interval": 1_000,
-        "options": {"hidden": (256, 256), "learning_rate": 1e-3, "batch_size": 64, "n_step": 3, "tau": 0.01,
-                    "target_interval": 1, "exploration_fraction": 0.16, "exploration_final": 0.04},
+    ("dqn", "*"): {
+        "envs_per_actor": 16,
+        "options": {"learning_rate": 5e-4, "batch_size": 128, "n_step": 3, "target_interval": 1, "tau": 0.005},
     },
-    ("ddpg", "*"): {},
-    ("td3", "*"): {},
-    ("sac", "*"): {},
+    ("dqn", "CartPole-v1"): {
+        "total_env_steps": 150_000, "buffer_capacity": 20_000, "samples_per_insert": 8.0, "evaluation_interval": 2_000,
+        "options": {"hidden": (64, 64), "learning_rate": 2e-3, "batch_size": 64, "n_step": 5, "tau": 0.01,
+                    "exploration_fraction": 0.04},
+    },
+    ("dqn", "LunarLander-v3"): {
+        "total_env_steps": 300_000, "buffer_capacity": 100_000, "samples_per_insert": 64.0, "evaluation_interval": 5_000,
+        "alpha": 0.3, "options": {"hidden": (64, 64), "learning_rate": 1e-3, "exploration_fraction": 0.04},
+    },
+    ("ddpg", "Pendulum-v1"): PENDULUM,
+    ("td3", "Pendulum-v1"): PENDULUM,
+    ("sac", "Pendulum-v1"): PENDULUM,
+    ("ddpg", "InvertedPendulum-v5"): INVERTED,
+    ("td3", "InvertedPendulum-v5"): INVERTED,
+    ("sac", "InvertedPendulum-v5"): INVERTED,
+    ("sac", "HalfCheetah-v5"): {"learning_starts": 10_000, "alpha": 0.0, "evaluation_interval": 10_000},
 }  # fmt: skip
 
 
