@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(wildcard kary_replay/*.pyx kary_replay/*.pxd kary_replay/*.hpp)
 
-.PHONY: run test stress sanitize bench bench-full bench-storing bench-adapters bench-convergence learning lint format clean
+.PHONY: run test stress sanitize bench bench-full bench-storing bench-adapters bench-convergence solves solves-nightly learning lint format clean
 
 run: $(VENV)/built
 	$(BIN)/python docs/recipes/two_ways.py
@@ -66,8 +66,17 @@ bench-adapters: $(VENV)/built
 # goes on where it was cut off; remove bench/results/convergence.json to start anew
 bench-convergence: $(VENV)/built
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt ".[learning]"
+	$(BIN)/python -m pytest $(LEARNER) --benchmark-only --results learner
+	$(BIN)/python -m bench.report learner
 	$(BIN)/python -m bench.convergence --resume
 	$(BIN)/python -m bench.convergence.report
+
+# do the presets solve their tasks? minutes; the nightly ones take half an hour each
+solves: $(VENV)/built
+	$(BIN)/python -m bench.solves
+
+solves-nightly: $(VENV)/built
+	$(BIN)/python -m bench.solves --tasks sac_halfcheetah --seeds 1
 
 LEARNING := cartpole pendulum lunarlander lunarlander_gentle
 

@@ -65,6 +65,9 @@ STORING = {
     "longest add beside a save: half_cheetah": "The longest that an `add` of another thread took while the buffer was saved.",
     "longest add beside a save: images": "The same for 84 × 84 images.",
 }
+RUNNER = {
+    "learner: update": "Draw a batch, one update, set its priorities; SB3: `train(gradient_steps=1)`, uniform; one thread.",
+}
 HEADLINES = ["tree sample", "tree update", "buffer sample", "buffer update_priorities", "buffer sample + update_priorities"]
 RIVALS = ["Tianshou", "cpprb", "SB3"]
 
@@ -206,6 +209,11 @@ def storing_page(machine: dict[str, Any], records: Sequence[Record]) -> list[str
     return [*lines, "### Bars", "", *bar_table(records), *_sections(STORING, records)]
 
 
+def runner_page(machine: dict[str, Any], records: Sequence[Record]) -> list[str]:
+    """Everything measured of the runner's parts."""
+    return [*machine_text(machine), *_sections(RUNNER, records)]
+
+
 def headline(records: Sequence[Record]) -> list[str]:
     """Write the generated part of the README: the operations at the size where the bars are, one line each."""
     chosen = [
@@ -262,6 +270,9 @@ def main() -> None:
     storing = [record for record in records if record.scenario in STORING]
     if storing:
         write(arguments.docs / "storing_benchmarks.md", "Benchmarks of sharing and storing", storing_page(machine, storing))
+    learner = [record for record in records if record.scenario in RUNNER]
+    if learner:
+        write(arguments.docs / "learner_benchmarks.md", "Benchmarks of the learner's update", runner_page(machine, learner))
     for path in sorted(arguments.docs.glob("images/*.png")):
         print(path.relative_to(arguments.docs.parent))
 

@@ -12,7 +12,9 @@ import stable_baselines3
 import torch
 from stable_baselines3.common.logger import configure
 
+import kary_replay as kr
 from bench.timing import Contender
+from kary_replay.algorithms import ALGORITHMS
 
 OURS, SB3 = "kary-replay", "SB3"
 ENVS = {"dqn": "CartPole-v1", "ddpg": "Pendulum-v1", "td3": "Pendulum-v1", "sac": "Pendulum-v1"}
@@ -23,7 +25,27 @@ PERIOD = 2  # TD3 updates its actor every other time: a call makes both kinds of
 
 def ours(algorithm: str, units: int, batch_size: int) -> Callable[[], object]:
     """Return a call that makes one update of our learner: two hidden layers of `units`, a batch drawn from FILLED rows."""
-    raise NotImplementedError
+    kind, env = ALGORITHMS[algorithm], gym.make(ENVS[algorithm])
+    discrete = hasattr(env.action_space, "n")
+    options = kind.options_class(hidden=(units, units), batch_size=batch_size)
+    learner = kind(env.observation_space, env.action_space, options, seed=0)
+    shape = env.observation_space.shape
+    action = kr.Field((), "int64") if discrete else kr.Field(env.action_space.shape, "float32")
+    scalars = {name: kr.Field((), "float32") for name in ("reward", "discount")}
+    observations = {name: kr.Field(shape, "float32") for name in ("observation", "next_observation")}
+    buffer = kr.PrioritizedReplayBuffer(FILLED, {**observations, "action": action, **scalars}, seed=0)
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(2, size=FILLED) if discrete else rng.uniform(-1, 1, (FILLED, *action.shape)).astype(np.float32)
+    both = {name: rng.standard_normal((FILLED, *shape), np.float32) for name in observations}
+    buffer.add(**both, action=drawn, reward=rng.standard_normal(FILLED, np.float32), discount=np.full(FILLED, 0.99, np.float32))
+    names = (*observations, "action", *scalars, "importance_weight")
+
+    def update() -> None:
+        batch = buffer.sample(batch_size)
+        td_error = learner.update({name: torch.from_numpy(batch[name]) for name in names})
+        buffer.update_priorities(batch.handle, td_error.numpy())
+
+    return update
 
 
 def sb3(algorithm: str, units: int, batch_size: int) -> Callable[[], object]:
@@ -57,9 +79,6 @@ def contender(name: str, update: Callable[[], object]) -> Contender:
 def test_update(compare, algorithm, units):
     torch.set_num_threads(1)
     batch_size = BATCHES[algorithm]
-    try:
-        update = ours(algorithm, units, batch_size)
-    except NotImplementedError:
-        pytest.skip("our learner is not connected yet")
     parameters = {"algorithm": algorithm, "units": units, "batch": batch_size}
-    compare.times("learner: update", parameters, contender(OURS, update), [contender(SB3, sb3(algorithm, units, batch_size))])
+    candidates = [contender(name, make(algorithm, units, batch_size)) for name, make in ((OURS, ours), (SB3, sb3))]
+    compare.times("learner: update", parameters, candidates[0], candidates[1:])

@@ -11,13 +11,14 @@ from typing import Any
 from bench.convergence.protocol import CONFIRMING_SEEDS, SCREENING_SEEDS, Evaluation, Outcome
 from bench.convergence.tasks import Task
 
-# The runner evaluates after training and so goes on when a task is solved: it is given fewer steps than the others.
+# The presets (kary_replay/runner/presets.py), with other networks. The runner evaluates after training and so goes on when a
+# task is solved: it is given fewer steps than the others.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "cartpole_dqn": {"total_env_steps": 50_000},
-    "lunarlander_dqn": {"total_env_steps": 300_000},
-    "pendulum_ddpg": {"total_env_steps": 20_000},
-    "pendulum_td3": {"total_env_steps": 20_000},
-    "pendulum_sac": {"total_env_steps": 20_000},
+    "cartpole_dqn": {"total_env_steps": 120_000},
+    "lunarlander_dqn": {"total_env_steps": 200_000},
+    "pendulum_ddpg": {"total_env_steps": 8_000},
+    "pendulum_td3": {"total_env_steps": 8_000},
+    "pendulum_sac": {"total_env_steps": 8_000},
 }
 COMMON = {"actors": "auto", "learners": 1, "learner_threads": 1}
 
