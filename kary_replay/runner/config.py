@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -158,6 +159,8 @@ def _check_together(config: RunnerConfig) -> None:
             f"learning_starts must be at most buffer_capacity={config.buffer_capacity}, got {config.learning_starts}: "
             f"learning would never start"
         )
+    if config.backend == "process" and not sys.platform.startswith("linux"):
+        raise ConfigError("backend='process' needs the shared memory of Linux: use backend='serial' here")
     if config.backend == "serial" and config.learners > 1:
         raise ConfigError(f"learners must be 1 with backend='serial', got {config.learners}: several need processes")
     if config.target_return is not None and config.evaluate != "during":

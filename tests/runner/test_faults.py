@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+import kill_actors
 import pytest
 from runs import config
 
@@ -100,6 +101,14 @@ def test_what_an_environment_started_ends_with_it(tmp_path, monkeypatch):
     Runner(faulty(tmp_path / "run", "child", env_options={"once": str(tmp_path / "once")})).run()
     pid = int((tmp_path / "child").read_text())
     assert gone([pid], 1.0)
+
+
+def test_a_run_goes_on_whatever_happens_to_its_actors(tmp_path):
+    """The long form, which must solve CartPole, is kill_actors.py."""
+    result, killed = kill_actors.main(5, 60_000, 0, tmp_path / "run")
+    assert killed == 5 and result.env_steps >= 60_000
+    assert result.samples_per_insert == pytest.approx(32, rel=0.02)
+    assert workers() == []
 
 
 def test_a_learner_that_is_killed_ends_the_run_and_the_checkpoint_is_named(tmp_path):
