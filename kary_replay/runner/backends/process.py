@@ -76,6 +76,7 @@ class ProcessBackend:
             for member in self._members:
                 self._spawn(member, states)
             self._await("", self._members, START_SECONDS, self._interrupted)
+            self._order(self._members, "go", "")
         finally:
             if self._meeting is not None:
                 shutil.rmtree(self._meeting, ignore_errors=True)
@@ -162,6 +163,7 @@ class ProcessBackend:
             if time.monotonic() >= member.restart_at:
                 member.incarnation += 1
                 self._spawn(member)
+                self._order([member], "go", "")
             return
         if member.process.exitcode is not None or member.pipe is None:
             self._kill(member)

@@ -46,7 +46,8 @@ def main(plan: Plan, kind: str, index: int, incarnation: int, pipe: Any, states:
         if path is not None and path.exists():
             worker.load_state_dict(load_state(path))
         pipe.send(Ready(name, ""))
-        _serve(worker, name, pipe)
+        if pipe.recv()[0] == "go":  # when all are ready: nobody's start-up is to slow down the others' work
+            _serve(worker, name, pipe)
         worker.close()
     except (BrokenPipeError, EOFError, ConnectionResetError):
         os._exit(1)  # the supervisor is gone
