@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pendulum_td3": {"total_env_steps": 8_000},
     "pendulum_sac": {"total_env_steps": 8_000},
 }
+SHOWN = ("envs_per_actor", "buffer_capacity", "learning_starts", "samples_per_insert", "alpha", "beta")  # of the presets
 COMMON = {"actors": "auto", "learners": 1, "learner_threads": 1}
 
 
@@ -50,7 +51,8 @@ def train(name: str, task: Task, seed: int, chosen: dict[str, Any]) -> Outcome:
         )
         called = time.time()
         result = Runner(config).run()
-    outcome = Outcome(started=called + result.startup_seconds, trained_seconds=result.wall_seconds, settings=chosen)
+    used = {**chosen, "options": asdict(config.options), **{name: getattr(config, name) for name in SHOWN}}
+    outcome = Outcome(started=called + result.startup_seconds, trained_seconds=result.wall_seconds, settings=used)
     for found in result.evaluations:
         outcome.add(judged(found, task.threshold), task.threshold)
         if outcome.solved:
