@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -26,6 +29,13 @@ RECENT_EPISODES = 20
 LOOK_SECONDS = 0.5  # between two looks at how it goes
 SCALARS_SECONDS = 5.0
 EPISODES, EVALUATIONS = "episodes.jsonl", "evaluations.jsonl"
+
+
+def _import() -> None:
+    """Import what takes seconds while the workers start, who need that time, too; later it would hold them up."""
+    for module in ("torch.utils.tensorboard", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
 
 
 class Monitor:
@@ -112,6 +122,7 @@ class Monitor:
         if self._allocation is not None:
             self._display.allocation(self._allocation)
         self._display.start()
+        threading.Thread(target=_import, name="imports", daemon=True).start()
         for name, there in (("tensorboard", Scalars.available), ("matplotlib", learning_curve.available)):
             if not there:
                 self.warn(f'{name} is missing, and with it part of the records: pip install "kary-replay[runner]"')

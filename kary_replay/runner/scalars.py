@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,15 +27,15 @@ class Scalars:
     def __init__(self, path: Path, first_step: int) -> None:
         self._path, self._first_step = path, first_step
         self._writer: Any = None
-        if self.available:  # it takes a second, which the workers need to start, too, but not once they work
-            threading.Thread(target=_import, name="import tensorboard", daemon=True).start()
 
     def write(self, values: Mapping[str, float], env_steps: int) -> None:
         """Write some numbers; NaN is left out."""
         if not self.available:
             return
         if self._writer is None:
-            self._writer = _import()(str(self._path), purge_step=self._first_step or None)
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._path), purge_step=self._first_step or None)
         for name, value in values.items():
             if not math.isnan(value):
                 self._writer.add_scalar(name, value, env_steps)
@@ -45,9 +44,3 @@ class Scalars:
         """Write what is left."""
         if self._writer is not None:
             self._writer.close()
-
-
-def _import() -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter
