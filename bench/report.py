@@ -82,7 +82,7 @@ def _row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [_row(header), _row(["---"] * len(header)), *(_row(row) for row in rows), ""]
 
 
@@ -112,7 +112,7 @@ def scenario_table(records: Sequence[Record]) -> list[str]:
             quartiles = f" [{spread[0]:.2f}–{spread[2]:.2f}]" if spread else ""
             cells.append(f"{text} ({ratios[name]:.2f}×{quartiles})")
         rows.append(cells)
-    return _table(["", *names], rows)
+    return markdown_table(["", *names], rows)
 
 
 def _varying(records: Sequence[Record]) -> list[str]:
@@ -130,7 +130,7 @@ def thread_table(records: Sequence[Record]) -> list[str]:
         what = str(record.parameters.get("load", record.parameters.get("buffer")))
         one, two = (quantity(medians[name], record.unit) for name in ("one thread", "two threads"))
         rows.append([what, one, f"**{two}**", f"{ratio:.2f}× [{scatter[0]:.2f}–{scatter[2]:.2f}]"])
-    return _table(["", "one thread", "two threads", "factor"], rows)
+    return markdown_table(["", "one thread", "two threads", "factor"], rows)
 
 
 def bar_table(records: Sequence[Record]) -> list[str]:
@@ -140,7 +140,7 @@ def bar_table(records: Sequence[Record]) -> list[str]:
         for record in records
         for bar in record.bars
     ]
-    return _table(["scenario", "at", "bar", "reached", ""], rows) if rows else []
+    return markdown_table(["scenario", "at", "bar", "reached", ""], rows) if rows else []
 
 
 def machine_text(machine: dict[str, Any]) -> list[str]:
@@ -231,7 +231,7 @@ def headline(records: Sequence[Record]) -> list[str]:
     return [
         "1e6 slots, batch 256, HalfCheetah-shaped rows, one thread; medians of interleaved repetitions in one run.",
         "",
-        *_table(["", "kary-replay", *(f"faster than {rival}" for rival in RIVALS)], rows),
+        *markdown_table(["", "kary-replay", *(f"faster than {rival}" for rival in RIVALS)], rows),
     ]
 
 

@@ -19,7 +19,7 @@ from matplotlib import pyplot as plt
 
 from bench import machine
 from bench.plots import BLUE, STYLE
-from bench.report import DOCS, _table, machine_text, write
+from bench.report import DOCS, machine_text, markdown_table, write
 
 OUTPUT = Path(__file__).resolve().parent / "results" / "solves.json"
 TASKS = {  # algorithm, environment: threshold, episodes of an evaluation
@@ -82,7 +82,7 @@ def report(records: list[dict[str, Any]], described: dict[str, Any]) -> None:
         "seconds",
         "samples per insert off by",
     ]
-    lines = [*machine_text(described), "", *_table(header, rows), ""]
+    lines = [*machine_text(described), "", *markdown_table(header, rows), ""]
     for task in NIGHTLY:
         runs = [record for record in records if record["task"] == task]
         if runs:

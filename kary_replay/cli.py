@@ -54,6 +54,9 @@ with a checkpoint, and --resume goes on from there.
 """
 
 
+TRAIN_HELP = "Train. The defaults shown are those of this algorithm on this environment."
+
+
 class _RefusedError(Exception):
     """What was asked for cannot be done; the message is for the user."""
 
@@ -128,9 +131,12 @@ def _train(arguments: list[str]) -> int:
         runner = Runner(_config(arguments))
     result = runner.run()
     outcome = "interrupted" if result.interrupted else "done"
-    last = f"go on with: kary-replay train --resume {result.directory}"
     if not result.interrupted:
         last = f"all of it is in {result.directory}; to watch it: kary-replay play {result.directory}"
+    elif (result.directory / "checkpoint.json").exists():
+        last = f"go on with: kary-replay train --resume {result.directory}"
+    else:
+        last = f"there is no checkpoint yet in {result.directory}"
     with contextlib.suppress(OSError):  # if nobody reads it
         print(
             f"{outcome}: return {number(result.mean_return)} after {result.env_steps:,} environment steps, "
@@ -170,7 +176,7 @@ def _config(arguments: list[str]) -> Any:
         "Settings", fields, bases=(RunnerConfig,), frozen=True, namespace={"__post_init__": lambda self: None}
     )
     values = {field.name: getattr(preset, field.name) for field in dataclasses.fields(preset)}
-    parsed = _parsed(settings, options, f"train {algorithm} {env}", "Train.", default=settings(**values))
+    parsed = _parsed(settings, options, f"train {algorithm} {env}", TRAIN_HELP, default=settings(**values))
     # Only what was given: some of the other defaults follow from it.
     given = {word[2:].partition("=")[0].partition(".")[0].replace("-", "_") for word in options if word.startswith("--")}
     return RunnerConfig(algorithm, env, **{name: getattr(parsed, name) for name in values if {name, f"no_{name}"} & given})

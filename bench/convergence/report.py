@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from bench.convergence.__main__ import IDENTITY, OUTPUT
 from bench.convergence.tasks import RIVALS, TASKS, Task
 from bench.plots import BLUE, ORANGE, PURPLE, STYLE
-from bench.report import DOCS, _table, machine_text, write
+from bench.report import DOCS, machine_text, markdown_table, write
 
 NAMES = {"sb3": "Stable-Baselines3", "tianshou": "Tianshou", "runner": "kary-replay"}
 COLOURS = {"sb3": PURPLE, "tianshou": ORANGE, "runner": BLUE}
@@ -94,7 +94,7 @@ def table(records: Sequence[Record]) -> list[str]:
         "start-up, s",
         "faster than the better rival",
     ]
-    return _table(header, rows)
+    return markdown_table(header, rows)
 
 
 def settings(records: Sequence[Record]) -> list[str]:
@@ -105,7 +105,7 @@ def settings(records: Sequence[Record]) -> list[str]:
             for run in chosen(records, task=name, rival=rival):
                 words = ", ".join(f"{key} {value}" for key, value in run.get("settings", {}).items() if key not in HIDDEN)
                 rows.append([label(task), NAMES[rival], words])
-    return _table(["task", "", "settings"], list(map(list, dict.fromkeys(map(tuple, rows)))))
+    return markdown_table(["task", "", "settings"], list(map(list, dict.fromkeys(map(tuple, rows)))))
 
 
 HIDDEN = ("units",)  # said in the heading

@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 
 from bench.learning.curves import BUFFERS, RESULTS
 from bench.plots import BLUE, GREEN, GREY, STYLE
-from bench.report import DOCS, _table, write
+from bench.report import DOCS, markdown_table, write
 
 TASKS = ("cartpole", "pendulum", "lunarlander", "lunarlander_gentle")
 COLOURS = {"uniform": GREY, "prioritized": BLUE, "oracle": GREEN}
@@ -93,7 +93,7 @@ def cliffwalk_table(document: dict[str, Any]) -> list[str]:
         factor = medians["uniform"] / medians["prioritized"]
         numbers = [f"{medians[method]:,.0f}" for method in COLOURS]
         rows.append([str(n), f"{runs['uniform']['transitions']:,}", *numbers, f"{factor:.1f}×"])
-    return _table(["states", "transitions", *COLOURS, "uniform / prioritized"], rows)
+    return markdown_table(["states", "transitions", *COLOURS, "uniform / prioritized"], rows)
 
 
 def curve_table(documents: dict[str, dict[str, Any]]) -> list[str]:
@@ -109,7 +109,7 @@ def curve_table(documents: dict[str, dict[str, Any]]) -> list[str]:
                 cells.append(f"{mean(values):.1f} [{low:.1f} … {high:.1f}]")
             seeds = len(curves(document, BUFFERS[0]))
             rows.append([task, f"{document['steps']:,}", str(seeds), title, *cells])
-    return _table(["", "steps", "seeds", "mean return over", *BUFFERS], rows)
+    return markdown_table(["", "steps", "seeds", "mean return over", *BUFFERS], rows)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """What an algorithm is: networks, an update on a batch, and a way to act. It knows nothing of processes.
 
-To add one, write a class like those beside this file and put it into the table of __init__.py.
+To add one, write a class like those beside this file, and `register` it or name it as "module:Class".
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..validation import as_count, as_exponent, as_real
 from .minimizer import Minimizer, Share, flatten
 from .spaces import check_observations
 
-__all__ = ["Algorithm", "Options"]
+__all__ = ["Algorithm", "Batch", "Options"]
 
-WARM_UPDATES = 4  # the least common multiple of what is done only in some updates
+WARM_UPDATES = 4  # enough for what is done only in some updates, as TD3's policy_delay has it by default
 Batch = Mapping[str, Any]  # of tensors with a leading axis B; observations may be dicts of them
 
 
@@ -32,13 +32,13 @@ class Options:
     hidden: tuple[int, ...] = (256, 256)
     """Units of each hidden layer."""
     learning_rate: float = 1e-3
-    """Of Adam."""
+    """Learning rate of Adam, for all networks."""
     batch_size: int = 256
     """Rows of one update, over all learners."""
     gamma: float = 0.99
     """Discount of one step, 0 to 1."""
     n_step: int = 1
-    """Steps summed up in one row."""
+    """Environment steps whose rewards are summed up in one row."""
     tau: float = 0.005
     """Share by which target networks move towards the trained ones, after every target_interval updates."""
     target_interval: int = 1
@@ -129,7 +129,10 @@ class Algorithm(ABC):
 
     @abstractmethod
     def td_error(self, batch: Batch) -> Tensor:
-        """Return the TD error of each row, float [B], by the trained networks alone, without gradients."""
+        """Return the TD error of each row or its size, float [B], by the trained networks alone, without gradients.
+
+        Actors ask for it, before a row has an importance_weight.
+        """
 
     @abstractmethod
     def act(self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[Any]:

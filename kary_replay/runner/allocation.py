@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Allocation", "Option", "allocate", "n_cores"]
+__all__ = ["Allocation", "Option", "allocate", "n_cores", "throughput"]
+
+ENOUGH = 0.99  # of the most: one more actor for the last hundredth is not worth its core
 
 
 @dataclass(frozen=True)
@@ -54,13 +57,18 @@ def allocate(
         Environment steps due for one update: batch_size / samples_per_insert.
     cores, learners : int
         Cores at hand, and those taken by learners.
+
+    Returns
+    -------
+    Allocation
+        With the fewest actors that collect within 1% of the most that any split gives.
     """
     learned = updates_per_second * steps_per_update
     most = max(1, cores - learners)
     options = tuple(Option(n, n * steps_per_actor, learned) for n in range(1, most + 1))
     best = max(option.env_steps_per_second for option in options)
-    chosen = next(option for option in options if option.env_steps_per_second >= 0.99 * best)
-    if chosen.collected >= learned:
+    chosen = next(option for option in options if option.env_steps_per_second >= ENOUGH * best)
+    if chosen.collected >= ENOUGH * learned:
         busy = "1 actor keeps" if chosen.actors == 1 else f"{chosen.actors} actors keep"
         reason = f"{busy} {'the learner' if learners == 1 else f'{learners} learners'} busy: more would only wait"
     else:
@@ -68,12 +76,11 @@ def allocate(
     return Allocation(steps_per_actor, updates_per_second, options, chosen, reason)
 
 
-def throughput(worker: object, count: object, seconds: float) -> float:
-    """Return by how much ``count()`` grows per second while a worker works alone."""
-    work, counted = worker.work, count  # type: ignore[attr-defined]
+def throughput(work: Callable[[float], bool], count: Callable[[], float], seconds: float) -> float:
+    """Return by how much ``count()`` grows per second while a worker works alone, after three pieces of work to warm up."""
     for _ in range(3):
         work(0)
-    begun, before = time.perf_counter(), counted()  # type: ignore[operator]
+    begun, before = time.perf_counter(), count()
     while time.perf_counter() - begun < seconds and work(0):
         pass
-    return (counted() - before) / max(1e-9, time.perf_counter() - begun)  # type: ignore[operator,no-any-return]
+    return (count() - before) / max(1e-9, time.perf_counter() - begun)

@@ -7,6 +7,7 @@ processors read and write whole; that a reader sees it a moment late harms nobod
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from multiprocessing.context import SpawnContext
 from typing import Any
 
@@ -35,6 +36,15 @@ class Row:
 
     def __setattr__(self, name: str, value: float) -> None:
         self._numbers[INDEX[name]] = value
+
+    def wait(self, may: Callable[[int, float], bool], n: int, patience_seconds: float) -> bool:
+        """Return ``may(n, patience_seconds)``; unless it may at once, the time that takes is added to ``waited_seconds``."""
+        if may(n, 0.0):
+            return True
+        started = time.monotonic()
+        may_now = patience_seconds > 0 and may(n, patience_seconds)
+        self.waited_seconds += time.monotonic() - started
+        return may_now
 
     def alive(self) -> None:
         """Say that the worker is not stuck, in seconds of the machine's monotonic clock."""

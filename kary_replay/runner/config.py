@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+
 from ..algorithms import ALGORITHMS, Algorithm, Options, find
 from .presets import preset
 
-__all__ = ["ConfigError", "RunnerConfig"]
+__all__ = ["ConfigError", "RunnerConfig", "as_json", "check_algorithm", "from_json", "suggestion"]
 
 
 class ConfigError(ValueError):
@@ -43,7 +47,7 @@ class RunnerConfig:
     backend: Literal["process", "serial"] = "process"
     """Where workers run: processes of this machine, or one after another in this one, reproducible bit for bit."""
     seed: int = 0
-    """Of everything random."""
+    """Seed of everything random: weights, environments, exploration, draws from the buffer."""
     total_env_steps: int = PRESET
     """Environment steps of the whole run, over all actors."""
     target_return: float | None = None
@@ -65,7 +69,7 @@ class RunnerConfig:
     beta: float = PRESET
     """Exponent of the importance weights at the beginning, 0 to 1; 1 at the end."""
     initial_priority: Literal["max", "td_error"] = PRESET
-    """Of new transitions: the largest seen, or the actor's own |TD error|."""
+    """Priority of new transitions: the largest seen, or the actor's own |TD error|."""
     exploration_spread: float = PRESET
     """Of N environments the i-th explores by the schedule's value to the power of 1 + spread · i / (N - 1); Ape-X: 7."""
     publish_interval: int = 1
@@ -81,9 +85,9 @@ class RunnerConfig:
     checkpoint_interval_env_steps: int = 0
     """Environment steps between two checkpoints; 0: by time only."""
     directory: str | None = None
-    """Of the run, new or empty; by default runs/ALGORITHM_ENV_sSEED, with a number if that is taken."""
+    """Folder of the run, new or empty; by default runs/ALGORITHM_ENV_sSEED, with a number if that is taken."""
     device: str = "cpu"
-    """Of the learners' networks."""
+    """Where learners compute, as torch names it: cpu, cuda, cuda:1."""
     prefetch: int | None = None
     """Batches that a thread of the learner draws ahead; None: one for a GPU, none for a CPU. Resumption is not exact then."""
     learner_threads: int = 1
@@ -97,6 +101,10 @@ class RunnerConfig:
 
     def __post_init__(self) -> None:
         check_algorithm(self.algorithm)
+        if not (isinstance(self.env, str) or callable(self.env)):
+            raise ConfigError(f"env must be a gymnasium id, module:function, or a function that makes one, got {self.env!r}")
+        if isinstance(self.directory, os.PathLike):
+            object.__setattr__(self, "directory", os.fspath(self.directory))
         for name, value in preset(self.algorithm, self.env_name, self.options).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
@@ -112,7 +120,9 @@ class RunnerConfig:
     @property
     def env_name(self) -> str:
         """The environment, as messages name it."""
-        return self.env if isinstance(self.env, str) else f"{self.env.__module__}:{self.env.__qualname__}"
+        if isinstance(self.env, str):
+            return self.env
+        return f"{self.env.__module__}:{getattr(self.env, '__qualname__', type(self.env).__qualname__)}"
 
 
 def _check_values(config: RunnerConfig) -> None:
@@ -129,6 +139,8 @@ def _check_values(config: RunnerConfig) -> None:
     _check(config, "actors", lambda n: n == "auto" or (isinstance(n, int) and n >= 1), "'auto' or an integer of at least 1")
     for name in ("seed", "checkpoint_interval_env_steps", "max_restarts"):
         _check(config, name, lambda n: isinstance(n, int) and n >= 0, "an integer of at least 0")
+    _check(config, "prefetch", lambda n: n is None or (isinstance(n, int) and n >= 0), "None or an integer of at least 0")
+    _check(config, "target_return", lambda x: x is None or math.isfinite(x), "None or a finite number")
     for name in ("samples_per_insert", "environment_timeout_seconds"):
         _check(config, name, lambda x: 0 < x < math.inf, "a finite number above 0")
     for name in ("alpha", "beta"):
@@ -142,7 +154,22 @@ def _check_values(config: RunnerConfig) -> None:
     for name, allowed in choices.items():
         if getattr(config, name) not in allowed:
             raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {getattr(config, name)!r}")
+    _check_kinds(config)
     _check_together(config)
+
+
+def _check_kinds(config: RunnerConfig) -> None:
+    try:
+        json.dumps(dict(config.env_options))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"env_options must be a dict of what JSON has, for config.json keeps it, got {config.env_options!r} ({error}): "
+            f"make anything else in a function, and give it as env"
+        ) from None
+    try:
+        torch.device(config.device)
+    except (RuntimeError, TypeError):
+        raise ConfigError(f"device must be one of torch's, such as 'cpu' or 'cuda:0', got {config.device!r}") from None
 
 
 def _check_together(config: RunnerConfig) -> None:
@@ -154,6 +181,12 @@ def _check_together(config: RunnerConfig) -> None:
         )
     if config.envs_per_actor % config.groups:
         raise ConfigError(f"groups must divide envs_per_actor={config.envs_per_actor}, got {config.groups}")
+    due = max(options.batch_size // config.learners, config.envs_per_actor // config.groups * config.samples_per_insert)
+    if config.samples_per_insert_error is not None and not config.samples_per_insert_error >= due:
+        raise ConfigError(
+            f"samples_per_insert_error must be at least {due:g}, got {config.samples_per_insert_error}: one batch, or what is "
+            f"due for one step of a group of environments, moves the balance by so much"
+        )
     if config.learning_starts > config.buffer_capacity:
         raise ConfigError(
             f"learning_starts must be at most buffer_capacity={config.buffer_capacity}, got {config.learning_starts}: "
@@ -206,9 +239,14 @@ def from_json(content: Mapping[str, Any]) -> RunnerConfig:
     """Return the configuration that `as_json` wrote."""
     check_algorithm(content.get("algorithm"))
     options_class = find(content["algorithm"]).options_class
-    saved: Mapping[str, Any] = content["options"]
-    options: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()}
     try:
+        saved: Mapping[str, Any] = content["options"]
+        options: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()}
         return RunnerConfig(**{**content, "options": options_class(**options)})
-    except TypeError as error:
-        raise ConfigError(f"config.json is of another version of kary-replay: {error}") from None
+    except ConfigError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"config.json has other settings than {content['algorithm']} has here, so it was changed, or is of another version "
+            f"of kary-replay: {type(error).__name__}: {error}"
+        ) from None

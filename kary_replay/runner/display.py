@@ -20,7 +20,7 @@ from .config import RunnerConfig
 from .plan import Evaluation
 from .progress import Figures
 
-__all__ = ["Display"]
+__all__ = ["Display", "number", "title"]
 
 LINE_SECONDS = 10.0  # between two lines where there is no terminal
 SPLITS = 8  # shown of the allocation

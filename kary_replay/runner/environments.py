@@ -19,7 +19,7 @@ from gymnasium import spaces
 
 from .config import ConfigError, RunnerConfig, suggestion
 
-__all__ = ["EnvironmentFaultError", "Environments", "Steps", "maker"]
+__all__ = ["EnvironmentFaultError", "Environments", "Maker", "Steps", "action_scale", "maker", "random_actions"]
 
 MAX_SEED = 2**31 - 1
 
@@ -81,8 +81,6 @@ def maker(config: RunnerConfig) -> tuple[Maker, Any, Any]:
 
 
 def _check_picklable(config: RunnerConfig, env: Any) -> None:
-    if not callable(env):
-        raise ConfigError(f"env must be a gymnasium id, module:function, or a function that makes one, got {env!r}")
     if config.backend == "serial":
         return
     try:
@@ -187,13 +185,12 @@ class Environments:
         """Return what `load_state_dict` needs to come back here."""
         return {"seeds": list(self._seeds), "actions": [np.array(actions).tolist() for actions in self._actions]}
 
-    def load_state_dict(self, state: Mapping[str, Any], writer: Any = None, n_pending: int = 0) -> bool:
+    def load_state_dict(self, state: Mapping[str, Any], writer: Any = None, n_pending: int = 0) -> None:
         """Play the running episodes again.
 
         The last ``n_pending`` steps of each are given to ``writer``, whose windows that were not yet complete come back, too.
-        Returns whether every episode could be played again; where one could not, since it ended early, a new one has begun.
+        Where an episode cannot be played again, since it ended early, a new one has begun.
         """
-        exact = True
         for i, (seed, actions) in enumerate(zip(state["seeds"], state["actions"], strict=True)):
             self._reset(i, int(seed))
             dtype = np.int64 if _is_discrete(self._envs[i].action_space) else np.float32
@@ -202,7 +199,6 @@ class Environments:
                 self._actions[i].append(action)
                 self._step(i, self._envs[i], self._scale(action[None])[0])
                 if self._terminated[i] or self._truncated[i]:
-                    exact = False
                     self._reset(i)
                     if writer is not None:
                         writer.reset(i)
@@ -215,7 +211,6 @@ class Environments:
                         observation=before, action=action[None], reward=self._reward[i : i + 1], env=i, terminated=[False],
                         truncated=[False], next_observation=_row(self._next, i),
                     )  # fmt: skip
-        return exact
 
     def play(
         self, act: Callable[[Any], npt.NDArray[Any]], seeds: Sequence[int], each_step: Callable[[], None] = lambda: None
@@ -251,6 +246,9 @@ class Environments:
         except Exception as error:
             raise self._fault(i, f"reset raised {type(error).__name__}: {error}") from error
         self._store(self.observation, i, observation, "reset")
+        for part in _parts(self.observation):
+            if part.dtype.kind == "f" and not np.isfinite(part[i]).all():
+                raise self._fault(i, f"reset returned the observation {part[i]}")
 
     def _step(self, i: int, env: Any, action: Any) -> None:
         try:
@@ -278,7 +276,7 @@ class Environments:
             column[i] = value
 
     def _check(self) -> None:
-        """Refuse NaN and infinity."""
+        """Refuse NaN and infinity in what the last step of each returned."""
         if not np.isfinite(self._reward).all():
             i = int(np.flatnonzero(~np.isfinite(self._reward))[0])
             raise self._fault(i, f"step returned reward={self._reward[i]}")

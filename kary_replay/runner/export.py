@@ -29,7 +29,7 @@ def export(directory: Path, /, *, to: Literal["sb3"] = "sb3", output: Path | Non
     Parameters
     ----------
     directory
-        Of the run.
+        Folder of the run.
     to
         sb3: a .zip for Stable-Baselines3's load(), which needs no kary-replay.
     output

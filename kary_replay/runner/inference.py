@@ -1,7 +1,7 @@
 """Choosing actions: asked for one group of environments, collected later, so that others can be stepped in between.
 
 `LocalInference` computes in the worker itself, when the actions are collected. A stream to a worker that does it for many
-actors needs the same two methods.
+actors would be another `Inference`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ import numpy.typing as npt
 import torch
 
 from ..algorithms import Algorithm
-from .streams.parameters import ParameterStream
+from .streams.parameters import ParameterStream, load_vector
 
 __all__ = ["Inference", "LocalInference", "as_tensors", "published"]
 
 
 class Inference(Protocol):
-    """Chooses actions for groups of environments."""
+    """Chooses actions for groups of environments: all that an actor knows of it."""
+
+    updates: int
+    """Of the parameters by which the actions that were collected last have been chosen."""
 
     def request(self, group: int, observation: Any, exploration: npt.NDArray[np.float32]) -> None:
         """Ask for the actions of a group; returns at once."""
@@ -37,7 +40,7 @@ class LocalInference:
         self._targets = published(algorithm, whole)
         self._asked: dict[int, tuple[Any, npt.NDArray[np.float32]]] = {}
         self._version = 0
-        self.updates = 0  # after which the parameters in use were published
+        self.updates = 0
 
     def request(self, group: int, observation: Any, exploration: npt.NDArray[np.float32]) -> None:
         """Ask for the actions of a group."""
@@ -45,34 +48,25 @@ class LocalInference:
 
     def collect(self, group: int) -> npt.NDArray[Any]:
         """Choose the actions."""
-        self.renew()
+        self._renew()
         observation, exploration = self._asked.pop(group)
         return self.algorithm.act(as_tensors(observation), exploration, self._rng)
 
-    def renew(self) -> bool:
-        """Take over newer parameters, if there are; return whether there are any at all."""
+    def _renew(self) -> None:
+        """Take over newer parameters, if there are."""
         version = self._stream.version
         if version != self._version:
             newest = self._stream.fetch()
             if newest is not None:
                 vector, self.updates = newest
-                load(self._targets, vector)
+                load_vector(self._targets, vector)
                 self._version = version
-        return self._version > 0
 
 
 def published(algorithm: Algorithm, whole: bool) -> list[torch.Tensor]:
     """Return the vectors that a parameter stream carries: all that is trained, or what trains the policy."""
     minimizers = algorithm.minimizers.values()
     return [minimizer.flat for minimizer in minimizers if whole or algorithm.policy in minimizer.modules]
-
-
-def load(tensors: list[torch.Tensor], vector: npt.NDArray[np.float32]) -> None:
-    """Set tensors from the vector that `as_vector` made of their like."""
-    source, start = torch.from_numpy(vector), 0
-    for tensor in tensors:
-        tensor.copy_(source[start : start + tensor.numel()].view_as(tensor))
-        start += tensor.numel()
 
 
 def as_tensors(observation: Any) -> Any:

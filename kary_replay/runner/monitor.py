@@ -76,7 +76,7 @@ class Monitor:
     def take(self, report: Any) -> None:
         """Keep a report."""
         if isinstance(report, Ended):
-            seconds = self._progress.seconds
+            seconds = self.seconds
             self.recent.append(report.episode_return)
             self._episodes.add(report.env_steps, seconds, report.episode_return)
             self.directory.append(EPISODES, {**report._asdict(), "wall_seconds": round(seconds, 3)})
@@ -87,6 +87,11 @@ class Monitor:
             self._scalars.write({"return/evaluation": report.mean_return}, report.env_steps)
             target = self.plan.config.target_return
             self.reached_target |= target is not None and report.mean_return >= target
+
+    @property
+    def seconds(self) -> float:
+        """Since the run's first step of an environment, over all sessions."""
+        return self._progress.seconds
 
     @property
     def mean_return(self) -> float:

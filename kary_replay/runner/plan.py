@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import multiprocessing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..algorithms import Algorithm, Share
+from ..prioritized_replay_buffer import PrioritizedReplayBuffer
 from .board import Board
-from .config import RunnerConfig
+from .config import ConfigError, RunnerConfig
 from .environments import Maker
+from .inference import published
 from .streams.parameters import ParameterStream
-from .streams.replay import ReplayStream
+from .streams.replay import ReplayStream, fields_for
 
 __all__ = ["Ended", "Evaluation", "Plan", "Problem", "Ready", "WorkerFailedError"]
 
@@ -32,9 +37,67 @@ class Plan:
     observation_space: Any
     action_space: Any
     replay: ReplayStream
-    parameters: ParameterStream
     board: Board
     n_actors: int
+    parameters: ParameterStream = field(init=False)
+
+    @classmethod
+    def new(
+        cls, config: RunnerConfig, made: tuple[Maker, Any, Any], n_actors: int, states: Path | None, counters: Mapping[str, Any]
+    ) -> Plan:
+        """Return the plan of a run, its streams new or as they were saved.
+
+        Parameters
+        ----------
+        config : RunnerConfig
+            Of the run; its backend says whether other processes take part.
+        made : (Maker, space, space)
+            What `environments.maker` returned.
+        n_actors : int
+            How many actors there will be.
+        states : Path or None
+            The folder of the checkpoint that the run goes on from.
+        counters : mapping
+            Of that checkpoint; empty for a new run.
+
+        Raises
+        ------
+        ConfigError
+            If there is not enough memory for the buffer.
+        """
+        make, observation_space, action_space = made
+        shared = config.backend != "serial"
+        if states is not None:
+            buffer = PrioritizedReplayBuffer.load(states / "replay", shared=shared)
+        else:
+            fields = fields_for(observation_space, action_space)
+            try:
+                buffer = PrioritizedReplayBuffer(
+                    config.buffer_capacity, fields, alpha=config.alpha, beta=config.beta, seed=config.seed, shared=shared
+                )
+            except (MemoryError, OSError, ValueError) as cause:
+                raise ConfigError(
+                    f"buffer_capacity={config.buffer_capacity} is more than memory has room for: {cause}"
+                ) from None
+        moved = config.envs_per_actor // config.groups * config.samples_per_insert
+        slack = 1 if config.backend == "serial" else 32
+        error = config.samples_per_insert_error or max(slack * config.options.batch_size, 2 * moved)
+        origin = counters.get("origin")
+        replay = ReplayStream(buffer, config.samples_per_insert, config.learning_starts, error, origin and tuple(origin))
+        board = Board(n_actors, config.learners, multiprocessing.get_context("spawn") if shared else None)
+        for index, steps in enumerate(counters.get("actor_env_steps", ())):
+            board.row("actor", index).env_steps = steps
+        for index in range(config.learners):
+            board.row("learner", index).updates = counters.get("updates", 0)
+        plan = cls(config, make, observation_space, action_space, replay, board, n_actors)
+        n_parameters = sum(tensor.numel() for tensor in published(plan.algorithm(), plan.publishes_all))
+        plan.parameters = ParameterStream(n_parameters, shared)
+        return plan
+
+    def close(self) -> None:
+        """Let go of the streams' memory."""
+        self.replay.close()
+        self.parameters.close()
 
     def algorithm(self, device: str = "cpu", share: Share | None = None) -> Algorithm:
         """Return the algorithm, with the weights that every worker begins with."""
@@ -62,7 +125,11 @@ class Ended(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """A report: the policy has been evaluated."""
+    """A report: the policy has been evaluated, by episodes that have the same seeds every time, without exploring.
+
+    ``env_steps``, ``updates`` and ``wall_seconds`` are those at which its parameters were taken; ``returns`` has the return of
+    each episode.
+    """
 
     env_steps: int
     updates: int

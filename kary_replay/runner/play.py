@@ -29,11 +29,11 @@ def play(
     Parameters
     ----------
     directory
-        Of the run.
+        Folder of the run.
     episodes
         How many to play.
     seed
-        Of the first episode, the next ones following; by default those of the run's evaluations.
+        Seed of the first episode, the next ones following; by default those of the run's evaluations.
     window
         Show it in a window instead of filming it.
     output

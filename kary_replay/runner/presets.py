@@ -6,7 +6,7 @@ from typing import Any
 
 from ..algorithms import Options, find
 
-__all__ = ["PRESETS", "preset"]
+__all__ = ["COMMON", "PRESETS", "preset"]
 
 # What every run has unless a row below or the user says otherwise. samples_per_insert: the batch size, one update per step.
 COMMON: dict[str, Any] = {

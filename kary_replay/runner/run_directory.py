@@ -4,7 +4,7 @@ config.json            every setting, complete
 evaluations.jsonl      one line per evaluation
 episodes.jsonl         one line per finished episode
 checkpoint.json        names the folder below, and has the counters; replaced in one step
-checkpoint-000012000/  replay/ (the buffer), learner.pt, actor-0.pt, …
+checkpoint-000012000/  replay/ (the buffer), learner-0.pt, actor-0.pt, …
 events.out.tfevents…   for TensorBoard
 learning_curve.png
 """
@@ -24,7 +24,7 @@ import torch
 from .. import version
 from .config import ConfigError, RunnerConfig, as_json, from_json
 
-__all__ = ["RunDirectory"]
+__all__ = ["RunDirectory", "load_state", "save_state"]
 
 FORMAT = 1
 
@@ -77,12 +77,16 @@ class RunDirectory:
         content.pop("version")
         return cls(path), from_json(content)
 
-    def checkpoint(self) -> tuple[Path, dict[str, Any]]:
-        """Return the folder and the counters of the last checkpoint; ConfigError if there is none."""
+    def checkpoint(self, config: RunnerConfig) -> tuple[Path, dict[str, Any]]:
+        """Return the folder and the counters of the last checkpoint; ConfigError if there is none, or of another task."""
         try:
             content = json.loads((self.path / "checkpoint.json").read_text())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self.path} has no checkpoint to go on from: {error}") from None
+        for name, here in (("algorithm", config.algorithm), ("env", config.env_name)):
+            if content.get(name, here) != here:
+                raise ConfigError(f"the checkpoint in {self.path} is of {name} {content[name]}, but config.json says {here}: "
+                                  f"set it back to {content[name]}, or begin a run of its own")  # fmt: skip
         folder = self.path / content["folder"]
         if not folder.is_dir():
             raise ConfigError(f"{self.path} names the checkpoint {content['folder']}, which is gone")

@@ -14,18 +14,13 @@ from typing import Any
 
 import torch
 
-from ..prioritized_replay_buffer import PrioritizedReplayBuffer
 from .allocation import Allocation, allocate, n_cores, throughput
 from .backends import Backend, ProcessBackend, SerialBackend
-from .board import Board
 from .config import ConfigError, RunnerConfig
-from .environments import maker
-from .inference import published
+from .environments import Maker, maker
 from .monitor import Monitor
 from .plan import Evaluation, Plan, WorkerFailedError
 from .run_directory import RunDirectory
-from .streams import ParameterStream, ReplayStream
-from .streams.replay import fields_for
 from .workers import Actor, Learner
 
 __all__ = ["RunFailedError", "RunResult", "Runner"]
@@ -46,14 +41,18 @@ class RunResult:
     mean_return: float
     """Of the last evaluation; without one, of the last 20 training episodes; NaN without any."""
     env_steps: int
+    """Over all actors, and over all sessions of a run that was resumed; so are updates and wall_seconds."""
     updates: int
     wall_seconds: float
     """Since the first step of an environment, without start-up and what came after training."""
     startup_seconds: float
     """Before it: checks, measurements, processes."""
     directory: Path
+    """Where the run is kept."""
     evaluations: list[Evaluation] = field(default_factory=list)
+    """All of them, in order."""
     allocation: Allocation | None = None
+    """What was measured to choose the number of actors; None where it was given."""
     interrupted: bool = False
     """Whether Ctrl-C, SIGTERM or `Runner.stop` ended it early."""
     samples_per_insert: float = float("nan")
@@ -69,11 +68,18 @@ class Runner:
     ----------
     config : RunnerConfig
         What to do. `Runner.resume` takes it from an earlier run.
+    console : rich.console.Console, optional
+        Where the run is shown; by default on standard output.
 
     Raises
     ------
     ConfigError
         A ValueError in one paragraph; nothing has been created then.
+
+    Notes
+    -----
+    With ``backend="process"`` workers are spawned, and import the program's main file: let it start the run only under
+    ``if __name__ == "__main__":``.
 
     Examples
     --------
@@ -85,8 +91,9 @@ class Runner:
 
     def __init__(self, config: RunnerConfig, *, console: Any = None) -> None:
         RunDirectory.check_free(config)
+        _check_device(config.device)
         self.config = config
-        self._make, self._observation_space, self._action_space = _spaces(self.config)
+        self._made = _made(config)
         self._console = console
         self._stop = threading.Event()
         self._folder: Path | None = None  # of the checkpoint to go on from
@@ -98,10 +105,10 @@ class Runner:
     def resume(cls, directory: str | os.PathLike[str], *, console: Any = None) -> Runner:
         """Return a runner that goes on from the last checkpoint of an earlier run.
 
-        ConfigError if there is none, or it is of another version; nothing has been changed then.
+        ConfigError if there is none, or it is of another version or algorithm; nothing has been changed then.
         """
         found, config = RunDirectory.existing(Path(directory))
-        folder, counters = found.checkpoint()
+        folder, counters = found.checkpoint(config)
         runner = cls(dataclasses.replace(config, directory=None), console=console)
         runner._directory, runner._folder, runner._counters = found, folder, counters
         return runner
@@ -130,8 +137,8 @@ class Runner:
         begun = time.monotonic()
         config = self.config
         n_actors = config.actors if config.actors != "auto" else self._counters.get("n_actors") or self._measured_actors()
+        plan = Plan.new(config, self._made, int(n_actors), self._folder, self._counters)
         directory = self._directory or RunDirectory.new(config)
-        plan = self._plan(int(n_actors), shared=config.backend == "process")
         monitor = Monitor(plan, directory, self._counters, self._console, self._allocation)
         backend: Backend = (
             SerialBackend(plan) if config.backend == "serial" else ProcessBackend(plan, monitor.warn, self._stop.is_set)
@@ -143,8 +150,9 @@ class Runner:
                 backend.start(self._folder)
                 startup = time.monotonic() - begun
                 self._train(backend, plan, monitor)
-                seconds = plan.board.seconds + self._counters.get("seconds", 0.0)
+                seconds, waited = monitor.seconds, plan.board.waited()
                 self._end(backend, plan, monitor, seconds)
+                ratio = plan.replay.limiter.ratio
         except WorkerFailedError as error:
             saved = directory.path / "checkpoint.json"
             where = (
@@ -154,15 +162,14 @@ class Runner:
         finally:
             backend.stop()
             torch.set_num_threads(threads)
-            ratio = plan.replay.limiter.ratio
-            plan.replay.close()
-            plan.parameters.close()
+            plan.close()
         return RunResult(
             monitor.mean_return, plan.board.env_steps, plan.board.updates, seconds, startup, directory.path,
-            monitor.evaluations, self._allocation, self._stop.is_set(), ratio, plan.board.waited(),
+            monitor.evaluations, self._allocation, self._stop.is_set(), ratio, waited,
         )  # fmt: skip
 
     def _train(self, backend: Backend, plan: Plan, monitor: Monitor) -> None:
+        """Have the workers work until the steps and their updates are done, the target is reached, or it is interrupted."""
         config = plan.config
         batch_size = config.options.batch_size // config.learners
         while not self._stop.is_set():
@@ -175,9 +182,10 @@ class Runner:
             if done and plan.replay.limiter.allowed_samples() < batch_size:
                 return
             if monitor.checkpoint_is_due():
-                self._save(backend, plan, monitor, SAVE_SECONDS, plan.board.seconds + self._counters.get("seconds", 0.0))
+                self._save(backend, plan, monitor, SAVE_SECONDS, monitor.seconds)
 
     def _end(self, backend: Backend, plan: Plan, monitor: Monitor, seconds: float) -> None:
+        """Let the learners end together, save, and evaluate what was put off."""
         if plan.board.seconds == 0:  # interrupted before it began
             return
         if plan.board.updates:
@@ -195,72 +203,39 @@ class Runner:
                 monitor.take(report)
 
     def _save(self, backend: Backend, plan: Plan, monitor: Monitor, within_seconds: float, seconds: float) -> None:
+        """Make a checkpoint while the workers go on; until it is whole, the one before counts."""
         directory, board = monitor.directory, plan.board
         folder = directory.begin_checkpoint(board.env_steps)
         backend.save(folder, within_seconds)
         plan.replay.buffer.save(folder / "replay")
         counters = {
-            "env_steps": board.env_steps, "updates": board.updates, "seconds": seconds, "n_actors": plan.n_actors,
-            "origin": list(plan.replay.limiter.origin), "episodes": int(board.column("actor", "episodes").sum()),
-            "actor_env_steps": board.column("actor", "env_steps").tolist(),
+            "algorithm": plan.config.algorithm, "env": plan.config.env_name, "env_steps": board.env_steps,
+            "updates": board.updates, "seconds": seconds, "n_actors": plan.n_actors,
+            "origin": list(plan.replay.limiter.origin), "actor_env_steps": board.column("actor", "env_steps").tolist(),
         }  # fmt: skip
         directory.commit(folder, counters)
         monitor.saved()
-
-    def _plan(self, n_actors: int, shared: bool) -> Plan:
-        """Return the run's plan, its streams new or as they were saved."""
-        config = self.config
-        if self._folder is None:
-            fields = fields_for(self._observation_space, self._action_space)
-            buffer = PrioritizedReplayBuffer(
-                config.buffer_capacity,
-                fields,
-                alpha=config.alpha,
-                beta=config.beta,
-                seed=config.seed,
-                shared=shared,
-            )
-        else:
-            buffer = PrioritizedReplayBuffer.load(self._folder / "replay", shared=shared)
-        moved = config.envs_per_actor // config.groups * config.samples_per_insert
-        slack = 1 if config.backend == "serial" else 32
-        error = config.samples_per_insert_error or max(slack * config.options.batch_size, 2 * moved)
-        origin = self._counters.get("origin")
-        replay = ReplayStream(buffer, config.samples_per_insert, config.learning_starts, error, origin and tuple(origin))
-        context = torch.multiprocessing.get_context("spawn") if shared else None
-        board = Board(n_actors, config.learners, context)
-        plan = Plan(config, self._make, self._observation_space, self._action_space, replay, None, board, n_actors)  # type: ignore[arg-type]
-        algorithm = plan.algorithm()
-        n_parameters = sum(tensor.numel() for tensor in published(algorithm, plan.publishes_all))
-        plan.parameters = ParameterStream(n_parameters, shared)
-        for index, steps in enumerate(self._counters.get("actor_env_steps", ())):
-            board.row("actor", index).env_steps = steps
-        for index in range(config.learners):
-            board.row("learner", index).updates = self._counters.get("updates", 0)
-        return plan
 
     def _measured_actors(self) -> int:
         """Return how many actors suit the learners, as measured here and now."""
         config = self.config
         if config.backend == "serial":
             return 1
-        runner = Runner(dataclasses.replace(config, actors=1, learners=1, backend="serial", samples_per_insert_error=1e15))
-        runner._make, runner._observation_space, runner._action_space = self._make, self._observation_space, self._action_space
-        plan = runner._plan(1, shared=False)
+        alone = dataclasses.replace(config, actors=1, learners=1, backend="serial", samples_per_insert_error=1e15)
+        plan = Plan.new(alone, self._made, 1, None, {})
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
             learner = Learner(plan, 0, lambda _: None)
             actor = Actor(plan, 0, lambda _: None)
-            steps = throughput(actor, lambda: plan.board.env_steps, MEASURE_SECONDS)
+            steps = throughput(actor.work, lambda: plan.board.env_steps, MEASURE_SECONDS)
             while len(plan.replay.buffer) < plan.replay.limiter.min_size:
                 actor.work(0)
-            updates = throughput(learner, lambda: plan.board.updates, MEASURE_SECONDS)
+            updates = throughput(learner.work, lambda: plan.board.updates, MEASURE_SECONDS)
             actor.close()
         finally:
             torch.set_num_threads(threads)
-            plan.replay.close()
-            plan.parameters.close()
+            plan.close()
         per_update = config.options.batch_size / config.samples_per_insert
         self._allocation = allocate(steps, updates, per_update, n_cores(), config.learners)
         return self._allocation.chosen.actors
@@ -270,7 +245,8 @@ class _Interrupts:
     """Turns Ctrl-C and SIGTERM into an event; the second one ends the process as usual."""
 
     def __init__(self, stop: threading.Event) -> None:
-        self._stop, self._before = stop, {}  # type: tuple[threading.Event, dict[int, Any]]
+        self._stop = stop
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -287,7 +263,15 @@ class _Interrupts:
             signal.signal(number, handler)
 
 
-def _spaces(config: RunnerConfig) -> tuple[Any, Any, Any]:
+def _check_device(name: str) -> None:
+    """Raise ConfigError if this machine lacks the device: here, so that a policy trained on a GPU plays without one."""
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        n_devices = torch.cuda.device_count()
+        raise ConfigError(f"device must be there, got {name!r}: torch finds {n_devices} CUDA devices; use device='cpu'")
+
+
+def _made(config: RunnerConfig) -> tuple[Maker, Any, Any]:
     """Return what makes the environment, and its spaces."""
     from ..algorithms import UnsuitableSpaceError
 

@@ -35,7 +35,7 @@ class Trained(NamedTuple):
 def trained(directory: str | os.PathLike[str]) -> Trained:
     """Read a run's last checkpoint; ConfigError if the directory has none."""
     found, config = RunDirectory.existing(Path(directory))
-    folder, _ = found.checkpoint()
+    folder, _ = found.checkpoint(config)
     make, observation_space, action_space = maker(config)
     algorithm = config.algorithm_class(observation_space, action_space, config.options, seed=config.seed)
     algorithm.load_state_dict(load_state(folder / "learner-0.pt")["algorithm"])

@@ -66,6 +66,19 @@ def parameters(algorithm):
     return torch.cat([*(minimizer.flat for minimizer in algorithm.minimizers.values()), *algorithm.targets.values()])
 
 
+FAULTS = {  # what the tests of TD errors must notice
+    "the discount is ignored": lambda batch: {**batch, "discount": torch.full_like(batch["discount"], 0.9)},
+    "the reward is ignored": lambda batch: {**batch, "reward": torch.zeros_like(batch["reward"])},
+    "observations are exchanged": lambda batch: {**batch, "observation": batch["next_observation"]},
+    "another action": lambda batch: {**batch, "action": other_actions(batch["action"])},
+}
+
+
+def other_actions(action):
+    """Return another action for each."""
+    return -action if action.is_floating_point() else (action + 1) % int(DISCRETE.n)
+
+
 def part(batch, rows):
     """Return some rows of a batch."""
     return {key: part(value, rows) if isinstance(value, dict) else value[rows] for key, value in batch.items()}

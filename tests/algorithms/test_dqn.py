@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 gym = pytest.importorskip("gymnasium")
-from algorithm_runs import DISCRETE, VECTOR, adam_step, forward, make, make_batch  # noqa: E402
+from algorithm_runs import DISCRETE, FAULTS, VECTOR, adam_step, forward, make, make_batch  # noqa: E402
 from torch import nn  # noqa: E402
 
 VARIANTS = {
@@ -87,14 +87,6 @@ def test_td_errors(name, record):
     algorithm = diverged(name, record=record)
     for seed in range(5):  # of networks that have moved on
         check_td_error(algorithm, make_batch(algorithm, 24, seed))
-
-
-FAULTS = {
-    "the discount is ignored": lambda batch: {**batch, "discount": torch.full_like(batch["discount"], 0.9)},
-    "the reward is ignored": lambda batch: {**batch, "reward": torch.zeros_like(batch["reward"])},
-    "observations are exchanged": lambda batch: {**batch, "observation": batch["next_observation"]},
-    "another action": lambda batch: {**batch, "action": (batch["action"] + 1) % 3},
-}
 
 
 @pytest.mark.parametrize("name", VARIANTS)

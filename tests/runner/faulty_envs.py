@@ -24,7 +24,10 @@ class Faulty(gymnasium.Env):
         self.t = 0
         if self.fault == "reset hangs" and self.n_steps >= self.at and self.due():
             time.sleep(1000)
-        return self.np_random.uniform(-1, 1, 3).astype(np.float32), {}
+        observation = self.np_random.uniform(-1, 1, 3).astype(np.float32)
+        if self.fault == "nan at reset" and self.n_steps >= self.at:
+            observation[2] = np.nan
+        return observation, {}
 
     def due(self):
         if self.once is None:
@@ -40,7 +43,7 @@ class Faulty(gymnasium.Env):
         self.n_steps += 1
         observation = self.np_random.uniform(-1, 1, 3).astype(np.float32)
         reward = float(action)
-        if self.n_steps == self.at and self.fault != "none" and self.fault != "reset hangs" and self.due():
+        if self.n_steps == self.at and self.fault != "none" and "reset" not in self.fault and self.due():
             if self.fault == "raises":
                 raise RuntimeError("the bottle is empty")
             if self.fault == "hangs":

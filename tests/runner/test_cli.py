@@ -15,6 +15,7 @@ from PIL import Image
 from kary_replay import cli
 from kary_replay.algorithms import ALGORITHMS
 from kary_replay.runner import RunnerConfig
+from kary_replay.runner.presets import PRESETS
 from kary_replay.version import VERSION
 
 SMALL = [
@@ -96,7 +97,7 @@ def test_the_help_shows_docstrings_and_the_preset(capsys):
     text = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
     settings = RunnerConfig("dqn", "CartPole-v1")
     assert f"Environment steps of the whole run, over all actors. (default: {settings.total_env_steps})" in text
-    assert f"Of Adam. (default: {settings.options.learning_rate})" in text
+    assert f"Learning rate of Adam, for all networks. (default: {settings.options.learning_rate})" in text
 
 
 @pytest.mark.parametrize("arguments", ["--help", "-h", "train --help", "train dqn --help", "play --help", "export --help",
@@ -124,7 +125,9 @@ def test_a_missing_package_is_named(monkeypatch, capsys):
 def test_the_presets_are_shown(capsys):
     assert cli.main(["presets"]) == 0
     out = capsys.readouterr().out
-    assert "CartPole-v1" in out and "total_env_steps=50000" in out
+    words = " ".join(out.replace("│", " ").split())
+    for (algorithm, env), row in PRESETS.items():
+        assert algorithm in words and env in words and f"total_env_steps={row.get('total_env_steps', 1_000_000)}" in words
 
 
 def test_train_then_resume_play_and_export(tmp_path, capsys):

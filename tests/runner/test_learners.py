@@ -12,7 +12,7 @@ from runs import config
 
 from kary_replay.algorithms import ALGORITHMS
 from kary_replay.runner import Runner
-from kary_replay.runner.backends.worker_process import _join
+from kary_replay.runner.backends.worker_process import join
 
 OBSERVATION = spaces.Box(-1, 1, (4,), np.float32)
 ACTIONS = {"dqn": spaces.Discrete(3)}
@@ -42,7 +42,7 @@ def batch_of(name, number, rows=slice(None)):
 def learn(index, count, meeting, pipe):
     torch.set_num_threads(1)
     plan = SimpleNamespace(config=SimpleNamespace(learners=count, device="cpu"))
-    share = _join(plan, index, meeting)
+    share = join(plan, index, meeting)
     for name in ALGORITHMS:
         algorithm = algorithm_of(name, share)
         rows = share.rows(BATCH // count)

@@ -40,7 +40,8 @@ def shown(console, path, **settings):
 
 def test_a_terminal_shows_a_panel(tmp_path):
     console = screen(force_terminal=True)
-    panel = shown(console, tmp_path / "run", backend="process", evaluate="during", target_return=475.0)
+    wanted = {"target_return": 475.0, "samples_per_insert": 32.0}
+    panel = shown(console, tmp_path / "run", backend="process", evaluate="during", **wanted)
     panel.start()
     panel.show(FIGURES, 18.25, EVALUATIONS)
     panel.stop()

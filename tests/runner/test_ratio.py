@@ -24,13 +24,8 @@ def slow(seconds=0.001):
 
 
 SIDES = {
-    "actors": {
-        "env": "test_ratio:slow",
-        "env_options": {"seconds": 0.002},
-        "samples_per_insert": 64.0,
-        "total_env_steps": 3_000,
-    },
-    "learner": {"env": "CartPole-v1", "options": {"hidden": (256, 256)}, "total_env_steps": 8_000},
+    "actors": {"env": "test_ratio:slow", "env_options": {"seconds": 0.002}, "total_env_steps": 3_000},
+    "learners": {"env": "CartPole-v1", "options": {"hidden": (256, 256)}, "total_env_steps": 8_000},
 }
 
 
@@ -41,5 +36,5 @@ def test_samples_per_insert_are_held_within_two_per_cent(slower, tmp_path):
     both = {"backend": "process", "envs_per_actor": 8, "actors": 2, "samples_per_insert": 64.0}
     result = Runner(config("dqn", env, tmp_path / "run", **both, **settings)).run()
     assert result.samples_per_insert == pytest.approx(64, rel=0.02)
-    waited = result.waited
-    assert waited["learners" if slower == "actors" else "actors"] > 0.3 > waited[slower]
+    waited = dict(result.waited)
+    assert waited.pop(slower) < 0.3 < min(waited.values())

@@ -24,7 +24,7 @@ from ..plan import Plan, Problem, Ready
 from ..run_directory import load_state, save_state
 from ..workers import WORKERS, Evaluator, Learner
 
-__all__ = ["main"]
+__all__ = ["join", "main"]
 
 PATIENCE_SECONDS = 0.02  # of one piece of work; orders and the watchdog are looked after that often
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
@@ -40,7 +40,7 @@ def main(plan: Plan, kind: str, index: int, incarnation: int, pipe: Any, states:
         if kind == "actor":
             options["incarnation"] = incarnation
         if kind == "learner" and plan.config.learners > 1:
-            options["share"] = _join(plan, index, rendezvous)
+            options["share"] = join(plan, index, rendezvous)
         worker = WORKERS[kind](plan, index, pipe.send, **options)
         path = None if states is None else states / f"{name if kind != 'learner' else 'learner-0'}.pt"
         if path is not None and path.exists():
@@ -109,7 +109,7 @@ def _leave_no_orphan(name: str) -> None:
     threading.Thread(target=watch, name="watch the supervisor", daemon=True).start()
 
 
-def _join(plan: Plan, index: int, rendezvous: str | None) -> Share:
+def join(plan: Plan, index: int, rendezvous: str | None) -> Share:
     """Return this learner's share, once all learners have met."""
     import torch.distributed as dist
 

@@ -6,16 +6,15 @@ it was written is its version.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ...errors import EmptyBufferError
 from ...replay_buffer import ReplayBuffer
 from ...types import Field
 
-__all__ = ["ParameterStream"]
+__all__ = ["ParameterStream", "as_vector", "load_vector"]
 
 
 class ParameterStream:
@@ -59,7 +58,15 @@ class ParameterStream:
         self._row.close()
 
 
-def as_vector(tensors: list[Any]) -> npt.NDArray[np.float32]:
+def as_vector(tensors: list[torch.Tensor]) -> npt.NDArray[np.float32]:
     """Return flat tensors as one vector, for `publish`."""
     vectors = [tensor.cpu().numpy() for tensor in tensors]
     return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
+
+
+def load_vector(tensors: list[torch.Tensor], vector: npt.NDArray[np.float32]) -> None:
+    """Set flat tensors from the vector that `as_vector` made of their like."""
+    source, start = torch.from_numpy(vector), 0
+    for tensor in tensors:
+        tensor.copy_(source[start : start + tensor.numel()])
+        start += tensor.numel()

@@ -12,7 +12,7 @@ from ...prioritized_replay_buffer import PrioritizedReplayBuffer
 from ...rate_limiter import RateLimiter
 from ...types import Batch, Field
 
-__all__ = ["ReplayStream"]
+__all__ = ["ReplayStream", "fields_for"]
 
 
 class ReplayStream:

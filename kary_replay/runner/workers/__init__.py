@@ -9,7 +9,7 @@ from .actor import Actor
 from .evaluator import Evaluator
 from .learner import Learner
 
-__all__ = ["Actor", "Evaluator", "Learner", "Worker"]
+__all__ = ["WORKERS", "Actor", "Evaluator", "Learner", "Worker"]
 
 
 class Worker(Protocol):

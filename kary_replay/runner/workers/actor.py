@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ..environments import Environments, random_actions
-from ..inference import LocalInference
+from ..inference import Inference, LocalInference, as_tensors
 from ..plan import Ended, Plan
 
 __all__ = ["Actor"]
@@ -29,7 +28,12 @@ class Actor:
     report : function
         Is told about every episode that ends.
     incarnation : int
-        How often this actor has been started anew.
+        How often this actor has been started anew; each draws other random numbers.
+
+    Notes
+    -----
+    One piece of work is one step of one group: observations and actions of the others stay as they are. Rows are written
+    straight into the shared buffer; only `Ended` reports are pickled.
     """
 
     def __init__(self, plan: Plan, index: int, report: Callable[[Any], None], incarnation: int = 0) -> None:
@@ -38,7 +42,7 @@ class Actor:
         self.row = plan.board.row("actor", index)
         self.rng = plan.rng("actor", index, incarnation)
         self.algorithm = plan.algorithm()
-        self.inference = LocalInference(self.algorithm, plan.parameters, self.rng, plan.publishes_all)
+        self.inference: Inference = LocalInference(self.algorithm, plan.parameters, self.rng, plan.publishes_all)
         n = config.envs_per_actor // config.groups
         name = f"{config.env_name} (actor {index})"
         self.groups = [Environments(plan.make, n, self.rng, name) for _ in range(config.groups)]
@@ -58,7 +62,7 @@ class Actor:
         self.row.alive()
         if plan.board.env_steps >= plan.config.total_env_steps:
             return False
-        if not self._may_add(group.n_envs, patience_seconds):
+        if not self.row.wait(plan.replay.may_add, group.n_envs, patience_seconds):
             return False
         if not self.started:
             self._start()
@@ -77,8 +81,7 @@ class Actor:
 
     def priority(self, rows: Mapping[str, Any]) -> npt.NDArray[np.float64]:
         """Return the initial priorities of rows: |TD error| + epsilon, by the parameters in use here."""
-        batch = {name: {key: torch.from_numpy(part) for key, part in column.items()} if isinstance(column, dict)
-                 else torch.from_numpy(np.ascontiguousarray(column)) for name, column in rows.items()}  # fmt: skip
+        batch = {name: as_tensors(column) for name, column in rows.items()}
         error: npt.NDArray[np.float64] = self.algorithm.td_error(batch).abs().double().numpy()
         return error + self.plan.replay.buffer.priority_epsilon
 
@@ -97,7 +100,6 @@ class Actor:
             group.load_state_dict(saved, writer, writer.n_step - 1)
         self.rng.bit_generator.state = state["rng"]  # last: episodes that begin anew draw from it
         self.turn = state["turn"]
-        self.inference.renew()
         self._begin()
         for turn, exploration in enumerate(state["exploration"]):
             self._request(turn, np.array(exploration, np.float32))
@@ -133,12 +135,3 @@ class Actor:
         if len(self.plan.replay.buffer) < self.plan.replay.limiter.min_size:
             return random_actions(self.plan.action_space, self.groups[self.turn].n_envs, self.rng)
         return action
-
-    def _may_add(self, n: int, patience_seconds: float) -> bool:
-        replay = self.plan.replay
-        if replay.may_add(n, 0):
-            return True
-        started = time.monotonic()
-        may = replay.may_add(n, patience_seconds) if patience_seconds else False
-        self.row.waited_seconds += time.monotonic() - started
-        return may

@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from ...algorithms import Algorithm
 from ..environments import Environments
-from ..inference import as_tensors, load, published
+from ..inference import as_tensors, published
 from ..plan import Evaluation, Plan
+from ..streams.parameters import load_vector
 
-__all__ = ["Evaluator", "play"]
+__all__ = ["FIRST_SEED", "Evaluator"]
 
 FIRST_SEED = 1_000_000  # of evaluation episodes, whatever the seed of the run
 MAX_ENVS = 20  # stepped together
@@ -64,7 +65,7 @@ class Evaluator:
         """Evaluate the parameters that were kept."""
         while self.kept:
             env_steps, updates, seconds, vector = self.kept.pop(0)
-            load(self.tensors, vector)
+            load_vector(self.tensors, vector)
             returns = play(self.algorithm, self.envs, self.plan.config.evaluation_episodes, self.row.alive)
             self.report(Evaluation(env_steps, updates, seconds, float(np.mean(returns)), tuple(returns)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,6 +34,10 @@ class Learner:
         Is told nothing by learners.
     share : Share
         How it averages gradients with the others.
+
+    Notes
+    -----
+    One piece of work is one update. Several learners do each update together: in the averaging they wait for each other.
     """
 
     def __init__(self, plan: Plan, index: int, report: Callable[[Any], None], share: Share | None = None) -> None:
@@ -59,9 +62,9 @@ class Learner:
         if last and self.row.updates >= last:
             return False
         # Towards the last update all go on without waiting: one that stayed behind would be waited for by the others.
-        if not last and not self._may_sample(patience_seconds):
-            return False
         replay = self.plan.replay
+        if not last and not self.row.wait(replay.may_sample, self.batch_size, patience_seconds):
+            return False
         batch = next(self.prefetcher) if self.prefetcher is not None else replay.sample(self.batch_size)
         td_error = self.algorithm.update(as_batch(batch, self.algorithm.device))
         replay.update_priorities(batch, td_error.cpu().numpy())
@@ -110,15 +113,6 @@ class Learner:
         config, buffer = self.plan.config, self.plan.replay.buffer
         progress = min(1.0, self.plan.board.env_steps / config.total_env_steps)
         buffer.beta = config.beta + progress * (1 - config.beta)
-
-    def _may_sample(self, patience_seconds: float) -> bool:
-        replay = self.plan.replay
-        if replay.may_sample(self.batch_size, 0):
-            return True
-        started = time.monotonic()
-        may = replay.may_sample(self.batch_size, patience_seconds) if patience_seconds else False
-        self.row.waited_seconds += time.monotonic() - started
-        return may
 
 
 def _blank(fields: Mapping[str, Any], n: int) -> Batch:

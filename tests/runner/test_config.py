@@ -1,0 +1,128 @@
+"""What cannot be run is refused before anything is made, in one paragraph that says what to do instead."""
+
+import functools
+import json
+import sys
+from pathlib import Path
+
+import gymnasium
+import pytest
+from runs import config, run
+
+from kary_replay import cli
+from kary_replay.algorithms import DQNOptions
+from kary_replay.runner import ConfigError, Runner, RunnerConfig
+from kary_replay.runner.config import as_json, from_json
+from kary_replay.runner.presets import PRESETS
+
+
+def make():
+    return gymnasium.make("CartPole-v1")
+
+
+REFUSED = [  # settings of a process run with a batch of 32, and what the message has
+    ({"learners": 64}, "learners must divide batch_size=32"),
+    ({"learners": 3}, "learners must divide batch_size=32.*choose another number of learners or another batch size"),
+    ({"learners": 2, "backend": "serial"}, "learners must be 1 with backend='serial'"),
+    ({"actors": 0}, "actors must be 'auto' or an integer of at least 1, got 0"),
+    ({"groups": 3}, "groups must divide envs_per_actor=4"),
+    ({"learning_starts": 6_000}, "learning_starts must be at most buffer_capacity=5000"),
+    ({"samples_per_insert": float("nan")}, "samples_per_insert must be a finite number above 0"),
+    ({"samples_per_insert_error": 8.0}, "samples_per_insert_error must be at least 32"),
+    ({"prefetch": -1}, "prefetch must be None or an integer of at least 0"),
+    ({"device": "gpu"}, "device must be one of torch's"),
+    ({"device": "cuda:99"}, "device must be there, got 'cuda:99'"),
+    ({"target_return": float("nan"), "evaluate": "during"}, "target_return must be None or a finite number"),
+    ({"target_return": 475.0}, "target_return needs evaluate='during'"),
+    ({"env_options": {"space": object()}}, "env_options must be a dict of what JSON has"),
+    ({"backend": "ray"}, "backend must be one of process, serial, got 'ray'"),
+    ({"env": lambda: make()}, r"cannot be sent to other processes.*at the top level of a module"),
+    ({"env": 5}, "env must be a gymnasium id, module:function, or a function"),
+    ({"env": functools.partial(make, size=3)}, "could not be made: TypeError"),
+    ({"env": "CartPol-v1"}, "did you mean CartPole-v1"),
+    ({"buffer_capacity": 10**14}, "buffer_capacity=100000000000000 is more than memory has room for"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[" ".join(settings) for settings, _ in REFUSED])
+def test_what_cannot_be_run_is_refused_and_nothing_is_created(settings, message, tmp_path):
+    env = settings.pop("env", "CartPole-v1")
+    with pytest.raises(ConfigError, match=message) as caught:
+        Runner(config("dqn", env, tmp_path / "run", **{"backend": "process", **settings})).run()
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_function_of_an_interactive_session_is_refused(tmp_path, monkeypatch):
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__spec__", None, raising=False)
+    monkeypatch.delattr(main, "__file__", raising=False)
+    monkeypatch.setattr(main, "make", make, raising=False)
+    monkeypatch.setattr(make, "__module__", "__main__")
+    with pytest.raises(ConfigError, match=r'interactive session.*Put it into a module, and pass "module:function"'):
+        Runner(config("dqn", make, tmp_path / "run", backend="process"))
+    Runner(config("dqn", make, tmp_path / "run"))  # serial: nobody has to import it
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_are_those_of_the_algorithm():
+    with pytest.raises(ConfigError, match="options must be SACOptions for sac, got DQNOptions"):
+        RunnerConfig("sac", "Pendulum-v1", options=DQNOptions())
+
+
+@pytest.mark.parametrize(("algorithm", "env"), PRESETS)
+def test_config_json_has_every_setting(algorithm, env):
+    settings = RunnerConfig(algorithm, env.replace("*", "CartPole-v1"), env_options={"x": 1.5}, directory=Path("somewhere"))
+    assert settings.directory == "somewhere"
+    assert from_json(json.loads(json.dumps(as_json(settings)))) == settings
+
+
+CHANGED = {  # what was changed in a run's directory: file, how, and what the message has
+    "format": ("config.json", lambda content: content.update(format=99), "another version of kary-replay"),
+    "algorithm": (
+        "config.json",
+        lambda content: content.update(algorithm="td3"),
+        "of algorithm ddpg, but config.json says td3",
+    ),
+    "env": ("config.json", lambda content: content.update(env="MountainCarContinuous-v0"), "is of env Pendulum-v1"),
+    "setting": ("config.json", lambda content: content.update(no_such=1), "another version of kary-replay"),
+    "option": ("config.json", lambda content: content["options"].update(no_such=1), "another version of kary-replay"),
+    "bad option": ("config.json", lambda content: content["options"].update(gamma=2), "gamma must be from 0 to 1"),
+    "no options": ("config.json", lambda content: content.pop("options"), "KeyError: 'options'"),
+    "folder": ("checkpoint.json", lambda content: content.update(folder="nowhere"), "which is gone"),
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The directory of a run of DDPG, whose options are all of TD3's, too."""
+    path = tmp_path_factory.mktemp("config") / "run"
+    run("ddpg", "Pendulum-v1", path, total_env_steps=120)
+    return path
+
+
+@pytest.mark.parametrize("changed", CHANGED)
+@pytest.mark.parametrize("command", ["train --resume", "play", "export --to sb3"])
+def test_a_run_of_another_kind_is_not_gone_on_with(command, changed, finished, capsys):
+    name, change, message = CHANGED[changed]
+    path = finished / name
+    before = path.read_text()
+    files = sorted(finished.rglob("*"))
+    content = json.loads(before)
+    change(content)
+    path.write_text(json.dumps(content))
+    try:
+        assert cli.main([*command.split(), str(finished)]) == 2
+    finally:
+        path.write_text(before)
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+    assert sorted(finished.rglob("*")) == files
+
+
+def test_a_run_without_a_checkpoint_is_not_gone_on_with(tmp_path, capsys):
+    runner = Runner(config("dqn", "CartPole-v1", tmp_path / "run"))
+    runner.stop()
+    assert runner.run().interrupted
+    assert cli.main(["train", "--resume", str(tmp_path / "run")]) == 2
+    assert "has no checkpoint to go on from" in capsys.readouterr().err

@@ -1,0 +1,96 @@
+"""Environments alone: what they must not return is named, and a running episode comes back from its seed and actions."""
+
+import gymnasium
+import numpy as np
+import pytest
+from faulty_envs import Faulty
+
+from kary_replay.runner.environments import EnvironmentFaultError, Environments, action_scale
+
+FAULTS = {
+    "raises": r"step raised RuntimeError: the bottle is empty .environment 0, episode of seed \d+, step 6",
+    "nan": r"step returned the observation \[.* nan .*\]",
+    "nan reward": "step returned reward=nan",
+    "shape": r"step returned an observation of shape \(2,\), the space has \(3,\)",
+    "nan at reset": r"reset returned the observation \[.* nan\] .environment 0, episode of seed \d+, step 0",
+}
+
+
+def faulty(**options):
+    return Environments(lambda: Faulty(**options), 2, np.random.default_rng(0), "Faulty (actor 0)")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named_with_the_environment_the_episode_and_the_step(fault):
+    envs = faulty(fault=fault, at=7, length=20)
+    envs.reset()
+
+    def play():
+        for _ in range(100):
+            envs.step(np.zeros(2, np.int64))
+
+    with pytest.raises(EnvironmentFaultError, match=FAULTS[fault]) as caught:
+        play()
+    assert str(caught.value).startswith("Faulty (actor 0): ")
+
+
+def test_what_a_step_returns_is_what_it_led_to_also_at_the_end_of_an_episode():
+    envs = faulty(length=3)
+    envs.reset()
+    for number in range(1, 8):
+        before = envs.observation.copy()
+        steps = envs.step(np.array([1, 0]))
+        assert np.array_equal(steps.observation, before) and steps.truncated.all() == (number % 3 == 0)
+        assert np.array_equal(steps.next_observation, envs.observation) == (number % 3 != 0)
+    assert [(ended.episode_return, ended.length) for ended in envs.ended] == [(3.0, 3), (0.0, 3)] * 2
+
+
+class Pending:
+    """Stands in for a writer: the steps whose windows were not complete."""
+
+    def __init__(self):
+        self.steps = []
+
+    def add(self, **step):
+        self.steps.append((step["env"], step["observation"].copy(), step["action"], step["next_observation"].copy()))
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_running_episodes_come_back(env_id):
+    def make():
+        return Environments(lambda: gymnasium.make(env_id), 2, np.random.default_rng(0), env_id)
+
+    first, second, rng = make(), make(), np.random.default_rng(1)
+
+    def actions():
+        return rng.integers(2, size=2) if env_id == "CartPole-v1" else rng.uniform(-1, 1, (2, 1)).astype(np.float32)
+
+    first.reset()
+    taken = []
+    for _ in range(4):
+        action = actions()
+        steps = first.step(action)
+        taken.append((steps.observation.copy(), action, steps.next_observation.copy()))
+    writer = Pending()
+    second.load_state_dict(first.state_dict(), writer, 2)
+    assert np.array_equal(first.observation, second.observation)
+    wanted = [(i, taken[number]) for i in range(2) for number in (2, 3)]
+    for (i, columns), (env, *step) in zip(wanted, writer.steps, strict=True):
+        assert env == i
+        for column, own in zip(columns, step, strict=True):
+            assert np.array_equal(column[i : i + 1], own)
+    action = actions()
+    assert np.array_equal(first.step(action).next_observation, second.step(action).next_observation)
+
+
+@pytest.mark.parametrize(
+    ("space", "action", "real"),
+    [
+        (gymnasium.spaces.Discrete(3, start=-1), np.array([0, 2]), [-1, 1]),
+        (gymnasium.spaces.Box(np.array([0, -4], np.float32), np.array([10, 4], np.float32)), np.array([[-1, 1], [0, 0.5]]),
+         [[0, 4], [5, 2]]),
+    ],
+    ids=["discrete", "box"],
+)  # fmt: skip
+def test_actions_are_scaled_to_the_environment(space, action, real):
+    assert action_scale(space)(action).tolist() == real

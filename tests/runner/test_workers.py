@@ -1,0 +1,128 @@
+"""Workers alone, on a plan of their own: how far actors explore, and that each side asks before it goes on."""
+
+import numpy as np
+import pytest
+import torch
+from runs import config, run
+
+from kary_replay.runner.environments import maker
+from kary_replay.runner.plan import Plan
+from kary_replay.runner.workers import Actor, Learner
+
+
+@pytest.fixture
+def plan_of(tmp_path):
+    plans = []
+
+    def make(n_actors=1, **settings):
+        settings = config("dqn", "CartPole-v1", tmp_path / "run", actors=n_actors, **settings)
+        plans.append(Plan.new(settings, maker(settings), n_actors, None, {}))
+        return plans[-1]
+
+    yield make
+    for plan in plans:
+        plan.close()
+
+
+def asked_for(actor, monkeypatch):
+    """What the networks of an actor are asked for: a list of exploration, [N] each."""
+    seen, act = [], actor.algorithm.act
+
+    def spy(observation, exploration, rng):
+        seen.append(exploration)
+        return act(observation, exploration, rng)
+
+    monkeypatch.setattr(actor.algorithm, "act", spy)
+    return seen
+
+
+@pytest.mark.parametrize("spread", [0.0, 7.0])
+def test_actors_explore_by_the_schedule_and_their_rank(spread, plan_of, monkeypatch):
+    """Ape-X, section 4.1: epsilon to the power of 1 + spread · i / (N - 1), over the environments of all actors."""
+    options = {"exploration_fraction": 0.9}
+    plan = plan_of(2, options=options, exploration_spread=spread, total_env_steps=400, samples_per_insert_error=1e6)
+    for index in range(2):
+        actor = Actor(plan, index, lambda report: None)
+        seen = asked_for(actor, monkeypatch)
+        steps = []
+        while plan.board.env_steps < 200 * (index + 1):
+            steps.append(plan.board.env_steps)
+            assert actor.work(0)
+        exponent = 1 + spread * (4 * index + np.arange(4)) / 7
+        for number in range(2, len(seen)):  # each was asked for when its group had been stepped, two pieces of work before
+            epsilon = actor.algorithm.exploration(min(1.0, steps[number - 1] / 400))
+            rows = slice(0, 2) if number % 2 == 0 else slice(2, 4)
+            np.testing.assert_allclose(seen[number], epsilon ** exponent[rows], rtol=1e-5)
+        assert len({tuple(row) for row in seen}) > 1
+        actor.close()
+
+
+def test_actions_are_explored_as_asked(plan_of):
+    """With a network that always wants action 0, the share of the other one is half of epsilon."""
+    options = {"exploration_initial": 0.4, "exploration_final": 0.4}
+    plan = plan_of(options=options, total_env_steps=10_000, samples_per_insert_error=1e6)
+    learner, actor = Learner(plan, 0, lambda report: None), Actor(plan, 0, lambda report: None)
+    with torch.no_grad():
+        learner.algorithm.q.advantage[-1].bias.copy_(torch.tensor([1e3, -1e3]))
+    learner.publish()
+    while plan.board.env_steps < 5_000:
+        assert actor.work(0)
+    action = plan.replay.buffer.field_view("action")[100:5_000]  # the first ones are all random
+    assert action.mean() == pytest.approx(0.2, abs=6 * 0.4 / 70)
+    actor.close()
+
+
+def test_actors_wait_for_the_learner_and_it_for_them(plan_of):
+    plan = plan_of(total_env_steps=10_000, samples_per_insert=32.0, samples_per_insert_error=640.0)
+    actor, learner = Actor(plan, 0, lambda report: None), Learner(plan, 0, lambda report: None)
+    assert not learner.work(0)  # there is nothing to draw
+    while actor.work(0):
+        pass
+    assert plan.replay.buffer.n_added == 100 + 640 / 32  # what learning starts with, and as far as they may be ahead
+    while learner.work(0):
+        pass
+    assert plan.board.updates == 2 * 640 / 32
+    assert not learner.work(0) and actor.work(0)
+    actor.close()
+
+
+def test_a_learner_may_draw_ahead(tmp_path):
+    result = run("dqn", "CartPole-v1", tmp_path / "run", prefetch=2, total_env_steps=400, samples_per_insert=32.0)
+    assert result.updates >= 290  # one for each step after the first 100, but for batches that lay ready in the end
+
+
+def test_a_learner_sets_priorities_and_anneals_beta(plan_of):
+    plan = plan_of(total_env_steps=400, samples_per_insert_error=1e6)
+    actor, learner = Actor(plan, 0, lambda report: None), Learner(plan, 0, lambda report: None)
+    while plan.board.env_steps < 200:
+        assert actor.work(0)
+    assert plan.replay.buffer.total_mass == 200  # every row has the largest priority, 1
+    for _ in range(100):
+        assert learner.work(0)
+    assert plan.replay.buffer.total_mass < 190
+    assert plan.replay.buffer.beta == pytest.approx(0.4 + 0.5 * (1 - 0.4))
+    actor.close()
+
+
+def test_actors_act_by_what_was_published_last(plan_of):
+    plan = plan_of(total_env_steps=400, publish_interval=10, samples_per_insert_error=1e6)
+    actor, learner = Actor(plan, 0, lambda report: None), Learner(plan, 0, lambda report: None)
+    while plan.board.env_steps < 200:
+        assert actor.work(0)
+    for _ in range(25):
+        assert learner.work(0)
+    before = learner.algorithm.minimizers["q"].flat.clone()
+    assert actor.work(0) and actor.row.parameter_version == 20
+    assert not torch.equal(actor.algorithm.minimizers["q"].flat, before)
+    learner.publish()
+    assert actor.work(0) and actor.row.parameter_version == 25
+    assert torch.equal(actor.algorithm.minimizers["q"].flat, before)
+    actor.close()
+
+
+@pytest.mark.parametrize("target", [5.0, 501.0])
+def test_a_run_ends_when_its_target_is_reached(target, tmp_path):
+    settings = {"evaluate": "during", "evaluation_interval": 200, "evaluation_episodes": 2}
+    result = run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=600, target_return=target, **settings)
+    assert (result.env_steps < 600) == (target == 5.0)
+    assert (result.mean_return >= target) == (target == 5.0) and len(result.evaluations) == (1 if target == 5.0 else 3)
