@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 __all__ = ["Board", "Row"]
 
-COLUMNS = ("beat", "env_steps", "episodes", "updates", "waited_seconds", "parameter_version", "first_step", "last_update")
+COLUMNS = ("beat", "env_steps", "episodes", "updates", "waited_seconds", "parameter_version", "first_step", "announced")
 INDEX = {name: number for number, name in enumerate(COLUMNS)}
 
 

@@ -270,7 +270,10 @@ class Environments:
                 value = observation[key]
             except (KeyError, TypeError, IndexError):
                 raise self._fault(i, f"{what} returned an observation without {key!r}") from None
-            shape = np.shape(value)
+            try:
+                shape = np.shape(value)
+            except ValueError:
+                raise self._fault(i, f"{what} returned {value!r}, which is no array") from None
             if shape != column.shape[1:]:
                 raise self._fault(i, f"{what} returned an observation of shape {shape}, the space has {column.shape[1:]}")
             column[i] = value
@@ -295,8 +298,15 @@ def action_scale(space: Any) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
     if _is_discrete(space):
         start = int(space.start)
         return lambda action: action + start
-    low, half = space.low, (space.high - space.low) / 2
-    return lambda action: (low + (action + 1) * half).astype(space.dtype)
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+
+    def scale(action: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        share = (action.astype(np.float64) + 1) / 2
+        # Rounding must not lead out of the bounds, which many environments insist on.
+        real: npt.NDArray[Any] = (low * (1 - share) + high * share).astype(space.dtype)
+        return real.clip(space.low, space.high)
+
+    return scale
 
 
 def random_actions(space: Any, n: int, rng: np.random.Generator) -> npt.NDArray[Any]:

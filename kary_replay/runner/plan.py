@@ -80,8 +80,10 @@ class Plan:
                     f"buffer_capacity={config.buffer_capacity} is more than memory has room for: {cause}"
                 ) from None
         moved = config.envs_per_actor // config.groups * config.samples_per_insert
-        slack = 1 if config.backend == "serial" else 32
-        error = config.samples_per_insert_error or max(slack * config.options.batch_size, 2 * moved)
+        # Room for pauses of the operating system, but for no more than one per cent of the run.
+        slack = 0.0 if config.backend == "serial" else 0.01 * config.total_env_steps * config.samples_per_insert
+        error = max(config.options.batch_size, 2 * moved, min(32 * config.options.batch_size, slack))
+        error = config.samples_per_insert_error or error
         origin = counters.get("origin")
         replay = ReplayStream(buffer, config.samples_per_insert, config.learning_starts, error, origin and tuple(origin))
         board = Board(n_actors, config.learners, multiprocessing.get_context("spawn") if shared else None)

@@ -171,7 +171,6 @@ class Runner:
     def _train(self, backend: Backend, plan: Plan, monitor: Monitor) -> None:
         """Have the workers work until the steps and their updates are done, the target is reached, or it is interrupted."""
         config = plan.config
-        batch_size = config.options.batch_size // config.learners
         while not self._stop.is_set():
             for report in backend.poll(POLL_SECONDS):
                 monitor.take(report)
@@ -179,7 +178,7 @@ class Runner:
             if monitor.reached_target:
                 return
             done = plan.board.env_steps >= config.total_env_steps
-            if done and plan.replay.limiter.allowed_samples() < batch_size:
+            if done and plan.replay.limiter.allowed_samples() < config.options.batch_size:
                 return
             if monitor.checkpoint_is_due():
                 self._save(backend, plan, monitor, SAVE_SECONDS, monitor.seconds)
@@ -221,7 +220,14 @@ class Runner:
         config = self.config
         if config.backend == "serial":
             return 1
-        alone = dataclasses.replace(config, actors=1, learners=1, backend="serial", samples_per_insert_error=1e15)
+        alone = dataclasses.replace(
+            config,
+            actors=1,
+            learners=1,
+            backend="serial",
+            samples_per_insert_error=1e15,
+            total_env_steps=2**53,
+        )
         plan = Plan.new(alone, self._made, 1, None, {})
         threads = torch.get_num_threads()
         torch.set_num_threads(1)

@@ -178,6 +178,16 @@ def test_ctrl_c_ends_within_two_seconds_with_a_checkpoint(number, learners, tmp_
     raise AssertionError(f"the last one took {seconds:.1f} s")
 
 
+def test_sigterm_to_every_process_saves_all_the_same(tmp_path):
+    """As service managers and cluster schedulers send it."""
+    process, directory = started(tmp_path)
+    for pid in [process.pid, *descendants(process.pid)]:
+        os.kill(pid, signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert "interrupted True" in output and "Traceback" not in output, output
+    assert Runner.resume(directory)
+
+
 def test_a_killed_supervisor_leaves_nothing(tmp_path):
     process, _ = started(tmp_path)
     children = descendants(process.pid)

@@ -86,3 +86,19 @@ def test_learners_of_a_run_end_together(learners, tmp_path):
     ).run()  # fmt: skip
     assert result.env_steps >= 2_000
     assert result.samples_per_insert == pytest.approx(24, rel=0.1)  # the allowance, against so short a run
+
+
+def test_learners_end_when_the_last_rows_are_too_few_for_all_of_them(tmp_path):
+    """2010 steps at 8 rows each allow 251 batches and a quarter: half of a batch, but not two halves."""
+    result = Runner(
+        config(
+            "dqn", "CartPole-v1", tmp_path / "run", options={"batch_size": 64}, backend="process", learners=2,
+            total_env_steps=2_010, samples_per_insert=8.0,
+        )
+    ).run()  # fmt: skip
+    assert result.env_steps >= 2_010 and (tmp_path / "run" / "checkpoint.json").exists()
+
+
+def test_actors_can_be_measured_for_a_run_that_ends_before_learning_starts(tmp_path):
+    result = Runner(config("dqn", "CartPole-v1", tmp_path / "run", backend="process", actors="auto", total_env_steps=50)).run()
+    assert result.env_steps >= 50 and result.updates == 0

@@ -109,6 +109,8 @@ class ProcessBackend:
         evaluators = [member for member in self._members if member.kind == "evaluator" and member.pipe is not None]
         self._order(evaluators, "finish", "")
         while any("finish" not in member.ready and member.pipe is not None for member in evaluators):
+            if self._interrupted():
+                break
             self._receive(0.1)
             for member in evaluators:
                 self._watch(member)
@@ -198,7 +200,7 @@ class ProcessBackend:
         row = self._plan.board.row(member.kind, member.index)
         # An environment that breaks in every episode must end the run, at whatever step it does; a process that others kill
         # must not, as long as it gets something done in between.
-        progress = row.episodes if is_environment else row.env_steps
+        progress = row.episodes if is_environment or member.kind == "evaluator" else row.env_steps
         member.failures = 1 if progress > member.progress else member.failures + 1
         member.progress = progress
         if member.failures > config.max_restarts:

@@ -36,7 +36,7 @@ class SerialBackend:
         if plan.config.evaluate != "never":
             self._workers["evaluator-0"] = Evaluator(plan, 0, report)
         for name, worker in self._workers.items():
-            if states is not None and (states / f"{name}.pt").exists():
+            if states is not None and (name == "learner-0" or (states / f"{name}.pt").exists()):
                 worker.load_state_dict(load_state(states / f"{name}.pt"))
 
     def poll(self, seconds: float) -> list[Any]:

@@ -43,7 +43,7 @@ def main(plan: Plan, kind: str, index: int, incarnation: int, pipe: Any, states:
             options["share"] = join(plan, index, rendezvous)
         worker = WORKERS[kind](plan, index, pipe.send, **options)
         path = None if states is None else states / f"{name if kind != 'learner' else 'learner-0'}.pt"
-        if path is not None and path.exists():
+        if path is not None and (kind == "learner" or path.exists()):
             worker.load_state_dict(load_state(path))
         pipe.send(Ready(name, ""))
         if pipe.recv()[0] == "go":  # when all are ready: nobody's start-up is to slow down the others' work
@@ -90,7 +90,8 @@ def _serve(worker: Any, name: str, pipe: Any) -> None:
 
 def _leave_no_orphan(name: str) -> None:
     """End with the supervisor, however it ends; leave Ctrl-C to it; be called by name in lists of processes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # may be sent to all processes; how a run ends, the supervisor decides
+        signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
     supervisor = parent_process()
     assert supervisor is not None

@@ -67,6 +67,7 @@ class Evaluator:
             env_steps, updates, seconds, vector = self.kept.pop(0)
             load_vector(self.tensors, vector)
             returns = play(self.algorithm, self.envs, self.plan.config.evaluation_episodes, self.row.alive)
+            self.row.episodes += len(returns)
             self.report(Evaluation(env_steps, updates, seconds, float(np.mean(returns)), tuple(returns)))
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..streams.parameters import as_vector
 
 __all__ = ["Learner"]
 
+LOOK_SECONDS = 20e-6  # between two looks at what the first learner announces
 SETTINGS_INTERVAL = 100  # updates between two looks at what changes slowly: beta
 FIELDS = ("observation", "action", "reward", "next_observation", "discount", "importance_weight")
 
@@ -52,19 +54,24 @@ class Learner:
         buffer = plan.replay.buffer
         self.prefetcher = Prefetcher(buffer, self.batch_size, device, ahead) if ahead else None
         self.algorithm.warm_up(as_batch(_blank(plan.replay.buffer.fields, self.batch_size), device))
+        self.last_update: int | None = None
         if index == 0:
             self.publish()
 
     def work(self, patience_seconds: float) -> bool:
         """Do one update; return False if that had to wait for longer than ``patience_seconds``, or all have been done."""
         self.row.alive()
-        last = self.plan.board.row("learner", 0).last_update
-        if last and self.row.updates >= last:
-            return False
-        # Towards the last update all go on without waiting: one that stayed behind would be waited for by the others.
-        replay = self.plan.replay
-        if not last and not self.row.wait(replay.may_sample, self.batch_size, patience_seconds):
-            return False
+        replay, following = self.plan.replay, int(self.row.updates) + 1
+        if self.index > 0:
+            if not self.row.wait(self._announced, following, patience_seconds):
+                return False
+        else:
+            if self.last_update is not None and following > self.last_update:
+                return False
+            whole = self.plan.config.options.batch_size
+            if self.last_update is None and not self.row.wait(replay.may_sample, whole, patience_seconds):
+                return False
+            self.row.announced = following
         batch = next(self.prefetcher) if self.prefetcher is not None else replay.sample(self.batch_size)
         td_error = self.algorithm.update(as_batch(batch, self.algorithm.device))
         replay.update_priorities(batch, td_error.cpu().numpy())
@@ -77,16 +84,26 @@ class Learner:
                 self._anneal()
         return True
 
+    def _announced(self, update: int, patience_seconds: float) -> bool:
+        """Wait at most so long; return whether the first learner does this update.
+
+        It alone asks whether rows may be drawn, for all: were each to ask for its part, some could go on without the others,
+        and would wait for them in the average for ever.
+        """
+        first, deadline = self.plan.board.row("learner", 0), time.monotonic() + patience_seconds
+        while first.announced < update:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOOK_SECONDS)
+        return True
+
     def publish(self) -> None:
         """Hand the parameters to the actors."""
         self.plan.parameters.publish(as_vector(self.tensors), int(self.row.updates))
 
     def finish_after_this(self) -> None:
-        """Have all learners stop after the update that comes next; called on the first one, between two updates.
-
-        The others cannot be further: they need this one for the average. They look before and after they average.
-        """
-        self.row.last_update = self.row.updates + 1
+        """Have all learners stop after the update that comes next; called on the first one, which announces updates."""
+        self.last_update = int(self.row.updates) + 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the learner goes on from."""
