@@ -83,6 +83,8 @@ class RunDirectory:
             content = json.loads((self.path / "checkpoint.json").read_text())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self.path} has no checkpoint to go on from: {error}") from None
+        if not isinstance(content, dict) or "folder" not in content:
+            raise ConfigError(f"{self.path / 'checkpoint.json'} is damaged: it names no folder")
         for name, here in (("algorithm", config.algorithm), ("env", config.env_name)):
             if content.get(name, here) != here:
                 raise ConfigError(f"the checkpoint in {self.path} is of {name} {content[name]}, but config.json says {here}: "
@@ -90,6 +92,12 @@ class RunDirectory:
         folder = self.path / content["folder"]
         if not folder.is_dir():
             raise ConfigError(f"{self.path} names the checkpoint {content['folder']}, which is gone")
+        for path in {folder / "learner-0.pt", *folder.glob("*.pt")}:
+            try:
+                load_state(path)
+            except Exception as error:  # torch has many for files that are cut off or missing
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                raise ConfigError(f"the checkpoint {folder} is damaged: {path.name}: {reason}") from None
         return folder, content
 
     def begin_checkpoint(self, env_steps: int) -> Path:

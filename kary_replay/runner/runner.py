@@ -137,7 +137,12 @@ class Runner:
         begun = time.monotonic()
         config = self.config
         n_actors = config.actors if config.actors != "auto" else self._counters.get("n_actors") or self._measured_actors()
-        plan = Plan.new(config, self._made, int(n_actors), self._folder, self._counters)
+        try:
+            plan = Plan.new(config, self._made, int(n_actors), self._folder, self._counters)
+        except (OSError, ValueError, KeyError) as error:
+            if self._folder is None:
+                raise
+            raise ConfigError(f"the checkpoint {self._folder} is damaged: {error}") from None
         directory = self._directory or RunDirectory.new(config)
         monitor = Monitor(plan, directory, self._counters, self._console, self._allocation)
         backend: Backend = (
@@ -196,8 +201,9 @@ class Runner:
             if not self._stop.is_set():
                 raise
             monitor.warn(f"there was no time for a checkpoint: {error}")
-        if plan.config.evaluate == "after" and not self._stop.is_set():
-            monitor.say("evaluating the policies that were kept")
+        if plan.config.evaluate != "never" and not (self._stop.is_set() or monitor.reached_target):
+            if plan.config.evaluate == "after":
+                monitor.say("evaluating the policies that were kept")
             for report in backend.evaluate():
                 monitor.take(report)
 

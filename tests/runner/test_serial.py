@@ -6,7 +6,7 @@ import pytest
 from runs import config, parameters, run, same
 
 from kary_replay.algorithms import ALGORITHMS
-from kary_replay.runner import Runner
+from kary_replay.runner import ConfigError, Runner
 from kary_replay.runner.run_directory import RunDirectory
 
 ENVS = {"dqn": "CartPole-v1"}
@@ -50,3 +50,34 @@ def test_going_on_from_a_checkpoint_changes_nothing(algorithm, settings, tmp_pat
         resumed = Runner.resume(copy).run()
         assert (resumed.env_steps, resumed.updates) == (result.env_steps, result.updates)
         assert same(parameters(copy), parameters(tmp_path / "whole"))
+
+
+DAMAGES = {
+    "learner cut off": lambda folder: (folder / "learner-0.pt").write_bytes(b"PK"),
+    "learner missing": lambda folder: (folder / "learner-0.pt").unlink(),
+    "actor empty": lambda folder: (folder / "actor-0.pt").write_bytes(b""),
+    "replay gone": lambda folder: shutil.rmtree(folder / "replay"),
+    "rows changed": lambda folder: flip(next((folder / "replay").rglob("rows.bin"))),
+    "no folder named": lambda folder: (folder.parent / "checkpoint.json").write_text("{}"),
+}
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_refused_by_name(damage, tmp_path):
+    result = run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=200)
+    DAMAGES[damage](next(result.directory.glob("checkpoint-*")))
+    with pytest.raises(ConfigError, match="damaged"):
+        Runner.resume(result.directory).run()
+
+
+def test_the_last_policy_is_evaluated(tmp_path):
+    settings = {"total_env_steps": 400, "evaluate": "during", "evaluation_interval": 150, "evaluation_episodes": 2}
+    result = run("dqn", "CartPole-v1", tmp_path / "run", **settings)
+    assert [found.env_steps for found in result.evaluations] == [150, 300, 400]
+    assert result.evaluations[-1].updates == result.updates

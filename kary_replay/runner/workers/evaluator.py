@@ -41,28 +41,36 @@ class Evaluator:
         n_envs = min(MAX_ENVS, plan.config.evaluation_episodes)
         self.envs = Environments(plan.make, n_envs, np.random.default_rng(0), f"{plan.config.env_name} (evaluator)")
         self.due = plan.config.evaluation_interval
+        self.version = 0  # of the parameters kept last
         self.kept: list[tuple[int, int, float, npt.NDArray[np.float32]]] = []
 
     def work(self, patience_seconds: float) -> bool:
         """Evaluate, or keep the parameters, if it is time; return False if it is not."""
         self.row.alive()
-        board = self.plan.board
-        env_steps = board.env_steps
-        if env_steps < self.due or board.updates == 0:
+        if self.plan.board.env_steps < self.due or not self._keep():
             return False
-        newest = self.plan.parameters.fetch()
-        if newest is None:
-            return False
-        interval = self.plan.config.evaluation_interval
-        self.due = (env_steps // interval + 1) * interval
-        vector, updates = newest
-        self.kept.append((env_steps, updates, board.seconds, vector))
         if self.plan.config.evaluate == "during":
-            self.finish()
+            self._play_kept()
         return True
 
     def finish(self) -> None:
-        """Evaluate the parameters that were kept."""
+        """Evaluate the parameters that were kept, and the last ones."""
+        self._keep()
+        self._play_kept()
+
+    def _keep(self) -> bool:
+        """Keep the parameters; return False if there are none that updates have led to and that were not kept before."""
+        board, version = self.plan.board, self.plan.parameters.version
+        newest = self.plan.parameters.fetch() if board.updates and version != self.version else None
+        if newest is None:
+            return False
+        self.version, env_steps, interval = version, board.env_steps, self.plan.config.evaluation_interval
+        self.due = (env_steps // interval + 1) * interval
+        vector, updates = newest
+        self.kept.append((env_steps, updates, board.seconds, vector))
+        return True
+
+    def _play_kept(self) -> None:
         while self.kept:
             env_steps, updates, seconds, vector = self.kept.pop(0)
             load_vector(self.tensors, vector)
