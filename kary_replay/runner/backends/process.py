@@ -75,7 +75,10 @@ class ProcessBackend:
         try:
             for member in self._members:
                 self._spawn(member, states)
-            self._await("", self._members, START_SECONDS, self._interrupted)
+            missing = self._await("", self._members, START_SECONDS, self._interrupted)
+            if missing and not self._interrupted():
+                names = ", ".join(member.name for member in missing)
+                raise WorkerFailedError(f"{names} did not start within {START_SECONDS:g} s: does making the environment hang?")
             self._order(self._members, "go", "")
         finally:
             if self._meeting is not None:
