@@ -34,6 +34,8 @@ def in_an_empty_folder(tmp_path, monkeypatch):
 def started(*arguments, **options):
     """The command in a process of its own."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # Jobs in a shell's background ignore Ctrl-C, and what they start inherits it.
+    pipes["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
     return subprocess.Popen([sys.executable, "-m", "kary_replay", *arguments], **{**pipes, **options})
 
 

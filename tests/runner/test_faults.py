@@ -43,9 +43,19 @@ def descendants(pid):
     return found
 
 
+OTHERS = set()  # descendants when a test began, such as a fork server of other tests
+
+
+@pytest.fixture(autouse=True)
+def others():
+    OTHERS.clear()
+    OTHERS.update(descendants(os.getpid()))
+
+
 def workers():
-    """Processes started by this one, but not Python's own helper."""
-    return [pid for pid in descendants(os.getpid()) if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    """Processes that this test started, but not Python's own helper."""
+    new = [pid for pid in descendants(os.getpid()) if pid not in OTHERS]
+    return [pid for pid in new if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def gone(processes, seconds):
