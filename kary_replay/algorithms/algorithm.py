@@ -47,6 +47,8 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("batch_size", "n_step", "target_interval"):
             as_count(name, getattr(self, name))
+        if not isinstance(self.hidden, (tuple, list)):
+            raise TypeError(f"hidden must be a tuple of widths, such as (64, 64), got {self.hidden!r}")
         for width in self.hidden:
             as_count("a width in hidden", width)
         as_exponent("gamma", self.gamma)

@@ -36,6 +36,8 @@ class DQNOptions(Options):
     """Lowest value of the distribution."""
     v_max: float = 10.0
     """Highest value of the distribution."""
+    huber_delta: float = 1.0
+    """TD error up to which the loss is quadratic, and linear beyond."""
     max_gradient_norm: float = 10.0
     """Longer gradients are scaled down to this length."""
     exploration_initial: float = 1.0
@@ -49,6 +51,14 @@ class DQNOptions(Options):
         super().__post_init__()
         if as_count("n_atoms", self.n_atoms) > 1 and not self.v_min < self.v_max:
             raise ValueError(f"v_min must be below v_max, got {self.v_min} and {self.v_max}")
+        for name in ("exploration_initial", "exploration_final"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be a probability, 0 to 1, got {getattr(self, name)}")
+        if not self.exploration_fraction >= 0:
+            raise ValueError(f"exploration_fraction must be at least 0, got {self.exploration_fraction}")
+        for name in ("huber_delta", "max_gradient_norm"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
 
 
 class QNetwork(nn.Module):
@@ -123,7 +133,7 @@ class DQN(Algorithm):
                 value = value.amax(1)
             target = reward + discount * value
         q = self.q(observation).gather(1, action.unsqueeze(1)).squeeze(1)
-        loss = (weight * F.smooth_l1_loss(q, target, reduction="none")).mean()
+        loss = (weight * F.smooth_l1_loss(q, target, reduction="none", beta=self.options.huber_delta)).mean()
         return loss, (q.detach() - target).abs()
 
     def distributional_loss(

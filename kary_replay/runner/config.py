@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from ..algorithms import ALGORITHMS, Algorithm, Options, find
+from ..prefetch import MAX_DEPTH
 from .presets import preset
 
 __all__ = ["ConfigError", "RunnerConfig", "as_json", "check_algorithm", "from_json", "suggestion"]
@@ -26,6 +27,7 @@ class ConfigError(ValueError):
 
 PRESET: Any = None  # to be filled in
 EVALUATIONS = 50  # of a run, by default
+MOST_STEPS = 2**53  # float64 counts them
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,8 @@ class RunnerConfig:
         check_algorithm(self.algorithm)
         if not (isinstance(self.env, str) or callable(self.env)):
             raise ConfigError(f"env must be a gymnasium id, module:function, or a function that makes one, got {self.env!r}")
+        if not isinstance(self.directory, (str, os.PathLike, type(None))):
+            raise ConfigError(f"directory must be a path, got {self.directory!r}")
         if isinstance(self.directory, os.PathLike):
             object.__setattr__(self, "directory", os.fspath(self.directory))
         for name, value in preset(self.algorithm, self.env_name, self.options).items():
@@ -122,7 +126,8 @@ class RunnerConfig:
         """The environment, as messages name it."""
         if isinstance(self.env, str):
             return self.env
-        return f"{self.env.__module__}:{getattr(self.env, '__qualname__', type(self.env).__qualname__)}"
+        named = self.env if hasattr(self.env, "__qualname__") else type(self.env)  # functools.partial has no name
+        return f"{named.__module__}:{named.__qualname__}"
 
 
 def _check_values(config: RunnerConfig) -> None:
@@ -139,8 +144,16 @@ def _check_values(config: RunnerConfig) -> None:
     _check(config, "actors", lambda n: n == "auto" or (isinstance(n, int) and n >= 1), "'auto' or an integer of at least 1")
     for name in ("seed", "checkpoint_interval_env_steps", "max_restarts"):
         _check(config, name, lambda n: isinstance(n, int) and n >= 0, "an integer of at least 0")
-    _check(config, "prefetch", lambda n: n is None or (isinstance(n, int) and n >= 0), "None or an integer of at least 0")
+    _check(config, "seed", lambda n: n < 2**63, "below 2**63")
+    _check(config, "total_env_steps", lambda n: n <= MOST_STEPS, f"at most {MOST_STEPS}")
+    _check(
+        config,
+        "prefetch",
+        lambda n: n is None or (isinstance(n, int) and 0 <= n <= MAX_DEPTH),
+        f"None or an integer from 0 to {MAX_DEPTH}",
+    )
     _check(config, "target_return", lambda x: x is None or math.isfinite(x), "None or a finite number")
+    _check(config, "samples_per_insert_error", lambda x: x is None or 0 < x < math.inf, "None or a finite number above 0")
     for name in ("samples_per_insert", "environment_timeout_seconds"):
         _check(config, name, lambda x: 0 < x < math.inf, "a finite number above 0")
     for name in ("alpha", "beta"):

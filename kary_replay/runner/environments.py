@@ -1,4 +1,4 @@
-"""Environments: made, checked, stepped together, and brought back to where they were.
+"""Environments: stepped together, checked, and brought back to where they were.
 
 An environment's state is never saved: it is the seed of the episode and the actions taken since. Playing these again leads
 to the same state in any environment whose randomness comes from its seed.
@@ -6,100 +6,23 @@ to the same state in any environment whose randomness comes from its seed.
 
 from __future__ import annotations
 
-import importlib
-import pickle
-import sys
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import gymnasium
 import numpy as np
 import numpy.typing as npt
+import torch
 from gymnasium import spaces
 
-from .config import ConfigError, RunnerConfig, suggestion
-
-__all__ = ["EnvironmentFaultError", "Environments", "Maker", "Steps", "action_scale", "maker", "random_actions"]
+__all__ = ["EnvironmentFaultError", "Environments", "Steps", "action_scale", "random_actions"]
 
 MAX_SEED = 2**31 - 1
+LONGEST_REPLAY = 1_000_000  # steps; of a longer episode actions are not kept, and a new one begins when a run goes on
 
 
 class EnvironmentFaultError(RuntimeError):
     """An environment raised, or returned what it must not; the message says which, when and what."""
-
-
-class Maker:
-    """Makes the environment of a configuration; picklable."""
-
-    def __init__(self, config: RunnerConfig) -> None:
-        self.env, self.options, self.name = config.env, dict(config.env_options), config.env_name
-
-    def __call__(self, **options: Any) -> Any:
-        """Return a new environment."""
-        options = {**self.options, **options}
-        if isinstance(self.env, str) and ":" not in self.env:
-            return gymnasium.make(self.env, disable_env_checker=True, **options)
-        return (imported(self.env) if isinstance(self.env, str) else self.env)(**options)
-
-
-def imported(path: str) -> Callable[..., Any]:
-    """Return the function that "module:function" names."""
-    module, _, name = path.partition(":")
-    value: Any = importlib.import_module(module)
-    for part in name.split("."):
-        value = getattr(value, part)
-    if not callable(value):
-        raise TypeError(f"{path} is not a function but {value!r}")
-    return value  # type: ignore[no-any-return]
-
-
-def maker(config: RunnerConfig) -> tuple[Maker, Any, Any]:
-    """Return what makes the environment, and its spaces; ConfigError if that cannot work."""
-    env = config.env
-    if isinstance(env, str) and ":" not in env and env not in gymnasium.registry:
-        raise ConfigError(f"env must be the id of a gymnasium environment, or module:function, got {env!r}"
-                          f"{suggestion(env, gymnasium.registry)}")  # fmt: skip
-    if isinstance(env, str) and ":" in env:
-        try:
-            imported(env)
-        except Exception as error:
-            raise ConfigError(
-                f"env={env!r} cannot be imported: {type(error).__name__}: {error}. Write module:function, with a module that "
-                f"Python finds from here"
-            ) from None
-    elif not isinstance(env, str):
-        _check_picklable(config, env)
-    make = Maker(config)
-    try:
-        made = make()
-    except Exception as error:
-        raise ConfigError(f"env={config.env_name!r} could not be made: {type(error).__name__}: {error}") from error
-    observation_space, action_space = made.observation_space, made.action_space
-    made.close()
-    config.algorithm_class.check_spaces(observation_space, action_space)
-    return make, observation_space, action_space
-
-
-def _check_picklable(config: RunnerConfig, env: Any) -> None:
-    if config.backend == "serial":
-        return
-    try:
-        pickle.dumps(env)
-    except Exception as error:
-        raise ConfigError(
-            f"env={env!r} cannot be sent to other processes ({error}). Put the function that makes the environment at the top "
-            f'level of a module, and pass it, or "module:function"; or use backend="serial"'
-        ) from None
-    if getattr(env, "__module__", None) == "__main__" and not _main_is_a_file():
-        raise ConfigError(
-            f"env={env!r} is defined in an interactive session, where other processes cannot import it. Put it into a module, "
-            f'and pass "module:function"; or use backend="serial"'
-        )
-
-
-def _main_is_a_file() -> bool:
-    main = sys.modules["__main__"]
-    return getattr(main, "__spec__", None) is not None or hasattr(main, "__file__")
 
 
 class Steps(NamedTuple):
@@ -132,6 +55,8 @@ class Environments:
         Draws the seed of every episode.
     name : str
         As messages name the whole, such as "CartPole-v1 (actor 0)".
+    alive : function
+        Is called before each step and reset of an environment: whoever watches sees that the one before has ended.
 
     Raises
     ------
@@ -139,8 +64,15 @@ class Environments:
         From any call: an environment raised, or returned NaN or a wrong shape.
     """
 
-    def __init__(self, make: Callable[[], Any], n_envs: int, rng: np.random.Generator, name: str) -> None:
-        self._name, self._rng = name, rng
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        n_envs: int,
+        rng: np.random.Generator,
+        name: str,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._name, self._rng, self._alive = name, rng, alive
         self._envs = [make() for _ in range(n_envs)]
         self._space = self._envs[0].observation_space
         self._scale = action_scale(self._envs[0].action_space)
@@ -150,7 +82,7 @@ class Environments:
         self._terminated, self._truncated = np.zeros(n_envs, bool), np.zeros(n_envs, bool)
         self._returns, self._lengths = np.zeros(n_envs), np.zeros(n_envs, np.int64)
         self._seeds = [0] * n_envs
-        self._actions: list[list[Any]] = [[] for _ in range(n_envs)]  # of the running episode
+        self._actions = [bytearray() for _ in range(n_envs)]  # of the running episode
         self.ended: list[Finished] = []
 
     def reset(self) -> None:
@@ -165,7 +97,8 @@ class Environments:
         """
         real = self._scale(action)
         for i, env in enumerate(self._envs):
-            self._actions[i].append(action[i])
+            if self._lengths[i] < LONGEST_REPLAY:
+                self._actions[i] += action[i].tobytes()
             self._step(i, env, real[i])
         self._check()
         self._returns += self._reward
@@ -183,20 +116,28 @@ class Environments:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` needs to come back here."""
-        return {"seeds": list(self._seeds), "actions": [np.array(actions).tolist() for actions in self._actions]}
+        space = self._envs[0].action_space
+        dtype, shape = (np.int64, ()) if _is_discrete(space) else (np.float32, space.shape)
+        actions: list[torch.Tensor | None] = []
+        for length, played in zip(self._lengths, self._actions, strict=True):
+            whole = length <= LONGEST_REPLAY
+            actions.append(torch.from_numpy(np.frombuffer(bytes(played), dtype).reshape(-1, *shape).copy()) if whole else None)
+        return {"seeds": list(self._seeds), "actions": actions}
 
     def load_state_dict(self, state: Mapping[str, Any], writer: Any = None, n_pending: int = 0) -> None:
         """Play the running episodes again.
 
         The last ``n_pending`` steps of each are given to ``writer``, whose windows that were not yet complete come back, too.
-        Where an episode cannot be played again, since it ended early, a new one has begun.
+        Where an episode cannot be played again, since it ended early or was too long, a new one has begun.
         """
         for i, (seed, actions) in enumerate(zip(state["seeds"], state["actions"], strict=True)):
+            if actions is None:
+                self._reset(i)
+                continue
             self._reset(i, int(seed))
-            dtype = np.int64 if _is_discrete(self._envs[i].action_space) else np.float32
-            for number, action in enumerate(np.array(actions, dtype)):
+            for number, action in enumerate(actions.numpy()):
                 before = _row(self.observation, i)
-                self._actions[i].append(action)
+                self._actions[i] += action.tobytes()
                 self._step(i, self._envs[i], self._scale(action[None])[0])
                 if self._terminated[i] or self._truncated[i]:
                     self._reset(i)
@@ -233,14 +174,16 @@ class Environments:
         return [float(value) for value in self._returns[: len(seeds)]]
 
     def close(self) -> None:
-        """Close every environment."""
+        """Close every environment; one that fails to is no reason to lose a run."""
         for env in self._envs:
-            env.close()
+            with contextlib.suppress(Exception):
+                env.close()
 
     def _reset(self, i: int, seed: int | None = None) -> None:
         self._seeds[i] = int(self._rng.integers(MAX_SEED)) if seed is None else seed
-        self._actions[i] = []
+        self._actions[i].clear()
         self._returns[i], self._lengths[i] = 0.0, 0
+        self._alive()
         try:
             observation, _ = self._envs[i].reset(seed=self._seeds[i])
         except Exception as error:
@@ -251,6 +194,7 @@ class Environments:
                 raise self._fault(i, f"reset returned the observation {part[i]}")
 
     def _step(self, i: int, env: Any, action: Any) -> None:
+        self._alive()
         try:
             observation, reward, terminated, truncated, _ = env.step(action)
         except Exception as error:

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -67,7 +67,7 @@ class Monitor:
         self.recent: deque[float] = deque(maxlen=RECENT_EPISODES)
         self.evaluations: list[Evaluation] = []
         self._episodes = learning_curve.Points()
-        self.reached_target = False
+        self.reached_target = self._has_complained = False
         self._saved, self._saved_steps = time.monotonic(), plan.board.env_steps
         self._next_look = self._next_scalars = 0.0
         if counters:
@@ -79,14 +79,13 @@ class Monitor:
             seconds = self.seconds
             self.recent.append(report.episode_return)
             self._episodes.add(report.env_steps, seconds, report.episode_return)
-            self.directory.append(EPISODES, {**report._asdict(), "wall_seconds": round(seconds, 3)})
+            self._keep(EPISODES, {**report._asdict(), "wall_seconds": round(seconds, 3)})
         elif isinstance(report, Evaluation):
             report = report._replace(wall_seconds=report.wall_seconds + self._seconds_before)
             self.evaluations.append(report)
-            self.directory.append(EVALUATIONS, report._asdict())
+            self._keep(EVALUATIONS, report._asdict())
             self._scalars.write({"return/evaluation": report.mean_return}, report.env_steps)
-            target = self.plan.config.target_return
-            self.reached_target |= target is not None and report.mean_return >= target
+            self._compare(report)
 
     @property
     def seconds(self) -> float:
@@ -136,22 +135,44 @@ class Monitor:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._look(last=True)
         self._display.stop()
-        self._scalars.close()
-        self.directory.close()
+        with self._forgiving():
+            self._scalars.close()
+        with self._forgiving():
+            self.directory.close()
         if learning_curve.available and (self._episodes.kept or self.evaluations):
             config, path = self.plan.config, self.directory.path / "learning_curve.png"
-            learning_curve.draw(path, title(config), self._episodes, self.evaluations, config.target_return)
+            with self._forgiving():
+                learning_curve.draw(path, title(config), self._episodes, self.evaluations, config.target_return)
 
     @property
     def _recent_return(self) -> float:
         return float(np.mean(self.recent)) if self.recent else math.nan
+
+    def _keep(self, name: str, record: Mapping[str, Any]) -> None:
+        with self._forgiving():
+            self.directory.append(name, record)
+
+    @contextlib.contextmanager
+    def _forgiving(self) -> Iterator[None]:
+        """Let a run go on, or end as it does, without its records if the disk is full; say so once."""
+        try:
+            yield
+        except OSError as error:
+            if not self._has_complained:
+                self._has_complained = True
+                self.warn(f"records are incomplete: {error}")
+
+    def _compare(self, evaluation: Evaluation) -> None:
+        target = self.plan.config.target_return
+        self.reached_target |= target is not None and evaluation.mean_return >= target
 
     def _look(self, last: bool = False) -> None:
         now = time.monotonic()
         self._next_look = now + LOOK_SECONDS
         figures = self._progress.look()
         self._display.show(figures, self._recent_return, self.evaluations, last)
-        self.directory.flush()
+        with self._forgiving():
+            self.directory.flush()
         if figures.env_steps and (last or now >= self._next_scalars):
             self._next_scalars = now + SCALARS_SECONDS
             values = {
@@ -173,6 +194,7 @@ class Monitor:
             self.directory.keep_records(name, env_steps)
         for record in self.directory.records(EVALUATIONS):
             self.evaluations.append(Evaluation(**{**record, "returns": tuple(record["returns"])}))
+            self._compare(self.evaluations[-1])
         for record in self.directory.records(EPISODES):
             self.recent.append(record["episode_return"])
             self._episodes.add(record["env_steps"], record["wall_seconds"], record["episode_return"])

@@ -14,8 +14,8 @@ from ..algorithms import Algorithm, Share
 from ..prioritized_replay_buffer import PrioritizedReplayBuffer
 from .board import Board
 from .config import ConfigError, RunnerConfig
-from .environments import Maker
 from .inference import published
+from .making import Maker
 from .streams.parameters import ParameterStream
 from .streams.replay import ReplayStream, fields_for
 
@@ -52,7 +52,7 @@ class Plan:
         config : RunnerConfig
             Of the run; its backend says whether other processes take part.
         made : (Maker, space, space)
-            What `environments.maker` returned.
+            What `making.maker` returned.
         n_actors : int
             How many actors there will be.
         states : Path or None
@@ -108,9 +108,9 @@ class Plan:
             self.observation_space, self.action_space, config.options, seed=config.seed, device=device, share=share
         )
 
-    def rng(self, kind: str, index: int, incarnation: int = 0) -> np.random.Generator:
-        """Return a worker's own random stream."""
-        return np.random.default_rng([self.config.seed, KINDS[kind], index, incarnation])
+    def rng(self, kind: str, index: int, *history: int) -> np.random.Generator:
+        """Return a worker's own random stream, another one after every new start."""
+        return np.random.default_rng([self.config.seed, KINDS[kind], index, *history])
 
     @property
     def publishes_all(self) -> bool:
@@ -149,7 +149,8 @@ class Problem(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A report: a worker has saved its state; or, with no path, is about to begin."""
+    """A report: a worker has saved its state, unless it says why it could not; or, with no path, is about to begin."""
 
     worker: str
     path: str
+    refusal: str = ""

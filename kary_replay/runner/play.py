@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .config import ConfigError
-from .environments import Environments, Maker
+from .environments import Environments
+from .making import Maker
 from .trained import trained
 from .workers.evaluator import FIRST_SEED
 

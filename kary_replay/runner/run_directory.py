@@ -21,6 +21,11 @@ from typing import Any, TextIO
 
 import torch
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 from .. import version
 from .config import ConfigError, RunnerConfig, as_json, from_json
 
@@ -41,21 +46,51 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._files: dict[str, TextIO] = {}
+        self._lock: TextIO | None = None
+        self.written_by: str | None = version.VERSION
 
     @classmethod
     def new(cls, config: RunnerConfig) -> RunDirectory:
-        """Make the directory of a new run; ConfigError if it is taken."""
+        """Make the directory of a new run, and lock it; ConfigError if it is taken, or cannot be made."""
         cls.check_free(config)
         path = Path(config.directory) if config.directory is not None else Path("runs") / default_name(config)
         number = 1
-        while config.directory is None and path.exists():
-            number += 1
-            path = path.with_name(f"{default_name(config)}_{number}")
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "config.json").write_text(
-            json.dumps({"format": FORMAT, "version": version.VERSION, **as_json(config)}, indent=2)
-        )
-        return cls(path)
+        try:
+            while True:
+                try:
+                    path.mkdir(parents=True, exist_ok=config.directory is not None)
+                    break
+                except FileExistsError:
+                    if config.directory is not None:
+                        raise
+                    number += 1
+                    path = path.with_name(f"{default_name(config)}_{number}")
+            new = cls(path)
+            content = {"format": FORMAT, "version": version.VERSION, **as_json(config)}
+            (path / "config.json").write_text(json.dumps(content, indent=2))
+        except OSError as error:
+            raise ConfigError(f"directory={str(path)!r} cannot be made: {error}") from None
+        new.lock()
+        return new
+
+    def lock(self) -> None:
+        """Keep other runs out of the directory, until `unlock` or the end of this process; ConfigError if one is there."""
+        if fcntl is None:
+            return
+        self._lock = (self.path / "config.json").open()
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.unlock()
+            raise ConfigError(f"a run is going on in {self.path}: wait for its end, or end it with Ctrl-C") from None
+        except OSError:  # a file system without locks
+            self.unlock()
+
+    def unlock(self) -> None:
+        """Let other runs go on here."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     @staticmethod
     def check_free(config: RunnerConfig) -> None:
@@ -74,8 +109,9 @@ class RunDirectory:
         if content.pop("format", None) != FORMAT:
             raise ConfigError(f"{path} was written by another version of kary-replay, {content.get('version')}; "
                               f"this is {version.VERSION}")  # fmt: skip
-        content.pop("version")
-        return cls(path), from_json(content)
+        found = cls(path)
+        found.written_by = content.pop("version", None)
+        return found, from_json(content)
 
     def checkpoint(self, config: RunnerConfig) -> tuple[Path, dict[str, Any]]:
         """Return the folder and the counters of the last checkpoint; ConfigError if there is none, or of another task."""
@@ -120,6 +156,10 @@ class RunDirectory:
         os.replace(new, self.path / "checkpoint.json")
         _sync(self.path)
         self.sweep(keep=folder.name)
+
+    def drop(self, folder: Path) -> None:
+        """Remove a checkpoint that could not be made."""
+        shutil.rmtree(folder, ignore_errors=True)
 
     def sweep(self, keep: str | None = None) -> None:
         """Remove checkpoints other than the last one: replaced ones, and those that a crash left half written."""
@@ -171,8 +211,11 @@ def default_name(config: RunnerConfig) -> str:
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a worker's state."""
-    torch.save(dict(state), path)
+    """Write a worker's state; OSError if that fails, as on a full disk."""
+    try:
+        torch.save(dict(state), path)
+    except RuntimeError as error:
+        raise OSError(f"{path}: {error}") from None
 
 
 def load_state(path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import os
 import signal
 import threading
@@ -14,10 +15,11 @@ from typing import Any
 
 import torch
 
+from ..version import VERSION
 from .allocation import Allocation, allocate, n_cores, throughput
 from .backends import Backend, ProcessBackend, SerialBackend
 from .config import ConfigError, RunnerConfig
-from .environments import Maker, maker
+from .making import Maker, maker
 from .monitor import Monitor
 from .plan import Evaluation, Plan, WorkerFailedError
 from .run_directory import RunDirectory
@@ -90,6 +92,7 @@ class Runner:
     """
 
     def __init__(self, config: RunnerConfig, *, console: Any = None) -> None:
+        _check_main()
         RunDirectory.check_free(config)
         _check_device(config.device)
         self.config = config
@@ -108,6 +111,9 @@ class Runner:
         ConfigError if there is none, or it is of another version or algorithm; nothing has been changed then.
         """
         found, config = RunDirectory.existing(Path(directory))
+        if found.written_by != VERSION:
+            raise ConfigError(f"{found.path} was written by kary-replay {found.written_by}, this is {VERSION}: a run goes on "
+                              f"only with the version that it began with")  # fmt: skip
         folder, counters = found.checkpoint(config)
         runner = cls(dataclasses.replace(config, directory=None), console=console)
         runner._directory, runner._folder, runner._counters = found, folder, counters
@@ -137,6 +143,8 @@ class Runner:
         begun = time.monotonic()
         config = self.config
         n_actors = config.actors if config.actors != "auto" else self._counters.get("n_actors") or self._measured_actors()
+        if self._directory is not None:
+            self._directory.lock()
         try:
             plan = Plan.new(config, self._made, int(n_actors), self._folder, self._counters)
         except (OSError, ValueError, KeyError) as error:
@@ -168,6 +176,7 @@ class Runner:
             backend.stop()
             torch.set_num_threads(threads)
             plan.close()
+            directory.unlock()
         return RunResult(
             monitor.mean_return, plan.board.env_steps, plan.board.updates, seconds, startup, directory.path,
             monitor.evaluations, self._allocation, self._stop.is_set(), ratio, waited,
@@ -186,7 +195,11 @@ class Runner:
             if done and plan.replay.limiter.allowed_samples() < config.options.batch_size:
                 return
             if monitor.checkpoint_is_due():
-                self._save(backend, plan, monitor, SAVE_SECONDS, monitor.seconds)
+                try:
+                    self._save(backend, plan, monitor, SAVE_SECONDS, monitor.seconds)
+                except OSError as error:  # such as a full disk, where somebody may make room
+                    monitor.warn(f"no checkpoint, the one before stays: {error}")
+                    monitor.saved()
 
     def _end(self, backend: Backend, plan: Plan, monitor: Monitor, seconds: float) -> None:
         """Let the learners end together, save, and evaluate what was put off."""
@@ -197,10 +210,10 @@ class Runner:
                 monitor.take(report)
         try:
             self._save(backend, plan, monitor, LAST_SAVE_SECONDS if self._stop.is_set() else SAVE_SECONDS, seconds)
-        except WorkerFailedError as error:
+        except (WorkerFailedError, OSError) as error:
             if not self._stop.is_set():
-                raise
-            monitor.warn(f"there was no time for a checkpoint: {error}")
+                raise WorkerFailedError(f"the last checkpoint could not be made: {error}") from None
+            monitor.warn(f"there is no checkpoint of the end: {error}")
         if plan.config.evaluate != "never" and not (self._stop.is_set() or monitor.reached_target):
             if plan.config.evaluate == "after":
                 monitor.say("evaluating the policies that were kept")
@@ -208,17 +221,23 @@ class Runner:
                 monitor.take(report)
 
     def _save(self, backend: Backend, plan: Plan, monitor: Monitor, within_seconds: float, seconds: float) -> None:
-        """Make a checkpoint while the workers go on; until it is whole, the one before counts."""
+        """Make a checkpoint while the workers go on; until it is whole, the one before counts.
+
+        Counters and networks are of its beginning. What comes into the buffer until that is written, is drawn again later, too.
+        """
         directory, board = monitor.directory, plan.board
-        folder = directory.begin_checkpoint(board.env_steps)
-        backend.save(folder, within_seconds)
-        plan.replay.buffer.save(folder / "replay")
         counters = {
             "algorithm": plan.config.algorithm, "env": plan.config.env_name, "env_steps": board.env_steps,
             "updates": board.updates, "seconds": seconds, "n_actors": plan.n_actors,
             "origin": list(plan.replay.limiter.origin), "actor_env_steps": board.column("actor", "env_steps").tolist(),
         }  # fmt: skip
-        directory.commit(folder, counters)
+        folder = directory.begin_checkpoint(board.env_steps)
+        try:
+            backend.save(folder, within_seconds)
+            directory.commit(folder, counters)
+        except BaseException:
+            directory.drop(folder)
+            raise
         monitor.saved()
 
     def _measured_actors(self) -> int:
@@ -273,6 +292,15 @@ class _Interrupts:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+def _check_main() -> None:
+    """Raise ConfigError in a worker that is importing the program's main file, and would start the run once more."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(
+            "a worker imports the program's main file, which begins the run: it must do so only under "
+            'if __name__ == "__main__":'
+        )
 
 
 def _check_device(name: str) -> None:

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from ..algorithms import Algorithm
 from .config import RunnerConfig
-from .environments import Maker, maker
 from .inference import as_tensors
+from .making import Maker, maker
 from .run_directory import RunDirectory, load_state
 
 __all__ = ["Trained", "trained"]

@@ -43,6 +43,8 @@ class Faulty(gymnasium.Env):
         self.n_steps += 1
         observation = self.np_random.uniform(-1, 1, 3).astype(np.float32)
         reward = float(action)
+        if self.fault == "slow":
+            time.sleep(0.4)
         if self.n_steps == self.at and self.fault != "none" and "reset" not in self.fault and self.due():
             if self.fault == "raises":
                 raise RuntimeError("the bottle is empty")
@@ -63,6 +65,13 @@ class Faulty(gymnasium.Env):
                 Path(os.environ["CHILD_FILE"]).write_text(str(child.pid))
         return observation, reward, False, self.t >= self.length, {}
 
+    def close(self):
+        if self.fault == "close raises":
+            raise RuntimeError("the door is stuck")
+
 
 def make(**options):
     return Faulty(**options)
+
+
+gymnasium.register("Faulty-v0", entry_point=Faulty)

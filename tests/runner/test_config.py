@@ -2,9 +2,11 @@
 
 import functools
 import json
+import subprocess
 import sys
 from pathlib import Path
 
+import faulty_envs
 import gymnasium
 import pytest
 from runs import config, run
@@ -28,8 +30,11 @@ REFUSED = [  # settings of a process run with a batch of 32, and what the messag
     ({"groups": 3}, "groups must divide envs_per_actor=4"),
     ({"learning_starts": 6_000}, "learning_starts must be at most buffer_capacity=5000"),
     ({"samples_per_insert": float("nan")}, "samples_per_insert must be a finite number above 0"),
+    ({"samples_per_insert_error": "8"}, "samples_per_insert_error must be None or a finite number above 0"),
     ({"samples_per_insert_error": 8.0}, "samples_per_insert_error must be at least 32"),
-    ({"prefetch": -1}, "prefetch must be None or an integer of at least 0"),
+    ({"prefetch": -1}, "prefetch must be None or an integer from 0 to 64"),
+    ({"prefetch": 10**9}, "prefetch must be None or an integer from 0 to 64"),
+    ({"seed": 2**64}, r"seed must be below 2\*\*63"),
     ({"device": "gpu"}, "device must be one of torch's"),
     ({"device": "cuda:99"}, "device must be there, got 'cuda:99'"),
     ({"target_return": float("nan"), "evaluate": "during"}, "target_return must be None or a finite number"),
@@ -38,6 +43,7 @@ REFUSED = [  # settings of a process run with a batch of 32, and what the messag
     ({"backend": "ray"}, "backend must be one of process, serial, got 'ray'"),
     ({"env": lambda: make()}, r"cannot be sent to other processes.*at the top level of a module"),
     ({"env": 5}, "env must be a gymnasium id, module:function, or a function"),
+    ({"total_env_steps": 2**60}, "total_env_steps must be at most 9007199254740992"),
     ({"env": functools.partial(make, size=3)}, "could not be made: TypeError"),
     ({"env": "CartPol-v1"}, "did you mean CartPole-v1"),
     ({"buffer_capacity": 10**14}, "buffer_capacity=100000000000000 is more than memory has room for"),
@@ -63,6 +69,41 @@ def test_a_function_of_an_interactive_session_is_refused(tmp_path, monkeypatch):
         Runner(config("dqn", make, tmp_path / "run", backend="process"))
     Runner(config("dqn", make, tmp_path / "run"))  # serial: nobody has to import it
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("env", ["faulty_envs:make", "faulty_envs:Faulty-v0", functools.partial(faulty_envs.make, length=3)])
+def test_ways_to_name_an_environment(env, tmp_path):
+    assert Runner(config("dqn", env, tmp_path / "run", total_env_steps=120)).run().env_steps >= 120
+
+
+def test_a_directory_is_a_path():
+    with pytest.raises(ConfigError, match="directory must be a path, got 5"):
+        RunnerConfig("dqn", "CartPole-v1", directory=5)
+
+
+def test_a_program_without_a_main_guard_is_told_so(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from kary_replay.runner import Runner, RunnerConfig\n"
+        "Runner(RunnerConfig('dqn', 'CartPole-v1', actors=1, total_env_steps=64, directory='run')).run()\n"
+    )
+    ended = subprocess.run([sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1 and 'must do so only under if __name__ == "__main__":' in ended.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["program.py", "run"]
+
+
+BAD_OPTIONS = {
+    "exploration_final must be a probability": {"exploration_final": 1.5},
+    "exploration_fraction must be at least 0": {"exploration_fraction": -1.0},
+    "max_gradient_norm must be above 0": {"max_gradient_norm": 0.0},
+    "hidden must be a tuple of widths": {"hidden": 64},
+}
+
+
+@pytest.mark.parametrize("message", BAD_OPTIONS)
+def test_bad_hyperparameters_are_refused(message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        DQNOptions(**BAD_OPTIONS[message])
 
 
 def test_options_are_those_of_the_algorithm():

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from faulty_envs import Faulty
 
+from kary_replay.runner import environments
 from kary_replay.runner.environments import EnvironmentFaultError, Environments, action_scale
 
 FAULTS = {
@@ -107,3 +108,23 @@ def test_actions_never_leave_their_bounds(dtype):
             assert space.contains(action)
     wide = gymnasium.spaces.Box(np.float32(-3e38), np.float32(3e38), (1,), np.float32)
     assert np.isfinite(action_scale(wide)(np.array([[-1.0], [0.5], [1.0]], np.float32))).all()
+
+
+def test_of_endless_episodes_only_so_much_is_kept(monkeypatch):
+    monkeypatch.setattr(environments, "LONGEST_REPLAY", 10)
+    played = faulty(length=1000)
+    played.reset()
+    for step in range(12):
+        if step == 10:
+            at_ten = played.state_dict()
+        played.step(np.array([0, 1]))
+    again = faulty(length=1000)
+    again.load_state_dict(at_ten)
+    assert again._lengths.tolist() == [10, 10] and again._returns.tolist() == [0.0, 10.0]
+    again.load_state_dict(played.state_dict())
+    assert again._lengths.tolist() == [0, 0]  # new episodes
+    assert len(played._actions[0]) == 10 * 8
+
+
+def test_an_environment_that_fails_to_close_is_let_go():
+    faulty(fault="close raises").close()

@@ -13,6 +13,7 @@ import pytest
 from runs import config
 
 from kary_replay.runner import RunFailedError, Runner
+from kary_replay.runner.backends import process as process_backend
 
 HERE = Path(__file__).parent
 
@@ -140,22 +141,60 @@ def test_a_learner_that_is_killed_ends_the_run_and_the_checkpoint_is_named(tmp_p
     assert workers() == []
 
 
+def test_a_learner_that_hangs_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(process_backend, "UPDATE_SECONDS", 1.0)
+    runner = Runner(faulty(tmp_path / "run", "none", total_env_steps=1_000_000))
+    thread = threading.Thread(target=lambda: signalled(b"learner", signal.SIGSTOP, tmp_path / "run"))
+    thread.start()
+    with pytest.raises(RunFailedError, match="learner-0 failed: it hung: no update ended for"):
+        runner.run()
+    thread.join()
+    assert workers() == []
+
+
+def test_a_run_goes_on_without_evaluations(tmp_path, capfd):
+    settings = {"evaluate": "during", "evaluation_interval": 500, "evaluation_episodes": 2, "max_restarts": 0}
+    runner = Runner(faulty(tmp_path / "run", "none", total_env_steps=20_000, **settings))
+    thread = threading.Thread(target=lambda: signalled(b"evaluator", signal.SIGKILL, tmp_path / "run"))
+    thread.start()
+    result = runner.run()
+    thread.join()
+    assert result.env_steps >= 20_000
+    assert "The run goes on without evaluations" in " ".join("".join(capfd.readouterr()).split())
+    assert workers() == []
+
+
+def signalled(name, number, directory):
+    """Send a signal to the worker of that name once there are records of episodes."""
+    episodes, deadline = directory / "episodes.jsonl", time.monotonic() + 60
+    while not (episodes.exists() and episodes.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    [worker] = [pid for pid in workers() if name in Path(f"/proc/{pid}/comm").read_bytes()]
+    os.kill(worker, number)
+
+
+def test_environments_may_be_slow_one_by_one(tmp_path):
+    """Two that take 0.4 s each: their actor is not stuck for 0.6."""
+    settings = {"total_env_steps": 8, "learning_starts": 4, "environment_timeout_seconds": 0.6, "max_restarts": 0}
+    assert Runner(faulty(tmp_path / "run", "slow", **settings)).run().env_steps >= 8
+
+
 PROGRAM = """
 import sys
 sys.path.insert(0, {here!r})
 from test_faults import faulty
 from kary_replay.runner import Runner
 if __name__ == "__main__":
-    result = Runner(faulty({directory!r}, "none", total_env_steps=1_000_000, learners={learners})).run()
+    result = Runner(faulty({directory!r}, {fault!r}, total_env_steps=1_000_000, learners={learners})).run()
     print("interrupted", result.interrupted, flush=True)
 """
 
 
-def started(tmp_path, learners=1):
+def started(tmp_path, learners=1, fault="none"):
     """A run in a process of its own, once it has begun to learn."""
     tmp_path.mkdir(exist_ok=True)
     directory, program = tmp_path / "run", tmp_path / "program.py"
-    program.write_text(PROGRAM.format(here=str(HERE), directory=str(directory), learners=learners))
+    program.write_text(PROGRAM.format(here=str(HERE), directory=str(directory), learners=learners, fault=fault))
     process = subprocess.Popen(
         [sys.executable, str(program)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
@@ -198,9 +237,12 @@ def test_sigterm_to_every_process_saves_all_the_same(tmp_path):
     assert Runner.resume(directory)
 
 
-def test_a_killed_supervisor_leaves_nothing(tmp_path):
-    process, _ = started(tmp_path)
+def test_a_killed_supervisor_leaves_nothing(tmp_path, monkeypatch):
+    """Not even what environments have started."""
+    monkeypatch.setenv("CHILD_FILE", str(tmp_path / "child"))
+    process, _ = started(tmp_path, fault="child")
     children = descendants(process.pid)
+    assert int((tmp_path / "child").read_text()) in children
     before = set(os.listdir("/dev/shm"))
     process.kill()
     process.wait()

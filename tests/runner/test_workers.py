@@ -5,7 +5,7 @@ import pytest
 import torch
 from runs import config, run
 
-from kary_replay.runner.environments import maker
+from kary_replay.runner.making import maker
 from kary_replay.runner.plan import Plan
 from kary_replay.runner.workers import Actor, Learner
 

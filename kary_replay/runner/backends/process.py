@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import shutil
@@ -10,12 +11,14 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import connection as connections
 from pathlib import Path
 from typing import Any
 
 from ..plan import Plan, Problem, Ready, WorkerFailedError
+from .guard import Guard
 from .worker_process import main
 
 __all__ = ["ProcessBackend"]
@@ -23,6 +26,8 @@ __all__ = ["ProcessBackend"]
 GRACE_SECONDS = 0.5  # between the order to stop and the kill
 LONGEST_BACKOFF_SECONDS = 5.0
 START_SECONDS = 120.0  # for imports and the first reset, before a worker counts as hung
+UPDATE_SECONDS = 120.0  # for an update, before a learner counts as hung
+AWAY_SECONDS = 5.0  # without watching: stopped, or saving; silence from before is forgiven then
 FINISH_SECONDS = 5.0
 
 
@@ -37,10 +42,11 @@ class _Member:
     started: float = 0.0
     incarnation: int = 0
     failures: int = 0  # in a row
-    progress: float = 0.0  # of the row on the board when it last failed
+    progress: tuple[float, float] = (0.0, 0.0)  # steps and episodes when it last failed
     problem: Problem | None = None
     restart_at: float | None = None
     ready: set[str] = field(default_factory=set)  # what it has said it is ready with
+    refusal: str = ""  # why it could not save
 
     @property
     def name(self) -> str:
@@ -67,7 +73,9 @@ class ProcessBackend:
         kinds = {"learner": config.learners, "actor": plan.n_actors, "evaluator": int(config.evaluate != "never")}
         self._members = [_Member(kind, index) for kind, n in kinds.items() for index in range(n)]
         self._meeting = tempfile.mkdtemp(prefix="kary-replay-") if config.learners > 1 else None
+        self._guard = Guard()
         self._ending = False
+        self._watched = self._back = time.monotonic()
         self._reports: list[Any] = []
 
     def start(self, states: Path | None) -> None:
@@ -87,17 +95,30 @@ class ProcessBackend:
     def poll(self, seconds: float) -> list[Any]:
         """Gather reports for so long, or until there is one; start anew who died or hangs."""
         self._receive(seconds)
+        now = time.monotonic()
+        if now - self._watched > AWAY_SECONDS + seconds:
+            self._back = now
+        self._watched = now
         for member in self._members:
             self._watch(member)
         return self._taken()
 
     def save(self, folder: Path, within_seconds: float) -> None:
-        """Have the first learner and the actors write their states; an actor that does not answer in time is left out."""
-        members = [member for member in self._members if member.kind == "actor" or member.name == "learner-0"]
+        """Have workers write their states, and write the buffer; an actor that does not answer in time is left out."""
+        kinds = ("actor", "evaluator") if self._plan.config.evaluate == "after" else ("actor",)
+        members = [member for member in self._members if member.kind in kinds or member.name == "learner-0"]
         self._order(members, "save", str(folder))
         missing = self._await(str(folder), members, within_seconds)
         if any(member.kind == "learner" for member in missing):
             raise WorkerFailedError(f"the learner did not save its state within {within_seconds:g} s")
+        failed = [member.refusal for member in members if member.refusal]
+        if failed:
+            raise OSError(failed[0])
+        with ThreadPoolExecutor(1) as pool:
+            saving = pool.submit(self._plan.replay.buffer.save, folder / "replay")
+            while not saving.done():  # full pipes would hold up the workers
+                self._receive(0.02)
+            saving.result()
 
     def finish(self) -> list[Any]:
         """Have learners end together after one more update."""
@@ -128,6 +149,7 @@ class ProcessBackend:
         for member in alive:
             member.process.join(max(0.0, deadline - time.monotonic()))
             self._kill(member)
+        self._guard.close()
 
     def _spawn(self, member: _Member, states: Path | None = None) -> None:
         pipe, theirs = self._context.Pipe()
@@ -137,6 +159,8 @@ class ProcessBackend:
         n_threads = self._plan.config.learner_threads if member.kind == "learner" else 1
         with _for_children(n_threads):
             process.start()
+        assert process.pid is not None
+        self._guard.watch(process.pid)
         theirs.close()
         member.process, member.pipe, member.started, member.restart_at = process, pipe, time.monotonic(), None
         member.problem = None
@@ -153,6 +177,7 @@ class ProcessBackend:
                     report = pipe.recv()
                     if isinstance(report, Ready):
                         member.ready.add(report.path)
+                        member.refusal = report.refusal
                     elif isinstance(report, Problem):
                         member.problem = report
                     else:
@@ -165,7 +190,7 @@ class ProcessBackend:
     def _watch(self, member: _Member) -> None:
         """Notice if a worker died or hangs."""
         if member.restart_at is not None:
-            if time.monotonic() >= member.restart_at:
+            if time.monotonic() >= member.restart_at:  # never, if it was given up
                 member.incarnation += 1
                 self._spawn(member)
                 self._order([member], "go", "")
@@ -173,15 +198,19 @@ class ProcessBackend:
         if member.process.exitcode is not None or member.pipe is None:
             self._kill(member)
             self._failed(member, self._cause(member))
-        elif member.kind != "learner":
-            limit = self._plan.config.environment_timeout_seconds
-            beat = self._plan.board.row(member.kind, member.index).beat
-            silent = time.monotonic() - max(beat, member.started)
-            if silent > (limit if beat > member.started else max(limit, START_SECONDS)):
-                self._kill(member)
-                name = self._plan.config.env_name
-                self._failed(member, f"environment {name} hung: no step or reset ended for {silent:.0f} s "
-                                     f"(environment_timeout_seconds={limit:g})", True)  # fmt: skip
+            return
+        config = self._plan.config
+        trains, limit = member.kind == "learner", config.environment_timeout_seconds
+        beat = self._plan.board.row(member.kind, member.index).beat
+        silent = time.monotonic() - max(beat, member.started, self._back)
+        if silent <= (max(limit, START_SECONDS) if beat < member.started else UPDATE_SECONDS if trains else limit):
+            return
+        self._kill(member)
+        if trains:
+            self._failed(member, f"it hung: no update ended for {silent:.0f} s")
+        else:
+            self._failed(member, f"environment {config.env_name} hung: no step or reset ended for {silent:.0f} s "
+                                 f"(environment_timeout_seconds={limit:g})", True)  # fmt: skip
 
     def _cause(self, member: _Member) -> str:
         if member.problem is not None:
@@ -203,12 +232,17 @@ class ProcessBackend:
         row = self._plan.board.row(member.kind, member.index)
         # An environment that breaks in every episode must end the run, at whatever step it does; a process that others kill
         # must not, as long as it gets something done in between.
-        progress = row.episodes if is_environment or member.kind == "evaluator" else row.env_steps
-        member.failures = 1 if progress > member.progress else member.failures + 1
+        progress, by_episodes = (row.env_steps, row.episodes), is_environment or member.kind == "evaluator"
+        member.failures = 1 if progress[by_episodes] > member.progress[by_episodes] else member.failures + 1
         member.progress = progress
         if member.failures > config.max_restarts:
-            raise WorkerFailedError(f"{member.name} failed {member.failures} times in a row, the last time: {cause}")
-        wait = min(0.1 * 2 ** (member.failures - 1), LONGEST_BACKOFF_SECONDS)
+            often = f"{member.name} failed {member.failures} times in a row, the last time: {cause}"
+            if member.kind != "evaluator":
+                raise WorkerFailedError(often)
+            member.restart_at = math.inf  # what has been learned is worth more than knowing how much that is
+            self._warn(f"{often}\nThe run goes on without evaluations.")
+            return
+        wait = min(0.1 * 2 ** min(member.failures - 1, 10), LONGEST_BACKOFF_SECONDS)
         member.restart_at = time.monotonic() + wait
         self._warn(f"{member.name} is started anew, in {wait:.1f} s: {cause}")
 

@@ -49,9 +49,10 @@ class SerialBackend:
         return self._taken()
 
     def save(self, folder: Path, within_seconds: float) -> None:
-        """Write the states of all workers."""
+        """Write the states of all workers, and the buffer."""
         for name, worker in self._workers.items():
             save_state(folder / f"{name}.pt", worker.state_dict())
+        self._plan.replay.buffer.save(folder / "replay")
 
     def finish(self) -> list[Any]:
         """Do nothing: no piece of work is ever half done here."""

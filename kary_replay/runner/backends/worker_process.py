@@ -8,10 +8,8 @@ import faulthandler
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
-from multiprocessing import connection as connections
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
@@ -73,8 +71,7 @@ def _serve(worker: Any, name: str, pipe: Any) -> None:
         while pipe.poll(0 if worked else PATIENCE_SECONDS / 4):
             order, argument = pipe.recv()
             if order == "save":
-                save_state(Path(argument) / f"{name}.pt", worker.state_dict())
-                pipe.send(Ready(name, argument))
+                pipe.send(Ready(name, argument, _saved(worker, Path(argument) / f"{name}.pt")))
             elif order == "finish":
                 if isinstance(worker, Learner):
                     worker.finish_after_this()
@@ -88,6 +85,15 @@ def _serve(worker: Any, name: str, pipe: Any) -> None:
             worked = True
 
 
+def _saved(worker: Any, path: Path) -> str:
+    """Write a worker's state; return why that failed, or nothing."""
+    try:
+        save_state(path, worker.state_dict())
+    except OSError as error:
+        return str(error)
+    return ""
+
+
 def _leave_no_orphan(name: str) -> None:
     """End with the supervisor, however it ends; leave Ctrl-C to it; be called by name in lists of processes."""
     for number in (signal.SIGINT, signal.SIGTERM):  # may be sent to all processes; how a run ends, the supervisor decides
@@ -95,19 +101,12 @@ def _leave_no_orphan(name: str) -> None:
     faulthandler.enable()
     supervisor = parent_process()
     assert supervisor is not None
-    if sys.platform.startswith("linux"):
-        prctl = ctypes.CDLL(None, use_errno=True).prctl
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        prctl(PR_SET_NAME, name.encode())
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(PR_SET_NAME, name.encode())
     if os.getppid() != supervisor.pid:
         os._exit(1)
     os.setpgid(0, 0)  # what environments start belongs to this group, and is killed with it
-
-    def watch() -> None:
-        connections.wait([supervisor.sentinel])
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=watch, name="watch the supervisor", daemon=True).start()
 
 
 def join(plan: Plan, index: int, rendezvous: str | None) -> Share:

@@ -40,12 +40,12 @@ class Actor:
         config = plan.config
         self.plan, self.report = plan, report
         self.row = plan.board.row("actor", index)
-        self.rng = plan.rng("actor", index, incarnation)
+        self.rng = plan.rng("actor", index, incarnation, int(self.row.env_steps))
         self.algorithm = plan.algorithm()
         self.inference: Inference = LocalInference(self.algorithm, plan.parameters, self.rng, plan.publishes_all)
         n = config.envs_per_actor // config.groups
         name = f"{config.env_name} (actor {index})"
-        self.groups = [Environments(plan.make, n, self.rng, name) for _ in range(config.groups)]
+        self.groups = [Environments(plan.make, n, self.rng, name, self.row.alive) for _ in range(config.groups)]
         priority = self.priority if config.initial_priority == "td_error" else None
         self.writers = [plan.replay.writer(n, config.options.n_step, config.options.gamma, priority) for _ in self.groups]
         self.turn = 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ...algorithms import Algorithm
 from ..environments import Environments
@@ -38,9 +39,9 @@ class Evaluator:
         self.row = plan.board.row("evaluator", index)
         self.algorithm = plan.algorithm()
         self.tensors = published(self.algorithm, plan.publishes_all)
-        n_envs = min(MAX_ENVS, plan.config.evaluation_episodes)
-        self.envs = Environments(plan.make, n_envs, np.random.default_rng(0), f"{plan.config.env_name} (evaluator)")
-        self.due = plan.config.evaluation_interval
+        n_envs, name = min(MAX_ENVS, plan.config.evaluation_episodes), f"{plan.config.env_name} (evaluator)"
+        self.envs = Environments(plan.make, n_envs, np.random.default_rng(0), name, self.row.alive)
+        self.due = self._after(plan.board.env_steps)
         self.version = 0  # of the parameters kept last
         self.kept: list[tuple[int, int, float, npt.NDArray[np.float32]]] = []
 
@@ -64,34 +65,41 @@ class Evaluator:
         newest = self.plan.parameters.fetch() if board.updates and version != self.version else None
         if newest is None:
             return False
-        self.version, env_steps, interval = version, board.env_steps, self.plan.config.evaluation_interval
-        self.due = (env_steps // interval + 1) * interval
+        self.version, env_steps = version, board.env_steps
+        self.due = self._after(env_steps)
         vector, updates = newest
         self.kept.append((env_steps, updates, board.seconds, vector))
         return True
+
+    def _after(self, env_steps: int) -> int:
+        """Return the environment steps of the next evaluation."""
+        interval = self.plan.config.evaluation_interval
+        return (env_steps // interval + 1) * interval
 
     def _play_kept(self) -> None:
         while self.kept:
             env_steps, updates, seconds, vector = self.kept.pop(0)
             load_vector(self.tensors, vector)
-            returns = play(self.algorithm, self.envs, self.plan.config.evaluation_episodes, self.row.alive)
+            returns = play(self.algorithm, self.envs, self.plan.config.evaluation_episodes)
             self.row.episodes += len(returns)
             self.report(Evaluation(env_steps, updates, seconds, float(np.mean(returns)), tuple(returns)))
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the evaluator goes on from."""
-        return {"due": self.due}
+        kept = [(env_steps, updates, seconds, torch.from_numpy(vector)) for env_steps, updates, seconds, vector in self.kept]
+        return {"due": self.due, "kept": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up a state."""
         self.due = state["due"]
+        self.kept = [(env_steps, updates, seconds, vector.numpy()) for env_steps, updates, seconds, vector in state["kept"]]
 
     def close(self) -> None:
         """Close the environments."""
         self.envs.close()
 
 
-def play(algorithm: Algorithm, envs: Environments, n_episodes: int, each_step: Callable[[], None]) -> list[float]:
+def play(algorithm: Algorithm, envs: Environments, n_episodes: int) -> list[float]:
     """Return the returns of episodes with the seeds 1000000, 1000001, and so on."""
     returns: list[float] = []
     rng = np.random.default_rng(0)
@@ -99,6 +107,6 @@ def play(algorithm: Algorithm, envs: Environments, n_episodes: int, each_step: C
         n = min(envs.n_envs, n_episodes - first)
         returns += envs.play(
             lambda observation: algorithm.act(as_tensors(observation), np.zeros(envs.n_envs, np.float32), rng),
-            [FIRST_SEED + first + i for i in range(n)], each_step,
+            [FIRST_SEED + first + i for i in range(n)],
         )  # fmt: skip
     return returns

@@ -111,6 +111,7 @@ class Learner:
         assert newest is not None
         return {
             "algorithm": self.algorithm.state_dict(),
+            "updates": int(self.row.updates),
             "published": torch.from_numpy(newest[0]),
             "published_after": newest[1],
         }
@@ -118,6 +119,7 @@ class Learner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up a state."""
         self.algorithm.load_state_dict(state["algorithm"])
+        self.row.updates = self.row.announced = state["updates"]
         if self.index == 0:
             self.plan.parameters.publish(state["published"].numpy(), state["published_after"])
 

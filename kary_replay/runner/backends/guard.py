@@ -1,0 +1,38 @@
+"""Ends what workers leave behind when the supervisor itself is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+
+__all__ = ["Guard"]
+
+# Reads process groups until the supervisor's end of the pipe is closed, which the kernel does however it ended.
+PROGRAM = 'while read group; do groups="$groups -$group"; done; kill -9 $groups 2> /dev/null'
+
+
+class Guard:
+    """A small process beside the supervisor that outlives it and then kills the groups of processes it was told of.
+
+    A worker dies with its supervisor by itself. What its environments started does not, and is found by its process group.
+    """
+
+    def __init__(self) -> None:
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+
+    def watch(self, group: int) -> None:
+        """Have a group of processes killed, too, when the time has come."""
+        assert self._shell.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # somebody killed the guard
+            self._shell.stdin.write(f"{group}\n".encode())
+            self._shell.stdin.flush()
+
+    def close(self) -> None:
+        """Dismiss the guard; the supervisor has ended everything itself."""
+        self._shell.kill()
+        self._shell.wait()
+        assert self._shell.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._shell.stdin.close()

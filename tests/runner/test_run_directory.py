@@ -1,0 +1,104 @@
+"""A run's directory: one run at a time, of one version; and what a full disk does."""
+
+import json
+import threading
+import time
+
+import pytest
+from runs import config, run
+
+from kary_replay.runner import ConfigError, RunFailedError, Runner
+from kary_replay.runner.run_directory import RunDirectory
+
+QUICK = {"total_env_steps": 400, "checkpoint_interval_env_steps": 100}
+
+
+def test_two_runs_cannot_share_a_directory(tmp_path):
+    directory = run("dqn", "CartPole-v1", tmp_path / "run", **QUICK).directory
+    before = sorted(directory.rglob("*"))
+    busy, _ = RunDirectory.existing(directory)
+    busy.lock()
+    with pytest.raises(ConfigError, match=r"a run is going on in .*run: wait for its end"):
+        Runner.resume(directory).run()
+    assert sorted(directory.rglob("*")) == before
+    busy.unlock()
+    assert Runner.resume(directory).run().env_steps >= 400
+
+
+def test_a_run_keeps_its_directory_locked(tmp_path):
+    directory, found = tmp_path / "run", []
+    runner = Runner(config("dqn", "CartPole-v1", directory, total_env_steps=100_000, checkpoint_interval_env_steps=100))
+
+    def try_to_go_on():
+        while not (directory / "checkpoint.json").exists():
+            time.sleep(0.01)
+        try:
+            RunDirectory(directory).lock()
+        except ConfigError as error:
+            found.append(error)
+        runner.stop()
+
+    thread = threading.Thread(target=try_to_go_on)
+    thread.start()
+    runner.run()
+    thread.join()
+    assert found
+
+
+def test_a_run_of_another_version_does_not_go_on(tmp_path):
+    directory = run("dqn", "CartPole-v1", tmp_path / "run", **QUICK).directory
+    content = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**content, "version": "0.0.1"}))
+    with pytest.raises(ConfigError, match=r"was written by kary-replay 0.0.1, this is .*: a run goes on only with the version"):
+        Runner.resume(directory)
+
+
+@pytest.mark.parametrize("path", ["/proc/nowhere/run", "/dev/null/run"])
+def test_a_directory_that_cannot_be_made(path):
+    with pytest.raises(ConfigError, match=f"directory='{path}' cannot be made"):
+        run("dqn", "CartPole-v1", path, **QUICK)
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_a_full_disk_costs_checkpoints_and_not_the_training(backend, tmp_path, monkeypatch, capfd):
+    begin = RunDirectory.begin_checkpoint
+
+    def begin_on_a_full_disk(self, env_steps):
+        folder = begin(self, env_steps)
+        (folder / "learner-0.pt").symlink_to("/dev/full")
+        return folder
+
+    monkeypatch.setattr(RunDirectory, "begin_checkpoint", begin_on_a_full_disk)
+    with pytest.raises(RunFailedError, match=r"the last checkpoint could not be made: .*\nNo checkpoint yet"):
+        run("dqn", "CartPole-v1", tmp_path / "run", backend=backend, **QUICK)
+    assert "no checkpoint, the one before stays" in " ".join("".join(capfd.readouterr()).split())
+    assert not list((tmp_path / "run").glob("checkpoint*"))
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_policies_that_wait_for_their_evaluation_survive_an_interruption(backend, tmp_path):
+    settings = {"evaluate": "after", "evaluation_interval": 100, "evaluation_episodes": 2, "learning_starts": 64}
+    runner = Runner(config("dqn", "CartPole-v1", tmp_path / "run", backend=backend, total_env_steps=2_000, **settings))
+
+    def stop():
+        deadline = time.monotonic() + 60
+        while runner_steps(tmp_path / "run") < 500 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        runner.stop()
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    first = runner.run()
+    thread.join()
+    assert first.interrupted and not first.evaluations
+    second = Runner.resume(tmp_path / "run").run()
+    assert second.evaluations[0].env_steps < first.env_steps
+    assert second.evaluations[-1].env_steps >= 2_000
+
+
+def runner_steps(directory):
+    """Environment steps by the records of a run."""
+    try:
+        return json.loads((directory / "episodes.jsonl").read_text().splitlines()[-1])["env_steps"]
+    except (OSError, IndexError, ValueError):
+        return 0
