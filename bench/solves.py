@@ -47,6 +47,8 @@ def train(task: str, seed: int) -> dict[str, Any]:
             algorithm, env, seed=seed, target_return=threshold, evaluation_episodes=episodes, directory=f"{folder}/run"
         )
         result = Runner(config).run()
+    if result.interrupted:
+        raise KeyboardInterrupt
     curve = [[found.env_steps, round(found.wall_seconds, 3), round(found.mean_return, 2)] for found in result.evaluations]
     return {
         "task": task, "seed": seed, "threshold": threshold, "episodes": episodes, "solved": result.mean_return >= threshold,
@@ -119,7 +121,7 @@ def main() -> int:
     parser.add_argument("--report", action="store_true", help="only write the page")
     arguments = parser.parse_args()
     old = json.loads(OUTPUT.read_text()) if OUTPUT.exists() else {"records": []}
-    described = machine.describe() if not arguments.report else old["machine"]
+    described = {**old.get("machine", {}), **({} if arguments.report else machine.describe())}
     kept = arguments.resume or arguments.report
     records = [record for record in old["records"] if kept or record["task"] not in arguments.tasks]
     there = {(record["task"], record["seed"]) for record in records}
