@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
 from bench import machine
 from bench.plots import BLUE, STYLE
@@ -105,6 +106,8 @@ def draw(task: str, runs: list[dict[str, Any]], path: Path) -> None:
         for axes, name in zip(panels, ("environment steps", "minutes"), strict=True):
             axes.axhline(threshold, color="#333333", lw=0.9, ls="--")
             axes.set_xlabel(name)
+            axes.xaxis.set_major_locator(MaxNLocator(5))
+            axes.xaxis.set_major_formatter("{x:,.0f}")
             axes.grid()
         panels[0].set_ylabel("mean return of 10 episodes")
         panels[0].set_title(f"{algorithm.upper()}, {env}")

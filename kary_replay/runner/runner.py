@@ -205,7 +205,7 @@ class Runner:
         """Let the learners end together, save, and evaluate what was put off."""
         if plan.board.seconds == 0:  # interrupted before it began
             return
-        if plan.board.updates:
+        if plan.board.updates > self._counters.get("updates", 0):
             for report in backend.finish():
                 monitor.take(report)
         try:
