@@ -16,8 +16,6 @@ import fcntl
 import json
 import os
 import re
-import secrets
-import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,7 +96,7 @@ def new_data(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     _make(folder)
     with _locked(folder):
         _sweep(folder)
-        data = folder / f"data-{secrets.token_hex(8)}"
+        data = folder / f"data-{os.urandom(8).hex()}"
         try:
             os.mkdir(data)
             content: dict[str, Any] = {"data": data.name}
@@ -165,6 +163,8 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _sweep(folder: Path, name: str = "") -> None:
     """Remove the data folders that the manifest does not name, or of them only ``name``. The caller has the lock."""
+    import shutil  # here, as it is slow to import
+
     try:
         keep = read_manifest(folder).get("data") if (folder / MANIFEST).exists() else None
     except (CheckpointError, OSError):
