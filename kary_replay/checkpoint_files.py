@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -163,8 +164,6 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _sweep(folder: Path, name: str = "") -> None:
     """Remove the data folders that the manifest does not name, or of them only ``name``. The caller has the lock."""
-    import shutil  # here, as it is slow to import
-
     try:
         keep = read_manifest(folder).get("data") if (folder / MANIFEST).exists() else None
     except (CheckpointError, OSError):

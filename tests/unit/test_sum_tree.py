@@ -126,6 +126,14 @@ def test_find_of_a_long_batch_equals_one_at_a_time(arity, rng):
     assert tree.find(prefixes).tolist() == [tree.find(prefix) for prefix in prefixes]
 
 
+def test_rounding_at_the_end_leads_to_the_last_leaf():
+    """Here the prefix that is left at the parent of 244 equals its mass: the search goes past it, where there is nothing."""
+    tree = kr.SumTree(245, arity=2)
+    tree.set(np.arange(165, 245), np.where(np.arange(165, 245) < 218, 7.535184945592627e299, 1e299))
+    tree.set(176, 0.0)
+    assert tree.find(np.nextafter(tree.total, 0.0)) == 244
+
+
 @pytest.mark.parametrize("arity", ARITIES)
 @pytest.mark.parametrize("capacity", [1, 5, 64, 4097])
 def test_the_largest_masses_do_not_overflow(arity, capacity):
