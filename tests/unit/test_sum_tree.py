@@ -127,11 +127,10 @@ def test_find_of_a_long_batch_equals_one_at_a_time(arity, rng):
 
 
 def test_rounding_at_the_end_leads_to_the_last_leaf():
-    """Here the prefix that is left at the parent of 244 equals its mass: the search goes past it, where there is nothing."""
-    tree = kr.SumTree(245, arity=2)
-    tree.set(np.arange(165, 245), np.where(np.arange(165, 245) < 218, 7.535184945592627e299, 1e299))
-    tree.set(176, 0.0)
-    assert tree.find(np.nextafter(tree.total, 0.0)) == 244
+    """What is left of the prefix is the whole mass of the node above 8, 9 and 10: the search goes past it, into padding."""
+    mass = [0.1, 0.1, 1.0, 0.1, 0.1, 0.1, 0.7, 0.7, 0.1, 0.7, 3.3]
+    tree = filled(np.array(mass), arity=2)
+    assert tree.find(np.nextafter(tree.total, 0.0)) == 10
 
 
 @pytest.mark.parametrize("arity", ARITIES)
