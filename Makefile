@@ -5,8 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(wildcard kary_replay/*.pyx kary_replay/*.pxd kary_replay/*.hpp)
 
-# wheels are built for those of these that are there
-WHEEL_PYTHONS ?= $(PYTHON) python3.10 python3.11 python3.12 python3.13 python3.14
+# wheels are built for those of these that are there, one for each version
+WHEEL_PYTHONS ?= $(PYTHON) python3.10 python3.11 python3.12 python3.13 $(wildcard $(HOME)/.pyenv/versions/3.*/bin/python3)
 
 .PHONY: run test test-core stress sanitize bench bench-full bench-storing bench-adapters bench-convergence solves solves-nightly learning \
 	wheel lint format clean
