@@ -5,13 +5,26 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(wildcard kary_replay/*.pyx kary_replay/*.pxd kary_replay/*.hpp)
 
-.PHONY: run test stress sanitize bench bench-full bench-storing bench-adapters bench-convergence solves solves-nightly learning lint format clean
+# wheels are built for those of these that are there, one for each version
+WHEEL_PYTHONS ?= $(PYTHON) python3.10 python3.11 python3.12 python3.13 $(wildcard $(HOME)/.pyenv/versions/3.*/bin/python3)
+
+.PHONY: run test test-core stress sanitize bench bench-full bench-storing bench-adapters bench-convergence solves solves-nightly learning \
+	wheel lint format clean
 
 run: $(VENV)/built
 	$(BIN)/python docs/recipes/two_ways.py
 
 test: $(VENV)/built
 	$(BIN)/python -m pytest
+
+# what NumPy alone is enough for, with the wheel that `make wheel` built for this Python; not in this folder, or the sources
+# would be imported
+CORE := $(addprefix $(CURDIR)/tests/,unit property golden statistical concurrency release test_architecture.py)
+test-core:
+	$(PYTHON) -m venv --clear build/core
+	build/core/bin/python -m pip install --quiet "hypothesis>=6.100" "pytest>=8" \
+		$$(build/core/bin/python -c 'import sys; print("dist/*-cp%d%d-*.whl" % sys.version_info[:2])')
+	cd build/core && bin/pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) $(CORE)
 
 # ---------------------------------------------------------------------------------------------------------------- set-up
 
@@ -86,6 +99,11 @@ learning: $(VENV)/built
 	$(BIN)/python -m bench.learning.cliffwalk
 	for task in $(LEARNING); do $(BIN)/python -m bench.learning.curves $$task || exit 1; done
 	$(BIN)/python -m bench.learning.report
+
+# ------------------------------------------------------------------------------------------------------------- to release
+
+wheel: $(VENV)/built
+	$(BIN)/python tests/release/wheels.py $(WHEEL_PYTHONS)
 
 # --------------------------------------------------------------------------------------------------------------- the code
 

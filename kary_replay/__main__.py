@@ -1,8 +1,12 @@
-"""``python -m kary_replay``: the command line."""
+"""``python -m kary_replay``: what is installed here, and what works; with arguments, the command line."""
 
 import sys
 
-from .cli import main
-
 if __name__ == "__main__":  # not in the processes of a run, which import this file
-    sys.exit(main())
+    if sys.argv[1:]:
+        from .cli import main
+
+        sys.exit(main())
+    from .about import about
+
+    print(about(), end="")

@@ -16,7 +16,6 @@ import fcntl
 import json
 import os
 import re
-import secrets
 import shutil
 import zlib
 from collections.abc import Iterator
@@ -98,7 +97,7 @@ def new_data(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     _make(folder)
     with _locked(folder):
         _sweep(folder)
-        data = folder / f"data-{secrets.token_hex(8)}"
+        data = folder / f"data-{os.urandom(8).hex()}"
         try:
             os.mkdir(data)
             content: dict[str, Any] = {"data": data.name}

@@ -35,6 +35,7 @@ USAGE = """usage: kary-replay COMMAND ...
   kary-replay export DIRECTORY --to sb3       make a Stable-Baselines3 model of a trained policy
   kary-replay presets                         show the settings that tasks begin with
   kary-replay --version
+  python -m kary_replay                       show versions, the machine, and whether shared memory works
 
 Every command explains itself with --help; "kary-replay train dqn CartPole-v1 --help" has all settings of that run.
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from multiprocessing.context import get_spawning_popen
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -352,9 +351,11 @@ class ReplayBuffer(Saved):
         self._storage.check_invariants()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # An argument of a process that is being spawned: it is to work with this buffer, not with a copy.
-        if self._shared and get_spawning_popen() is not None:
-            return type(self).attach, (self.descriptor,)
+        if self._shared:
+            from multiprocessing.context import get_spawning_popen  # here, as it is slow to import
+
+            if get_spawning_popen() is not None:  # for a process that is to work with this buffer, not with a copy
+                return type(self).attach, (self.descriptor,)
         return super().__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:

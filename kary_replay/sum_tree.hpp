@@ -10,6 +10,7 @@
 // The children of node i are nodes K·i … K·i + K − 1 of the next level. Each level starts on a 64-byte boundary and is
 // padded with zeros to whole groups, so a group of K ≤ 8 siblings never straddles two cache lines.
 #pragma once
+#include <cmath>
 #include <cstdint>
 
 #include "atomic.hpp"
@@ -118,12 +119,19 @@ inline void find_two_children(const double* level, double* prefix, int64_t* node
 }
 #endif
 
+// Padding has no children. What rounding, or a writer, sent there belongs to the right end of the last node before it.
+inline void stay_inside(int64_t last, double* prefix, int64_t* node) {
+    if (*node <= last) return;
+    *node = last;
+    *prefix = HUGE_VAL;
+}
+
 template <int K, bool kPadded, bool kLeaves>
 inline void descend_level(const Tree& tree, int l, double* prefix, int64_t* node, int64_t n) {
     const double* level = tree.level[l];
     const int64_t last = tree.width[l] - 1;
     const auto arrive = [&](int64_t i) {
-        if constexpr (kPadded) node[i] = node[i] < last ? node[i] : last;  // padding has no children
+        if constexpr (kPadded) stay_inside(last, prefix + i, node + i);
         if constexpr (!kLeaves) {
             for (int j = 0; j < K; j += 8) prefetch(tree.level[l + 1] + node[i] * K + j);
         }
@@ -158,7 +166,8 @@ inline void descend_runs(const Tree& tree, int l, double* prefix, int64_t* node,
         for (int c = 0; i < n && node[i] == parent; ++i) {
             while (c + 1 < K && prefix[i] >= before[c + 1]) ++c;
             prefix[i] -= before[c];
-            node[i] = parent * K + c < last ? parent * K + c : last;
+            node[i] = parent * K + c;
+            stay_inside(last, prefix + i, node + i);
         }
     }
 }

@@ -37,7 +37,7 @@ FLOORS = [
     {"__init__", "prefetch"},
     {"algorithms"},
     {"runner"},
-    {"cli"},
+    {"cli", "about"},
     {"__main__"},
 ]
 FLOOR = {module: number for number, modules in enumerate(FLOORS) for module in modules}
