@@ -51,6 +51,7 @@ OTHERS := $(filter-out $(STORING) $(ADAPTERS) $(LEARNER),$(wildcard bench/test_*
 bench: $(VENV)/built
 	$(BIN)/python -m pytest $(OTHERS) --benchmark-only --results default
 	$(BIN)/python -m bench.report default
+	$(BIN)/python -m bench.headline
 
 bench-full: $(VENV)/built
 	$(BIN)/python -m pytest $(OTHERS) --benchmark-only --full --results full
@@ -71,6 +72,7 @@ bench-convergence: $(VENV)/built
 	$(BIN)/python -m bench.report learner
 	$(BIN)/python -m bench.convergence --resume
 	$(BIN)/python -m bench.convergence.report
+	$(BIN)/python -m bench.headline
 
 # do the presets solve their tasks? minutes; the nightly ones take half an hour each
 solves: $(VENV)/built

@@ -1,0 +1,38 @@
+"""Sphinx's settings: ``make docs`` builds the site of these pages and of the docstrings into build/docs."""
+
+import kary_replay
+
+project = "kary-replay"
+author = "The kary-replay developers"
+release = version = kary_replay.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
+
+html_theme = "furo"
+html_title = f"kary-replay {release}"
+html_copy_source = False
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # docstrings state types, with shapes and units
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+default_role = "py:obj"  # `load` in a docstring is a link where there is such a name, and code where there is none
+# Types in docstrings are prose ("int64 [B]"), and other projects' names have no page here.
+nitpick_ignore_regex = [("py:(class|obj)", ".*"), ("py:(meth|func|attr|exc|data)", r"(?!kary_replay\.).*")]
+
+# Pages that stand outside this folder, where GitHub's readers find them, and the pages that bring them here.
+ELSEWHERE = {"../CONTRIBUTING.md": "contributing.md", "../CHANGELOG.md": "changelog.md", "../bench/README.md": "measuring.md"}
+
+
+def lead_to_pages(_app: object, _name: str, source: list[str]) -> None:
+    """Let links to those pages stay within the site."""
+    for outside, page in ELSEWHERE.items():
+        source[0] = source[0].replace(f"]({outside}", f"]({page}")
+
+
+def setup(app):  # noqa: ANN001, ANN201
+    """Connect what is above."""
+    app.connect("source-read", lead_to_pages)
