@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(wildcard kary_replay/*.pyx kary_replay/*.pxd kary_replay/*.hpp)
 
-.PHONY: run test stress sanitize bench bench-full bench-storing bench-adapters bench-convergence solves solves-nightly learning lint format clean
+.PHONY: run test stress sanitize bench bench-full bench-storing bench-adapters bench-convergence solves solves-nightly learning docs lint format clean
 
 run: $(VENV)/built
 	$(BIN)/python docs/recipes/two_ways.py
@@ -88,6 +88,12 @@ learning: $(VENV)/built
 	$(BIN)/python -m bench.learning.cliffwalk
 	for task in $(LEARNING); do $(BIN)/python -m bench.learning.curves $$task || exit 1; done
 	$(BIN)/python -m bench.learning.report
+
+# ---------------------------------------------------------------------------------------------------------- documentation
+
+docs: $(VENV)/built
+	$(BIN)/python -m sphinx -W --keep-going -n -q docs build/docs
+	@echo "the documentation is in build/docs/index.html"
 
 # --------------------------------------------------------------------------------------------------------------- the code
 

@@ -1,5 +1,7 @@
 """Sphinx's settings: ``make docs`` builds the site of these pages and of the docstrings into build/docs."""
 
+import re
+
 import kary_replay
 
 project = "kary-replay"
@@ -30,9 +32,18 @@ ELSEWHERE = {"../CONTRIBUTING.md": "contributing.md", "../CHANGELOG.md": "change
 def lead_to_pages(_app: object, _name: str, source: list[str]) -> None:
     """Let links to those pages stay within the site."""
     for outside, page in ELSEWHERE.items():
-        source[0] = source[0].replace(f"]({outside}", f"]({page}")
+        for up in ("", "../"):  # from here, and from a folder
+            source[0] = source[0].replace(f"]({up}{outside}", f"]({up}{page}")
+
+
+def keep_bars(_app: object, _what: str, _name: str, _thing: object, _options: object, lines: list[str]) -> None:
+    """Let |TD error| be an absolute value, not a substitution of reStructuredText."""
+    for i, line in enumerate(lines):
+        parts = re.split(r"(`[^`]*`)", line)
+        lines[i] = "".join(part if part.startswith("`") else part.replace("|", r"\|") for part in parts)
 
 
 def setup(app):  # noqa: ANN001, ANN201
     """Connect what is above."""
     app.connect("source-read", lead_to_pages)
+    app.connect("autodoc-process-docstring", keep_bars, priority=900)  # after napoleon

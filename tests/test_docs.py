@@ -1,29 +1,45 @@
-"""What the documentation shows, runs: docstrings of public modules, and the Python blocks of README and docs/.
+"""What the documentation shows, runs: examples in docstrings, and the Python blocks of README and docs/.
 
 Blocks of one file run in order and share their names, as a reader would type them. A block right after the
-line ``<!-- not run: reason -->`` is only compiled.
+line ``<!-- not run: reason -->`` is only compiled. Blocks in other languages: test_docs_commands.py.
 """
 
 import doctest
 import importlib.util
 import inspect
-import re
-from pathlib import Path
+import pkgutil
 
 import numpy as np
 import pytest
 
 import kary_replay
+from pages import PAGES, blocks_of, name_of
 
 PUBLIC_CLASSES = [
     "Batch", "Field", "FrameReplayBuffer", "FrameStackWriter", "NStepWriter", "PrioritizedReplayBuffer", "RateLimiter",
     "ReplayBuffer", "SequenceWriter", "SumTree",
 ]  # fmt: skip
-ROOT = Path(__file__).resolve().parents[1]
-MODULES = sorted({"kary_replay", "kary_replay.errors"} | {getattr(kary_replay, n).__module__ for n in PUBLIC_CLASSES})
-MODULES += ["kary_replay.prefetch"] * (importlib.util.find_spec("torch") is not None)
-PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.is_file()]
-FENCE = re.compile(r"^(?P<note><!-- not run: .+ -->\n)?(?P<indent> *)```(?:python|py|pycon)\n(?P<code>.*?)^ *```", re.M | re.S)
+NEEDS = {"prefetch": "torch", "adapters": None, "adapters.sb3": "stable_baselines3", "adapters.tianshou": "tianshou",
+         "algorithms": "torch", "runner": "torch", "cli": "tyro"}  # fmt: skip
+
+
+def modules():
+    """Names of all modules of the package that can be imported here, compiled ones included."""
+    found = {"kary_replay"}
+    for package in ("", "algorithms", "adapters", "adapters.sb3", "adapters.tianshou", "runner", "runner.backends",
+                    "runner.streams", "runner.workers"):  # fmt: skip
+        folder = importlib.util.find_spec(f"kary_replay.{package}".rstrip("."))
+        names = [one.name for one in pkgutil.iter_modules(folder.submodule_search_locations)]
+        found |= {".".join(filter(None, ("kary_replay", package, name))) for name in names if name != "__main__"}
+
+    def can_be_imported(name):
+        needs = [need for part, need in NEEDS.items() if need and f"{name}.".startswith(f"kary_replay.{part}.")]
+        return all(importlib.util.find_spec(need) for need in needs)
+
+    return sorted(filter(can_be_imported, found))
+
+
+MODULES = modules()
 
 
 def documented(name):
@@ -76,18 +92,12 @@ def test_everything_public_has_a_docstring():
                 assert inspect.getdoc(getattr(cls, member)), f"{name}.{member}"
 
 
-def blocks(text):
-    """Line, whether to run, and code of every Python block of a page."""
-    for found in FENCE.finditer(text):
-        code = "".join(line.removeprefix(found["indent"]) for line in found["code"].splitlines(keepends=True))
-        yield text[: found.start("code")].count("\n"), found["note"] is None, code
-
-
 def run_page(page):
     """Run a page's blocks; return how many there were."""
     names = {"__name__": "__main__"}
     n_blocks = 0
-    for n_blocks, (line, runs, code) in enumerate(blocks(page.read_text(encoding="utf-8")), 1):  # noqa: B007
+    python = [block for block in blocks_of(page.read_text(encoding="utf-8")) if block.language in ("python", "py", "pycon")]
+    for n_blocks, (_, code, line, runs) in enumerate(python, 1):  # noqa: B007
         where = f"{page.name}, line {line + 1}"
         if ">>>" in code:
             assert run_examples(code, where, names, page, line)
@@ -98,7 +108,7 @@ def run_page(page):
     return n_blocks
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_blocks_of_a_page(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # for what they write
     run_page(page)
@@ -123,5 +133,5 @@ def test_the_reader_of_pages_finds_what_fails(tmp_path):
 
 
 def test_the_readme_shows_python():
-    if ROOT / "README.md" in PAGES:
-        assert list(blocks((ROOT / "README.md").read_text(encoding="utf-8")))
+    readme = next((page for page in PAGES if name_of(page) == "README.md"), None)
+    assert readme is None or any(block.language == "python" for block in blocks_of(readme.read_text(encoding="utf-8")))
