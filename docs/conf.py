@@ -7,20 +7,17 @@ import kary_replay
 project = "kary-replay"
 author = "The kary-replay developers"
 release = version = kary_replay.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc"]
 
 html_theme = "furo"
 html_title = f"kary-replay {release}"
 html_copy_source = False
 
-myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # docstrings state types, with shapes and units
-napoleon_google_docstring = False
-napoleon_use_rtype = False
-napoleon_use_ivar = True
+numpydoc_show_class_members = False  # autodoc does
 default_role = "py:obj"  # `load` in a docstring is a link where there is such a name, and code where there is none
 # Types in docstrings are prose ("int64 [B]"), and other projects' names have no page here.
 nitpick_ignore_regex = [("py:(class|obj)", ".*"), ("py:(meth|func|attr|exc|data)", r"(?!kary_replay\.).*")]
@@ -43,7 +40,7 @@ def keep_bars(_app: object, _what: str, _name: str, _thing: object, _options: ob
         lines[i] = "".join(part if part.startswith("`") else part.replace("|", r"\|") for part in parts)
 
 
-def setup(app):  # noqa: ANN001, ANN201
+def setup(app):
     """Connect what is above."""
     app.connect("source-read", lead_to_pages)
-    app.connect("autodoc-process-docstring", keep_bars, priority=900)  # after napoleon
+    app.connect("autodoc-process-docstring", keep_bars, priority=900)  # after numpydoc

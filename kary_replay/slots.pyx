@@ -53,8 +53,8 @@ def _packed(nbytes, start):
 cdef class Slots:
     """``capacity`` slots for rows of ``fields`` (a list of ``Field``), with ``names`` for them.
 
-    With ``prioritized`` there is a tree with one leaf per slot; 2: by rank. ``shared``: for other processes, too; ``directory``: in a file
-    there; ``file``: attach to what that descriptor holds. Private to the package.
+    With ``prioritized`` there is a tree with one leaf per slot; 2: by rank. ``shared``: for other processes, too;
+    ``directory``: in a file there; ``file``: attach to what that descriptor holds. Private to the package.
     """
 
     def __cinit__(

@@ -8,7 +8,8 @@ ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = [path for name in ("README.md", "CONTRIBUTING.md", "bench/README.md") if (path := ROOT / name).is_file()]
 PAGES = [*OUTSIDE, *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(
-    r"^(?P<note><!-- not run: .+ -->\n)?(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>[^\n`]*)\n(?P<code>.*?)^ *(?P=fence) *$",
+    r"^(?P<note><!-- not run: .+ -->\n)?(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>[^\n`]*)\n"
+    r"(?P<code>.*?)^ *(?P=fence) *$",
     re.M | re.S,
 )
 INDENTED = re.compile(r"\A(?: {4}|\t)\S|\n\n(?: {4}|\t)(?! *[-*\d])\S")

@@ -33,7 +33,7 @@ def draw_tree(ax, left, bottom, width, height):
             if depth:
                 up = spots[depth - 1, i // 4]
                 ax.plot([up[0], x], [up[1] - 0.1, y + 0.1], color=GREEN, lw=0.8, alpha=0.6, zorder=1)
-            label = dict(boxstyle="round,pad=0.18", ec=GREEN, fc="white", lw=0.9)
+            label = {"boxstyle": "round,pad=0.18", "ec": GREEN, "fc": "white", "lw": 0.9}
             ax.text(x, y, str(mass), ha="center", va="center", fontsize=7.5, color="#222222", bbox=label, zorder=2)
 
 
