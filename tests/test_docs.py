@@ -1,7 +1,7 @@
 """What the documentation shows, runs: examples in docstrings, and the Python blocks of README and docs/.
 
-Blocks of one file run in order and share their names, as a reader would type them. A block right after the
-line ``<!-- not run: reason -->`` is only compiled. Blocks in other languages: test_docs_commands.py.
+Blocks of one file run in order and share their names, as a reader would type them. Blocks in other languages:
+test_docs_commands.py.
 """
 
 import doctest
@@ -89,14 +89,12 @@ def run_page(page):
     names = {"__name__": "__main__"}
     n_blocks = 0
     python = [block for block in blocks_of(page.read_text(encoding="utf-8")) if block.language in ("python", "py", "pycon")]
-    for n_blocks, (_, code, line, runs) in enumerate(python, 1):  # noqa: B007
+    for n_blocks, (_, code, line) in enumerate(python, 1):  # noqa: B007
         where = f"{page.name}, line {line + 1}"
         if ">>>" in code:
             assert run_examples(code, where, names, page, line)
             continue
-        program = compile("\n" * line + code, str(page), "exec")
-        if runs:
-            exec(program, names)
+        exec(compile("\n" * line + code, str(page), "exec"), names)
     return n_blocks
 
 
@@ -112,10 +110,9 @@ def test_the_reader_of_pages_finds_what_fails(tmp_path):
     page.write_text(
         f"{fence}python\nx = 1\n{fence}\ntext\n{fence}sh\nexit 1\n{fence}\n"
         f"{fence}python\n>>> x + 1\n2\n{fence}\n"
-        f"<!-- not run: takes an hour -->\n{fence}python\nraise SystemExit\n{fence}\n"
         f"1. item\n\n   {fence}python\n   y = x\n   {fence}\n"
     )
-    assert run_page(page) == 4
+    assert run_page(page) == 3
     page.write_text(f"{fence}python\nx = 1\n\nassert x == 2\n{fence}\n")
     with pytest.raises(AssertionError):
         run_page(page)
