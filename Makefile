@@ -9,7 +9,7 @@ SOURCES := $(wildcard kary_replay/*.pyx kary_replay/*.pxd kary_replay/*.hpp)
 WHEEL_PYTHONS ?= $(PYTHON) python3.10 python3.11 python3.12 python3.13 $(wildcard $(HOME)/.pyenv/versions/3.*/bin/python3)
 
 .PHONY: run test test-core stress sanitize bench bench-full bench-storing bench-adapters bench-convergence solves solves-nightly learning \
-	wheel lint format clean
+	docs wheel lint format clean
 
 run: $(VENV)/built
 	$(BIN)/python docs/recipes/two_ways.py
@@ -64,6 +64,7 @@ OTHERS := $(filter-out $(STORING) $(ADAPTERS) $(LEARNER),$(wildcard bench/test_*
 bench: $(VENV)/built
 	$(BIN)/python -m pytest $(OTHERS) --benchmark-only --results default
 	$(BIN)/python -m bench.report default
+	$(BIN)/python -m bench.headline
 
 bench-full: $(VENV)/built
 	$(BIN)/python -m pytest $(OTHERS) --benchmark-only --full --results full
@@ -84,6 +85,7 @@ bench-convergence: $(VENV)/built
 	$(BIN)/python -m bench.report learner
 	$(BIN)/python -m bench.convergence --resume
 	$(BIN)/python -m bench.convergence.report
+	$(BIN)/python -m bench.headline
 
 # do the presets solve their tasks? minutes; the nightly ones take half an hour each
 solves: $(VENV)/built
@@ -104,6 +106,12 @@ learning: $(VENV)/built
 
 wheel: $(VENV)/built
 	$(BIN)/python tests/release/wheels.py $(WHEEL_PYTHONS)
+
+# ---------------------------------------------------------------------------------------------------------- documentation
+
+docs: $(VENV)/built
+	$(BIN)/python -m sphinx -W --keep-going -n -q docs build/docs
+	@echo "the documentation is in build/docs/index.html"
 
 # --------------------------------------------------------------------------------------------------------------- the code
 

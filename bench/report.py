@@ -68,14 +68,17 @@ STORING = {
 RUNNER = {
     "learner: update": "Draw a batch, one update, set its priorities; SB3: `train(gradient_steps=1)`, uniform; one thread.",
 }
-HEADLINES = ["tree sample", "tree update", "buffer sample", "buffer update_priorities", "buffer sample + update_priorities"]
-RIVALS = ["Tianshou", "cpprb", "SB3"]
+
+
+def results_links(names: Iterable[str], up: str = "../") -> str:
+    """Write links to results files, from a page of docs/."""
+    return ", ".join(f"[{name}]({up}bench/results/{name})" for name in names)
 
 
 def load(name: str) -> tuple[dict[str, Any], list[Record]]:
-    """Read the machine and the records of bench/results/<name>.json."""
+    """Read bench/results/<name>.json: the machine, with the name of the file, and the records."""
     document = json.loads((BENCH / "results" / f"{name}.json").read_text())
-    return document["machine"], [Record(**record) for record in document["records"]]
+    return {**document["machine"], "results": f"{name}.json"}, [Record(**record) for record in document["records"]]
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -156,6 +159,7 @@ def machine_text(machine: dict[str, Any]) -> list[str]:
         f"- **Compiler:** {compiler}",
         "- **Versions:** " + ", ".join(f"{name} {version}" for name, version in versions.items() if version),
         f"- **Measured:** {machine['date']}, commit {machine['commit']}",
+        f"- **Every repetition:** {results_links([machine['results']])}",
         "",
     ]
 
@@ -167,7 +171,7 @@ def _sections(titles: dict[str, str], records: Sequence[Record]) -> list[str]:
         if not chosen:
             continue
         title = scenario.removeprefix("ablation: ")
-        lines += [f"### {title[0].upper()}{title[1:]}", "", text, ""]
+        lines += [f"## {title[0].upper()}{title[1:]}", "", text, ""]
         lines += thread_table(chosen) if scenario.startswith("threads") else scenario_table(chosen)
         for note in dict.fromkeys(f"{name}: {text}" for record in chosen for name, text in record.notes.items()):
             lines += [note, ""]
@@ -186,7 +190,7 @@ def speed_page(machine: dict[str, Any], records: Sequence[Record], images: Seque
     lines = [*machine_text(machine), reading, "", *(f"![{name}](images/{name}.png)" for name in images), ""]
     bars = bar_table(records)
     if bars:
-        lines += ["### Bars", "", *bars]
+        lines += ["## Bars", "", *bars]
     return lines + _sections(SCENARIOS, records)
 
 
@@ -200,39 +204,18 @@ def ablation_page(machine: dict[str, Any], records: Sequence[Record], images: Se
 def adapter_page(machine: dict[str, Any], records: Sequence[Record], images: Sequence[str]) -> list[str]:
     """Write the generated part of docs/adapter_benchmarks.md."""
     lines = [*machine_text(machine), READING.format(up="../"), "", *(f"![{name}](images/{name}.png)" for name in images), ""]
-    return [*lines, "### Bars", "", *bar_table(records), *_sections(ADAPTERS, records)]
+    return [*lines, "## Bars", "", *bar_table(records), *_sections(ADAPTERS, records)]
 
 
 def storing_page(machine: dict[str, Any], records: Sequence[Record]) -> list[str]:
     """Write the generated part of docs/storing_benchmarks.md."""
     lines = [*machine_text(machine), READING.format(up="../"), ""]
-    return [*lines, "### Bars", "", *bar_table(records), *_sections(STORING, records)]
+    return [*lines, "## Bars", "", *bar_table(records), *_sections(STORING, records)]
 
 
 def runner_page(machine: dict[str, Any], records: Sequence[Record]) -> list[str]:
     """Everything measured of the runner's parts."""
     return [*machine_text(machine), *_sections(RUNNER, records)]
-
-
-def headline(records: Sequence[Record]) -> list[str]:
-    """Write the generated part of the README: the operations at the size where the bars are, one line each."""
-    chosen = [
-        record for record in records if record.parameters == {"slots": 1_000_000, "batch": 256} and record.scenario in HEADLINES
-    ]
-    chosen.sort(key=lambda record: HEADLINES.index(record.scenario))
-    rows = []
-    for record in chosen:
-        medians, ratios = record.medians(), record.ratios()
-        cells = [quantity(medians[record.ours], record.unit)]
-        for rival in RIVALS:
-            name = next((name for name in medians if name.startswith(rival)), None)
-            cells.append(f"{ratios[name]:.1f}×" if name else "–")
-        rows.append([record.scenario, *cells])
-    return [
-        "1e6 slots, batch 256, HalfCheetah-shaped rows, one thread; medians of interleaved repetitions in one run.",
-        "",
-        *markdown_table(["", "kary-replay", *(f"faster than {rival}" for rival in RIVALS)], rows),
-    ]
 
 
 def write(path: Path, title: str, lines: Sequence[str]) -> None:
@@ -260,7 +243,6 @@ def main() -> None:
     if speed:
         names = plots.speed(speed, images)
         write(arguments.docs / "benchmarks.md", "Benchmarks", speed_page(machine, speed, names))
-        write(arguments.docs.parent / "README.md", "kary-replay", headline(speed))
     if ablations:
         names = plots.ablations(ablations, images)
         write(arguments.docs / "ablations.md", "Ablations", ablation_page(machine, ablations, names))

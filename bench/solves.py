@@ -60,7 +60,7 @@ def train(task: str, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def report(records: list[dict[str, Any]], described: dict[str, Any]) -> None:
+def report(records: list[dict[str, Any]], described: dict[str, Any], docs: Path = DOCS) -> None:
     """Write the table and the pictures."""
     rows = []
     for task, (algorithm, env, threshold, episodes) in TASKS.items():
@@ -85,13 +85,13 @@ def report(records: list[dict[str, Any]], described: dict[str, Any]) -> None:
         "seconds",
         "samples per insert off by",
     ]
-    lines = [*machine_text(described), "", *markdown_table(header, rows), ""]
+    lines = [*machine_text({**described, "results": OUTPUT.name}), *markdown_table(header, rows), ""]
     for task in NIGHTLY:
         runs = [record for record in records if record["task"] == task]
         if runs:
-            draw(task, runs, DOCS / "images" / f"{task}.png")
+            draw(task, runs, docs / "images" / f"{task}.png")
             lines += [f"![{TASKS[task][1]}](images/{task}.png)", ""]
-    write(DOCS / "presets.md", "Do the presets solve their tasks?", lines)
+    write(docs / "presets.md", "Do the presets solve their tasks?", lines)
 
 
 def draw(task: str, runs: list[dict[str, Any]], path: Path) -> None:
@@ -122,6 +122,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--resume", action="store_true", help="keep the records there are, and skip what they have")
     parser.add_argument("--report", action="store_true", help="only write the page")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="where the page is")
     arguments = parser.parse_args()
     old = json.loads(OUTPUT.read_text()) if OUTPUT.exists() else {"records": []}
     described = {**old.get("machine", {}), **({} if arguments.report else machine.describe())}
@@ -140,7 +141,7 @@ def main() -> int:
             print(
                 {key: record[key] for key in ("task", "seed", "solved", "mean_return", "env_steps", "wall_seconds")}, flush=True
             )
-    report(records, described)
+    report(records, described, arguments.docs)
     return 0 if all(record["solved"] for record in records) else 1
 
 

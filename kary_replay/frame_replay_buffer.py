@@ -195,7 +195,7 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
         return super().__len__()
 
     def add(self, /, **_: Any) -> NoReturn:
-        """Raise TypeError: rows refer to each other, and come from `FrameStackWriter`s."""
+        """Raise TypeError: rows refer to each other, and come from a `FrameStackWriter`."""
         raise TypeError("the rows of a FrameReplayBuffer come from a FrameStackWriter: use its reset and add")
 
     def sample(self, batch_size: int, *, stratified: bool = True, unique: bool = False) -> Batch:

@@ -39,7 +39,7 @@ class Prefetcher:
 
     Parameters
     ----------
-    buffer : ReplayBuffer or PrioritizedReplayBuffer
+    buffer : kary_replay.ReplayBuffer or kary_replay.PrioritizedReplayBuffer
         What to draw from.
     batch_size : int
         Rows of a batch, at least 1.

@@ -134,8 +134,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         the mass of the rank that it would have had at the last time, to within 2.5 %; one of several equal ones, their mean;
         and those not below the largest, the masses of ranks 1, 2, … in turn. Of equal priorities, the lower slot ranks first.
 
-        Raises MemoryError, with nothing changed, if there is none to sort them in. O(n log n) under the lock, about 0.1 s for a
-        million rows; `sample` goes on meanwhile.
+        Raises MemoryError, with nothing changed, if there is none to sort them in. O(n log n) under the lock; `sample` goes
+        on meanwhile.
         """
         self._storage.rank()
 

@@ -206,8 +206,8 @@ class ReplayBuffer(Saved):
     def close(self) -> None:
         """Let go of the memory; every later use raises ClosedError, a ValueError. Closing twice is no error.
 
-        Arrays from `sample` stay; `field_view`s keep the memory until they are gone, too. Other processes go on: the memory of
-        a shared buffer is freed when the last one has closed it or ended, be it by a crash.
+        Arrays from `sample` stay; those of `field_view` keep the memory until they are gone, too. Other processes go on: the
+        memory of a shared buffer is freed when the last one has closed it or ended, be it by a crash.
         """
         self._storage = _Closed()  # type: ignore[assignment]
 

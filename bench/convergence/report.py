@@ -193,7 +193,7 @@ def draw(records: Sequence[Record], units: int, path: Path) -> None:
 def page(document: Record, images: Path) -> list[str]:
     """Write the generated part of docs/runner_benchmarks.md, and draw its pictures."""
     records = document["records"]
-    lines = ["## Convergence", "", *machine_text(document["machine"]), READING, ""]
+    lines = ["## Convergence", "", *machine_text({**document["machine"], "results": OUTPUT.name}), READING, ""]
     for units in sorted({record["units"] for record in records}):
         some = chosen(records, units=units)
         name = f"convergence_{units}"

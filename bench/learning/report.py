@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from statistics import mean, median
@@ -12,7 +13,7 @@ from matplotlib import pyplot as plt
 
 from bench.learning.curves import BUFFERS, RESULTS
 from bench.plots import BLUE, GREEN, GREY, STYLE
-from bench.report import DOCS, markdown_table, write
+from bench.report import DOCS, markdown_table, results_links, write
 
 TASKS = ("cartpole", "pendulum", "lunarlander", "lunarlander_gentle")
 COLOURS = {"uniform": GREY, "prioritized": BLUE, "oracle": GREEN}
@@ -114,18 +115,23 @@ def curve_table(documents: dict[str, dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     """Write docs/learning.md and its pictures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--docs", type=Path, default=DOCS, help="where the page and its images are")
+    docs = parser.parse_args().docs
     lines: list[str] = []
     cliffwalk = load("cliffwalk")
     if cliffwalk:
-        draw_cliffwalk(cliffwalk, DOCS / "images" / "cliffwalk.png")
-        lines += ["### Blind Cliffwalk", "", "![Blind Cliffwalk](images/cliffwalk.png)", "", *cliffwalk_table(cliffwalk)]
+        draw_cliffwalk(cliffwalk, docs / "images" / "cliffwalk.png")
+        lines += ["## Blind Cliffwalk", "", "![Blind Cliffwalk](images/cliffwalk.png)", "", *cliffwalk_table(cliffwalk)]
     documents = {name: document for name in TASKS if (document := load(name)) is not None}
     if documents:
-        draw_curves(documents, DOCS / "images" / "learning_curves.png")
-        lines += ["### Learning curves", "", "![learning curves](images/learning_curves.png)", "", *curve_table(documents)]
+        draw_curves(documents, docs / "images" / "learning_curves.png")
+        lines += ["## Learning curves", "", "![learning curves](images/learning_curves.png)", "", *curve_table(documents)]
         versions = next(iter(documents.values()))["versions"]
         lines += ["Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()), ""]
-    write(DOCS / "learning.md", "Does it learn?", lines)
+    names = [f"learning/{name}.json" for name in ["cliffwalk"] * (cliffwalk is not None) + list(documents)]
+    lines += [f"Every run: {results_links(names)}.", ""]
+    write(docs / "learning.md", "Does it learn?", lines)
 
 
 if __name__ == "__main__":

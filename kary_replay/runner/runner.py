@@ -85,9 +85,10 @@ class Runner:
 
     Examples
     --------
+    >>> from rich.console import Console
     >>> from kary_replay.runner import Runner, RunnerConfig
     >>> config = RunnerConfig("dqn", "CartPole-v1", actors=1, backend="serial", total_env_steps=64, evaluate="never")
-    >>> Runner(config).run().env_steps  # doctest: +SKIP
+    >>> Runner(config, console=Console(quiet=True)).run().env_steps
     64
     """
 
