@@ -16,7 +16,7 @@ from bench.convergence.tasks import Task
 # 2,000 of them is as often as the others' 500; that a task counts as solved only at the next snapshot is to its disadvantage.
 SETTINGS: dict[str, dict[str, Any]] = {
     "cartpole_dqn": {"total_env_steps": 100_000, "evaluation_interval": 2_000},
-    "lunarlander_dqn": {"total_env_steps": 200_000},
+    "lunarlander_dqn": {"total_env_steps": 400_000, "evaluation_interval": 10_000},
     "pendulum_ddpg": {"total_env_steps": 8_000},
     "pendulum_td3": {"total_env_steps": 8_000},
     "pendulum_sac": {"total_env_steps": 8_000},
