@@ -1,4 +1,4 @@
-"""Turns a results file into the tables and plots of docs/: `python -m bench.report default`.
+"""Turns a results file into the tables and plots of docs/: `python -m bench.report buffers`.
 
 Nothing in them is typed by hand: each page keeps what stands outside its markers and gets everything between them anew.
 """
@@ -25,11 +25,15 @@ SCENARIOS = {
     "buffer update_priorities": "Set the priorities of a batch of uniformly drawn rows from their TD errors.",
     "buffer sample + update_priorities": "One after the other, as a learner does.",
     "buffer add": "Add transitions to a full buffer, one call for all rows of an environment step.",
+    "Atari rows: sample": "The same draw where a row is two stacks of four frames of 84 × 84, 56 kB.",
+    "Atari rows: sample + update_priorities": "As a learner does, with such rows.",
+    "Atari rows: add": "Add one such transition to a full buffer.",
     "tree sample, cold": "As above, but one call at a time, after 8 MiB of other memory went through the caches.",
     "tree update, cold": "The same for the update.",
     "buffer sample, cold": "The same for the whole buffer.",
     "threads: sample": "Two Python threads sampling from one buffer against one thread; rows per second.",
     "threads: mixed loads": "A learner samples and updates, an actor adds 16 rows at a time; against both in one thread.",
+    "threads: calls by role": "Calls per second of so many threads; rivals behind one lock. Beside others: of one thread alone.",
     "memory beyond the payload": "Bytes per slot beyond its 165 bytes of data; `resident` is what a process really grew by.",
 }
 ABLATIONS = {
@@ -52,6 +56,7 @@ ADAPTERS = {
 STORING = {
     "processes: sample": "Two processes sampling from one shared buffer against one; rows per second.",
     "processes: a sampler's rows": "A process that samples, beside another one that adds 16 rows at a time, against alone.",
+    "processes: sample + update_priorities": "Processes that draw and set priorities, all together; rows per second.",
     "processes: add": "Processes that add 16 rows at a time, all together.",
     "processes: sample beside writers": "One process samples while as many others add.",
     "learner: SAC updates": "SAC updates (HalfCheetah, batch 256, networks 256×256): batches drawn by a thread, or in between.",
@@ -68,8 +73,9 @@ STORING = {
 RUNNER = {
     "learner: update": "Draw a batch, one update, set its priorities; SB3: `train(gradient_steps=1)`, uniform; one thread.",
 }
+PAIRS = ("threads: sample", "threads: mixed loads")  # one thread against two
 HEADLINES = ["tree sample", "tree update", "buffer sample", "buffer update_priorities", "buffer sample + update_priorities"]
-RIVALS = ["Tianshou", "cpprb", "SB3"]
+RIVALS = ["Tianshou", "cpprb", "SB3", "RLlib", "TorchRL"]
 
 
 def load(name: str) -> tuple[dict[str, Any], list[Record]]:
@@ -155,6 +161,7 @@ def machine_text(machine: dict[str, Any]) -> list[str]:
         f"other processes used {machine['cores_used_by_others']} cores meanwhile",
         f"- **Compiler:** {compiler}",
         "- **Versions:** " + ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+        *(f"- **In an environment of its own:** {name}: {text}" for name, text in machine.get("rivals", {}).items()),
         f"- **Measured:** {machine['date']}, commit {machine['commit']}",
         "",
     ]
@@ -168,7 +175,7 @@ def _sections(titles: dict[str, str], records: Sequence[Record]) -> list[str]:
             continue
         title = scenario.removeprefix("ablation: ")
         lines += [f"### {title[0].upper()}{title[1:]}", "", text, ""]
-        lines += thread_table(chosen) if scenario.startswith("threads") else scenario_table(chosen)
+        lines += thread_table(chosen) if scenario in PAIRS else scenario_table(chosen)
         for note in dict.fromkeys(f"{name}: {text}" for record in chosen for name, text in record.notes.items()):
             lines += [note, ""]
     return lines
@@ -220,18 +227,19 @@ def headline(records: Sequence[Record]) -> list[str]:
         record for record in records if record.parameters == {"slots": 1_000_000, "batch": 256} and record.scenario in HEADLINES
     ]
     chosen.sort(key=lambda record: HEADLINES.index(record.scenario))
+    rivals = [rival for rival in RIVALS if any(name.startswith(rival) for name in _contenders(chosen))]
     rows = []
     for record in chosen:
         medians, ratios = record.medians(), record.ratios()
         cells = [quantity(medians[record.ours], record.unit)]
-        for rival in RIVALS:
+        for rival in rivals:
             name = next((name for name in medians if name.startswith(rival)), None)
             cells.append(f"{ratios[name]:.1f}×" if name else "–")
         rows.append([record.scenario, *cells])
     return [
         "1e6 slots, batch 256, HalfCheetah-shaped rows, one thread; medians of interleaved repetitions in one run.",
         "",
-        *markdown_table(["", "kary-replay", *(f"faster than {rival}" for rival in RIVALS)], rows),
+        *markdown_table(["", "kary-replay", *(f"faster than {rival}" for rival in rivals)], rows),
     ]
 
 
@@ -248,7 +256,7 @@ def write(path: Path, title: str, lines: Sequence[str]) -> None:
 def main() -> None:
     """Read the arguments, write the pages for which there are records, and docs/images/."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("name", nargs="?", default="default", help="results file, without .json (default: %(default)s)")
+    parser.add_argument("name", nargs="?", default="buffers", help="results file, without .json (default: %(default)s)")
     parser.add_argument("--docs", type=Path, default=DOCS, help="where the pages are")
     arguments = parser.parse_args()
     machine, records = load(arguments.name)
