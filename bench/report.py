@@ -33,7 +33,7 @@ SCENARIOS = {
     "buffer sample, cold": "The same for the whole buffer.",
     "threads: sample": "Two Python threads sampling from one buffer against one thread; rows per second.",
     "threads: mixed loads": "A learner samples and updates, an actor adds 16 rows at a time; against both in one thread.",
-    "threads: calls by role": "Calls per second of so many threads; rivals behind one lock. Beside others: of one thread alone.",
+    "threads: calls by role": "Calls per second of so many threads, rivals behind one lock; beside others: of one of them.",
     "memory beyond the payload": "Bytes per slot beyond its 165 bytes of data; `resident` is what a process really grew by.",
 }
 ABLATIONS = {

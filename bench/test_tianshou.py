@@ -23,6 +23,7 @@ POINTS = [
     ("Atari 4×84×84, stack_num=4", 20_000, 32),
 ]
 MORE_POINTS = [("HalfCheetah", 100_000, 256), ("HalfCheetah", 1_000_000, 32), ("Atari 4×84×84", 20_000, 256)]
+SHORT_POINTS = [(kind, min(slots, 100_000 if kind == "HalfCheetah" else 5_000), batch) for kind, slots, batch in POINTS]
 FILLED = 20_000  # transitions in the buffer when a training run is timed: the examples' smallest buffer, full
 WINDOW = 2  # training windows are this many times longer than those of the threads
 
@@ -30,6 +31,7 @@ WINDOW = 2  # training windows are this many times longer than those of the thre
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "buffers" in metafunc.fixturenames:
         points = POINTS + (MORE_POINTS if metafunc.config.getoption("--full") else [])
+        points = SHORT_POINTS if metafunc.config.getoption("--short") else points
         ids = [f"{kind.replace(' ', '_')}-{slots:.0e}-{batch}".replace("+0", "") for kind, slots, batch in points]
         metafunc.parametrize(("buffers", "drawn"), [(p[:2], p[2]) for p in points], indirect=["buffers"], ids=ids)
 

@@ -24,6 +24,7 @@ RIVALS = {  # environment -> class that wraps it
     "rllib": "bench.rivals.rllib_buffer:RllibBuffer",
     "torchrl": "bench.rivals.torchrl_buffer:TorchrlBuffer",
 }
+NOT_INSTALLED = "not installed: make rivals"
 NAMES = {"rllib": "RLlib", "torchrl": "TorchRL"}
 status: dict[str, str] = {}  # of those that were asked for: versions, or why it is left out
 
@@ -55,13 +56,13 @@ class RemoteContender:
 
 
 class RemoteRival:
-    """One rival, built in its own process; it has those of the methods `sample`, `update`, `cycle` and `add` that its class has."""
+    """One rival, built in its own process; of `sample`, `update`, `cycle` and `add` it has those that its class has."""
 
     versions = "its process did not start"
 
     def __init__(self, environment: str, *arguments: Any) -> None:
         if not python(environment).exists():
-            raise MissingRivalError("not installed: make rivals")
+            raise MissingRivalError(NOT_INSTALLED)
         mine, others = socket.socketpair()
         command = [str(python(environment)), "-W", "ignore", "-m", "bench.rivals.server", str(others.fileno())]
         quiet = {**os.environ, "RL_WARNINGS": "0"}
