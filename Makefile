@@ -49,6 +49,7 @@ bench: $(VENV)/built rivals-try
 
 # every part in its long form, hours; results in bench/results/, pages in docs/. PARTS="buffers scaling" picks some, RESUME=1 goes on
 bench-full: $(VENV)/built rivals-try
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt "gymnasium[box2d]>=1.0"
 	$(BIN)/python -m bench --full $(if $(PARTS),--parts $(PARTS)) $(if $(RESUME),--resume)
 
 # environments of their own for rivals whose requirements clash; they share torch and numpy with the main one

@@ -1,8 +1,8 @@
 """The whole suite: `python -m bench` in its short form (minutes), `python -m bench --full` in its long form (hours).
 
-The long form writes bench/results/NAME.json and the pages in docs/, which are committed. The short one writes the same files and
-pages, with fewer sizes and repetitions, in bench/results/short/, and says at the end whether a page has other sections than its
-counterpart in docs/. `--parts` picks some; `--resume` goes on with a long one that was cut off.
+The long form writes bench/results/NAME.json and the pages in docs/, which are committed. The short one, with fewer sizes and
+repetitions, writes the same files and pages in bench/results/short/, and says at the end whether a page has other sections than
+its counterpart in docs/. `--parts` picks some; `--resume` goes on with a long one that was cut off.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Large batches: `python -m bench.large_batch [--tasks …] [--seeds N] [--short] [--resume] [--report]`.
 
-Batches of 32 to 4096 rows, the rest of the preset unchanged: samples per insert too, so that a batch twice as large means half as
-many updates from the same experience. The learning rate grows with the square root of the batch size, from the preset's. What is
-asked is what Stooke & Abbeel 2018 (arXiv:1803.02811) ask: how far can the batch grow before more experience is needed?
+Batches of 32 to 4096 rows, the rest of the preset unchanged: samples per insert too, so that a batch twice as large means half
+as many updates from the same experience. The learning rate grows with the square root of the batch size, from the preset's. The
+question is that of Stooke & Abbeel 2018 (arXiv:1803.02811): how far can the batch grow before more experience is needed?
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from bench.report import machine_text, markdown_table, write
 
 BATCHES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 SHORT_BATCHES = (64, 1024)
-# name -> algorithm, environment, threshold, preset's learning rate and batch, environment steps of a run, of a short run, between
-# two evaluations
+# name -> algorithm, environment, threshold, preset's learning rate and batch, environment steps: of a run, of a short run,
+# between two evaluations
 TASKS: dict[str, tuple[str, str, float, float, int, int, int, int]] = {
     "cartpole_dqn": ("dqn", "CartPole-v1", 475.0, 2e-3, 64, 300_000, 40_000, 4_000),
     "pendulum_sac": ("sac", "Pendulum-v1", -200.0, 2e-3, 64, 30_000, 4_000, 500),

@@ -1,7 +1,7 @@
 """What the runner's parts are worth: `python -m bench.runner_ablation [--tasks …] [--seeds N] [--short] [--resume] [--report]`.
 
-The preset, and variants that differ from it in one setting: environment steps and updates per second, and what it takes to reach
-the threshold.
+The preset, and variants that differ from it in one setting: environment steps and updates per second, and what it takes to
+reach the threshold.
 """
 
 from __future__ import annotations

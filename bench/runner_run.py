@@ -1,7 +1,7 @@
 """One run of the parallel runner in a process of its own: `python -m bench.runner_run JOB`, JOB as bench.campaign writes it.
 
-A job names `algorithm` and `env`, and in `settings` and `options` what differs from their preset. With a `threshold` the run keeps
-snapshots, which are evaluated after it, so that evaluation costs no time; the first that reaches the threshold counts.
+A job names `algorithm` and `env`, and in `settings` and `options` what differs from their preset. With a `threshold` the run
+keeps snapshots, which are evaluated after it, so that evaluation costs no time; the first that reaches the threshold counts.
 """
 
 from __future__ import annotations

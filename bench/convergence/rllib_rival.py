@@ -1,8 +1,8 @@
 """RLlib (new API stack) with the settings of its own tuned examples, in an environment of its own.
 
-From rllib/examples/algorithms/dqn/cartpole_dqn.py and sac/pendulum_sac.py of github.com/ray-project/ray (commits 5d6ba4e2af08 and
-06d824cd3950), which the package does not bring along. What differs: the width of the networks, where the examples have 256. One
-process with an EnvRunner and a Learner in it, as is the examples' default. Nothing else has been tried.
+From rllib/examples/algorithms/dqn/cartpole_dqn.py and sac/pendulum_sac.py of github.com/ray-project/ray (commits 5d6ba4e2af08
+and 06d824cd3950), which the package does not bring along. What differs: the width of the networks, where the examples have 256.
+One process with an EnvRunner and a Learner in it, as is the examples' default. Nothing else has been tried.
 """
 
 from __future__ import annotations
