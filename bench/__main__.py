@@ -50,7 +50,7 @@ PARTS = {
     "convergence": Part(
         "seconds until a task is solved, with rivals",
         module="bench.convergence",
-        short=("--tasks", "cartpole_dqn", "pendulum_ddpg", "--units", "64", "--seeds", "1", "--budget", "15000"),
+        short=("--tasks", "pendulum_ddpg", "--seeds", "1"),
         report="bench.convergence.report",
     ),
     "scaling": Part("the runner on more and more cores", module="bench.scaling", short=("--seeds", "1", "--short")),

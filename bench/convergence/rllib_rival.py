@@ -44,7 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "num_steps_sampled_before_learning_starts": 256,
     },
 }
-COMMON = {"threads": 1}
+COMMON = {"ray": ray.__version__, "threads": 1}
 MODULE = "default_policy"
 CONFIGS = {"dqn": DQNConfig, "sac": SACConfig}
 
@@ -79,12 +79,11 @@ def model(algorithm: str, units: int) -> DefaultModelConfig:
 
 def build(task: Task, chosen: dict[str, Any], seed: int) -> Any:
     """Return the algorithm; one call of its `train` goes from snapshot to snapshot."""
-    arguments = dict(chosen)
-    torch.set_num_threads(arguments.pop("threads"))
-    units = arguments.pop("units")
+    arguments = {name: value for name, value in chosen.items() if name not in ("ray", "threads", "units")}
+    torch.set_num_threads(chosen["threads"])
     arguments["n_step"] = tuple(arguments["n_step"])
     config = CONFIGS[task.algorithm]().environment(task.env_id, disable_env_checking=True)
-    config = config.training(**arguments).rl_module(model_config=model(task.algorithm, units)).debugging(seed=seed)
+    config = config.training(**arguments).rl_module(model_config=model(task.algorithm, chosen["units"])).debugging(seed=seed)
     return config.reporting(min_sample_timesteps_per_iteration=task.snapshot_every, min_time_s_per_iteration=0).build_algo()
 
 
@@ -107,7 +106,8 @@ def train(name: str, task: Task, seed: int, chosen: dict[str, Any]) -> Outcome:
     while course.step(env_steps, updates):
         result = algorithm.train()
         env_steps = int(result["num_env_steps_sampled_lifetime"])
-        updates = int(result["learners"].get(MODULE, {}).get("num_module_steps_trained_lifetime", 0)) // batch_size
+        trained = result.get("learners", {}).get(MODULE, {}).get("num_module_steps_trained_lifetime", 0)
+        updates = int(trained) // batch_size
     algorithm.stop()
     ray.shutdown()
     return course.outcome
