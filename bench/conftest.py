@@ -41,9 +41,9 @@ class Session:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SESSION] = Session()
-    short = config.option.short
+    short, smoke = config.option.short, config.getoption("benchmark_disable")
     config.option.rounds = config.option.rounds or (9 if short else 51)
-    config.option.window = config.option.window or (0.1 if short else 0.5)
+    config.option.window = config.option.window or (0.01 if smoke else 0.1 if short else 0.5)
 
 
 SESSION: pytest.StashKey[Session] = pytest.StashKey()

@@ -54,13 +54,13 @@ def test_cycle(compare, buffers, sb3_batch):
     compare.times("SB3: sample + update_priorities", parameters, ours, others, [Bar((PYTHON,), PER_BAR)], notes)
 
 
-def training(run: str, buffer_class: type[ReplayBuffer], seconds: float) -> Callable[[], float]:
+def training(run: str, buffer_class: type[ReplayBuffer], filled: int, seconds: float) -> Callable[[], float]:
     """A window of training: environment steps per second of `learn()`, after a warm-up."""
     algorithm, env_id, settings = RUNS[run]
     model: Any = algorithm(
         "MlpPolicy", env_id, replay_buffer_class=buffer_class, learning_rate=0.0, seed=0, device="cpu", **settings
     )
-    fill(model.replay_buffer, FILLED)
+    fill(model.replay_buffer, filled)
     model.learn(model.learning_starts + 100)
 
     def rate(n_steps: int) -> float:
@@ -73,10 +73,11 @@ def training(run: str, buffer_class: type[ReplayBuffer], seconds: float) -> Call
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_training(compare, request, run):
+def test_training(compare, request, run, smoke):
     """The bar: prioritized replay costs next to nothing over SB3's own uniform replay."""
     torch.set_num_threads(1)
     seconds = WINDOW * request.config.getoption("--window")
-    windows = {OURS: training(run, PrioritizedReplayBuffer, seconds), UNIFORM: training(run, ReplayBuffer, seconds)}
+    classes = {OURS: PrioritizedReplayBuffer, UNIFORM: ReplayBuffer}
+    windows = {name: training(run, made, 1_000 if smoke else FILLED, seconds) for name, made in classes.items()}
     parameters = {"run": run}
     compare.rates("SB3: training", parameters, OURS, windows, [Bar((UNIFORM,), TRAINING_BAR)], unit="steps/s")
