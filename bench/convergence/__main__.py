@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="keep the runs that the output has, failed ones excepted")
     arguments = parser.parse_args()
     absent = [rival for rival in arguments.rivals if rival in remote.RIVALS and not remote.python(rival).exists()]
-    left_out = {remote.NAMES[rival]: f"left out, {remote.NOT_INSTALLED}" for rival in absent}
+    left_out = {remote.NAMES[rival]: f"{remote.LEFT_OUT}, {remote.NOT_INSTALLED}" for rival in absent}
     rivals = [rival for rival in arguments.rivals if rival not in absent]
     planned = jobs(arguments.tasks, rivals, arguments.units, arguments.seeds, arguments.budget)
     described = {**machine.describe(), "rivals": left_out}

@@ -24,7 +24,7 @@ RIVALS = {  # environment -> class that wraps it
     "rllib": "bench.rivals.rllib_buffer:RllibBuffer",
     "torchrl": "bench.rivals.torchrl_buffer:TorchrlBuffer",
 }
-NOT_INSTALLED = "not installed: make rivals"
+LEFT_OUT, NOT_INSTALLED = "left out", "not installed: make rivals"
 NAMES = {"rllib": "RLlib", "torchrl": "TorchRL"}
 status: dict[str, str] = {}  # of those that were asked for: versions, or why it is left out
 
@@ -100,11 +100,13 @@ class RemoteRival:
 
 
 def attempt(environment: str, *arguments: Any) -> RemoteRival | None:
-    """Return the rival, or None where there is none; `status` says which, and why."""
+    """Return the rival, or None where there is none; `status` says which, and why. One that failed is not tried again."""
+    if status.get(NAMES[environment], "").startswith(LEFT_OUT):
+        return None
     try:
         rival = RemoteRival(environment, *arguments)
     except MissingRivalError as error:
-        status[NAMES[environment]] = f"left out, {error}"
+        status[NAMES[environment]] = f"{LEFT_OUT}, {error}"
         return None
     status[NAMES[environment]] = rival.versions
     return rival
