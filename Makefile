@@ -8,7 +8,7 @@ SOURCES := $(wildcard kary_replay/*.pyx kary_replay/*.pxd kary_replay/*.hpp)
 # wheels are built for those of these that are there, one for each version
 WHEEL_PYTHONS ?= $(PYTHON) python3.10 python3.11 python3.12 python3.13 $(wildcard $(HOME)/.pyenv/versions/3.*/bin/python3)
 
-.PHONY: run test test-core stress sanitize bench bench-full bench-storing bench-adapters bench-convergence solves solves-nightly learning \
+.PHONY: run test test-core stress sanitize bench bench-full rivals rivals-try solves solves-nightly learning \
 	docs wheel lint format clean
 
 run: $(VENV)/built
@@ -56,36 +56,30 @@ sanitize: $(VENV)/built
 	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh thread --operations 1e6
 	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh address --operations 1e6
 
-STORING := bench/test_processes.py bench/test_frames.py bench/test_checkpoint.py bench/test_prefetch.py
-ADAPTERS := bench/test_sb3.py bench/test_tianshou.py
-LEARNER := bench/test_learner.py
-OTHERS := $(filter-out $(STORING) $(ADAPTERS) $(LEARNER),$(wildcard bench/test_*.py)) bench/ablation
+# every part in its short form, under a quarter of an hour on two cores; results and pages in bench/results/short/
+bench: $(VENV)/built rivals-try
+	$(BIN)/python -m bench
 
-bench: $(VENV)/built
-	$(BIN)/python -m pytest $(OTHERS) --benchmark-only --results default
-	$(BIN)/python -m bench.report default
-	$(BIN)/python -m bench.headline
+# every part in its long form, hours; results in bench/results/, pages in docs/. PARTS="buffers scaling" picks some, RESUME=1 goes on
+bench-full: $(VENV)/built rivals-try
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt "gymnasium[box2d]>=1.0"
+	$(BIN)/python -m bench --full $(if $(PARTS),--parts $(PARTS)) $(if $(RESUME),--resume)
 
-bench-full: $(VENV)/built
-	$(BIN)/python -m pytest $(OTHERS) --benchmark-only --full --results full
-	$(BIN)/python -m bench.report full
+# environments of their own for rivals whose requirements clash; they share torch and numpy with the main one
+RIVALS := rllib torchrl
 
-bench-storing: $(VENV)/built
-	$(BIN)/python -m pytest $(STORING) --benchmark-only --results storing
-	$(BIN)/python -m bench.report storing
+rivals: $(RIVALS:%=.venv-rivals/%/installed)
 
-bench-adapters: $(VENV)/built
-	$(BIN)/python -m pytest $(ADAPTERS) --benchmark-only --full --results adapters
-	$(BIN)/python -m bench.report adapters
+# without network, or without a wheel for this Python, the rest is measured all the same, and the pages say who is missing
+rivals-try: $(VENV)/installed
+	-@$(MAKE) --no-print-directory --keep-going rivals
 
-# goes on where it was cut off; remove bench/results/convergence.json to start anew
-bench-convergence: $(VENV)/built
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt ".[learning]"
-	$(BIN)/python -m pytest $(LEARNER) --benchmark-only --results learner
-	$(BIN)/python -m bench.report learner
-	$(BIN)/python -m bench.convergence --resume
-	$(BIN)/python -m bench.convergence.report
-	$(BIN)/python -m bench.headline
+.venv-rivals/%/installed: bench/rivals/requirements-%.txt $(VENV)/installed
+	test -x $(@D)/bin/python || $(BIN)/python -m venv --without-pip $(@D)
+	site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+		echo "import site; site.addsitedir('$$site')" > $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth
+	$(BIN)/python -m pip --python $(@D)/bin/python install --quiet --constraint constraints.txt --requirement $<
+	touch $@
 
 # do the presets solve their tasks? minutes; the nightly ones take half an hour each
 solves: $(VENV)/built
@@ -127,4 +121,4 @@ format: $(VENV)/built
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info kary_replay/*.so
+	rm -rf $(VENV) .venv-rivals build dist *.egg-info kary_replay/*.so

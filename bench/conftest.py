@@ -12,18 +12,20 @@ import numpy as np
 import pytest
 
 from bench import grid, machine
+from bench.rivals import remote
 from bench.table import render
 from bench.timing import Bar, Contender, Record, interleave, interleave_windows
 
-COLD_ROUNDS = 201  # single calls are short and scatter more
+SHORT_WINDOWS = 3
 RESULTS = Path(__file__).parent / "results"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kary-replay benchmarks")
-    group.addoption("--full", action="store_true", help="every grid point: slots 1e5, 1e6, 1e7 × batch 32, 256, 4096")
-    group.addoption("--rounds", type=int, default=51, help="repetitions of each comparison (default: %(default)s)")
-    group.addoption("--window", type=float, default=0.5, help="seconds of one window of the thread scenarios")
+    group.addoption("--full", action="store_true", help="every grid point: slots 1e4 … 1e7 × batch 32, 256, 4096")
+    group.addoption("--short", action="store_true", help="few repetitions and short windows, for `make bench`")
+    group.addoption("--rounds", type=int, help="repetitions of each comparison (default: 51, with --short 9)")
+    group.addoption("--window", type=float, help="seconds of one window of the thread scenarios (0.5, with --short 0.1)")
     group.addoption("--results", metavar="NAME", help="write bench/results/NAME.json")
     group.addoption("--enforce-bars", action="store_true", help="a missed bar fails its test")
 
@@ -39,6 +41,9 @@ class Session:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SESSION] = Session()
+    short, smoke = config.option.short, config.getoption("benchmark_disable")
+    config.option.rounds = config.option.rounds or (9 if short else 51)
+    config.option.window = config.option.window or (0.01 if smoke else 0.1 if short else 0.5)
 
 
 SESSION: pytest.StashKey[Session] = pytest.StashKey()
@@ -46,19 +51,30 @@ SESSION: pytest.StashKey[Session] = pytest.StashKey()
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Fill in the grid: tests ask for `slots`, or `slots` and `batch`, and get what --full says."""
-    full = metafunc.config.getoption("--full")
+    full, smoke = metafunc.config.getoption("--full"), metafunc.config.getoption("--benchmark-disable")
     names = metafunc.fixturenames
     if "batch" in names:
-        points = grid.points(full)
+        points = grid.points(full, smoke)
         metafunc.parametrize(("slots", "batch"), points, indirect=["slots"], scope="module", ids=grid.ids(points))
     elif "slots" in names:
-        slots = grid.slots(full)
+        slots = grid.slots(full, smoke)
         metafunc.parametrize("slots", slots, indirect=True, scope="module", ids=[f"{n:.0e}" for n in slots])
 
 
 @pytest.fixture(scope="module")
 def slots(request: pytest.FixtureRequest) -> int:
     return request.param
+
+
+@pytest.fixture(scope="session")
+def short(request: pytest.FixtureRequest) -> bool:
+    return request.config.getoption("--short")
+
+
+@pytest.fixture(scope="session")
+def smoke(request: pytest.FixtureRequest) -> bool:
+    """Whether every call is made once, only to see that it works."""
+    return request.config.getoption("--benchmark-disable")
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +89,7 @@ class Compare:
         self._request = request
         self._benchmark = benchmark
         self._rounds: int = request.config.getoption("--rounds")
+        self._short: bool = request.config.getoption("--short")
 
     def times(
         self,
@@ -85,7 +102,8 @@ class Compare:
         cold: bool = False,
     ) -> Record:
         """Seconds per operation, interleaved; `cold` is explained at `interleave`."""
-        record = interleave(self._benchmark, ours, rivals, COLD_ROUNDS if cold else self._rounds, cold)
+        rounds = 4 * self._rounds if cold else self._rounds  # single calls are short and scatter more
+        record = interleave(self._benchmark, ours, rivals, rounds, cold)
         return self._name(record, scenario, parameters, bars, notes)
 
     def rates(
@@ -100,6 +118,7 @@ class Compare:
         watch: bool = True,
     ) -> Record:
         """Operations per second over fixed windows, interleaved."""
+        rounds = min(rounds, SHORT_WINDOWS) if self._short else rounds
         record = interleave_windows(self._benchmark, ours, windows, rounds, watch)
         record.unit = unit
         return self._name(record, scenario, parameters, bars, None)
@@ -156,8 +175,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     gathered = session.config.stash[SESSION]
     if not name or not gathered.records:
         return
-    RESULTS.mkdir(exist_ok=True)
+    gathered.machine["rivals"] = remote.status
     gathered.machine["cores_used_by_others"] = round(gathered.neighbours.cores_used(), 2)
     lines = ",\n".join(json.dumps(asdict(record)) for record in gathered.records)
     text = f'{{"machine": {json.dumps(gathered.machine, indent=1)},\n"records": [\n{lines}\n]}}\n'
-    (RESULTS / f"{name}.json").write_text(text)
+    path = RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)

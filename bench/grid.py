@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-SLOTS = (100_000, 1_000_000, 10_000_000)
+import os
+
+SLOTS = (10_000, 100_000, 1_000_000, 10_000_000)
 BATCHES = (32, 256, 4096)
 ARITIES = (2, 4, 8, 16, 32, 64)
 MIDDLE = (1_000_000, 256)  # the point the bars are set at
 
 
-def points(full: bool) -> list[tuple[int, int]]:
-    """(slots, batch): the whole grid, or the bar's row and a smaller buffer."""
+def points(full: bool, smoke: bool) -> list[tuple[int, int]]:
+    """(slots, batch): the whole grid, or the bar's row and a smaller buffer; for a smoke test one small point."""
+    if smoke:
+        return [(SLOTS[0], BATCHES[0])]
     if full:
         return [(n, batch) for n in SLOTS for batch in BATCHES]
-    return [(SLOTS[0], 256), *((MIDDLE[0], batch) for batch in BATCHES)]
+    return [(SLOTS[1], 256), *((MIDDLE[0], batch) for batch in BATCHES)]
 
 
-def slots(full: bool) -> list[int]:
+def slots(full: bool, smoke: bool) -> list[int]:
+    if smoke:
+        return [SLOTS[0]]
     return list(SLOTS) if full else [MIDDLE[0]]
+
+
+def counts(most: int | None = None) -> list[int]:
+    """How many threads or processes at once: 1, 2, 4, … and as many as there are cores (or `most`)."""
+    most = most or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return sorted({*(1 << i for i in range(most.bit_length())), most})
 
 
 def ids(pairs: list[tuple[int, int]]) -> list[str]:

@@ -15,9 +15,9 @@ from bench.report import load as load_records
 from bench.table import quantity
 from bench.timing import Record
 
-SOURCES = ("default.json", "learner.json", "convergence.json")
+SOURCES = ("buffers.json", "learner.json", "convergence.json")
 RIVALS = {"Tianshou": "Tianshou", "cpprb": "cpprb", "SB3": "Stable-Baselines3"}
-OPERATIONS = {  # of default.json, at 1e6 slots and batches of 256
+OPERATIONS = {  # of buffers.json, at 1e6 slots and batches of 256
     "tree sample": "draw 256 of 1e6 leaves from the sum tree",
     "tree update": "update 256 of them",
     "buffer sample": "draw a batch of 256 from a buffer of 1e6 rows",
@@ -54,12 +54,10 @@ def operation_rows(records: Sequence[Record]) -> list[Row]:
             if record.scenario == scenario:
                 factors = {rival: ratio for name, ratio in record.ratios().items() if (rival := rival_of(name))}
                 rows.append(row(title, quantity(record.medians()[record.ours], record.unit), factors))
-    threads = {str(r.parameters["buffer"]): r for r in here if r.scenario == "threads: sample"}
-    mine = threads.get("kary-replay PrioritizedReplayBuffer")
-    if mine:
-        rates = {rival: r.medians()["two threads"] for name, r in threads.items() if (rival := rival_of(name))}
-        rate = mine.medians()["two threads"]
-        rows.append(row(TWO_THREADS, quantity(rate, mine.unit), {rival: rate / other for rival, other in rates.items()}))
+    for record in records:
+        if {"role": "sample", "threads": 2}.items() <= record.parameters.items():
+            factors = {rival: ratio for name, ratio in record.ratios().items() if (rival := rival_of(name))}
+            rows.append(row(TWO_THREADS, quantity(record.medians()[record.ours], record.unit), factors))
     return rows
 
 
@@ -89,7 +87,7 @@ def solved_rows(records: Sequence[dict[str, Any]]) -> list[Row]:
 
 def headline() -> list[str]:
     """Return the lines of the README's table."""
-    machine, operations = load_records("default")
+    machine, operations = load_records("buffers")
     _, updates = load_records("learner")
     convergence = json.loads((BENCH / "results" / "convergence.json").read_text())["records"]
     rows = [*operation_rows(operations), *update_rows(updates), *solved_rows(convergence)]

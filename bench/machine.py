@@ -22,6 +22,7 @@ LIBRARIES = (
     "gymnasium",
     "mujoco",
     "torch",
+    "ray",
     "pytest-benchmark",
     "cython",
 )

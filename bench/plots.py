@@ -18,7 +18,8 @@ from bench.timing import Record
 
 # Okabe and Ito's palette: distinct for colour-blind readers too.
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#7F7F7F"
-RIVALS = {"Tianshou": ORANGE, "cpprb": GREEN, "SB3": PURPLE}
+SKY, YELLOW = "#56B4E9", "#F0E442"
+RIVALS = {"Tianshou": ORANGE, "cpprb": GREEN, "SB3": PURPLE, "plain-Python": GREY, "RLlib": SKY, "TorchRL": YELLOW}
 STYLE = {
     "font.size": 9,
     "axes.spines.top": False,

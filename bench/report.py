@@ -1,4 +1,4 @@
-"""Turns a results file into the tables and plots of docs/: `python -m bench.report default`.
+"""Turns a results file into the tables and plots of docs/: `python -m bench.report buffers`.
 
 Nothing in them is typed by hand: each page keeps what stands outside its markers and gets everything between them anew.
 """
@@ -25,11 +25,15 @@ SCENARIOS = {
     "buffer update_priorities": "Set the priorities of a batch of uniformly drawn rows from their TD errors.",
     "buffer sample + update_priorities": "One after the other, as a learner does.",
     "buffer add": "Add transitions to a full buffer, one call for all rows of an environment step.",
+    "Atari rows: sample": "The same draw where a row is two stacks of four frames of 84 × 84, 56 kB.",
+    "Atari rows: sample + update_priorities": "As a learner does, with such rows.",
+    "Atari rows: add": "Add one such transition to a full buffer.",
     "tree sample, cold": "As above, but one call at a time, after 8 MiB of other memory went through the caches.",
     "tree update, cold": "The same for the update.",
     "buffer sample, cold": "The same for the whole buffer.",
     "threads: sample": "Two Python threads sampling from one buffer against one thread; rows per second.",
     "threads: mixed loads": "A learner samples and updates, an actor adds 16 rows at a time; against both in one thread.",
+    "threads: calls by role": "Calls per second of so many threads, rivals behind one lock; beside others: of one of them.",
     "memory beyond the payload": "Bytes per slot beyond its 165 bytes of data; `resident` is what a process really grew by.",
 }
 ABLATIONS = {
@@ -52,6 +56,7 @@ ADAPTERS = {
 STORING = {
     "processes: sample": "Two processes sampling from one shared buffer against one; rows per second.",
     "processes: a sampler's rows": "A process that samples, beside another one that adds 16 rows at a time, against alone.",
+    "processes: sample + update_priorities": "Processes that draw and set priorities, all together; rows per second.",
     "processes: add": "Processes that add 16 rows at a time, all together.",
     "processes: sample beside writers": "One process samples while as many others add.",
     "learner: SAC updates": "SAC updates (HalfCheetah, batch 256, networks 256×256): batches drawn by a thread, or in between.",
@@ -68,6 +73,7 @@ STORING = {
 RUNNER = {
     "learner: update": "Draw a batch, one update, set its priorities; SB3: `train(gradient_steps=1)`, uniform; one thread.",
 }
+PAIRS = ("threads: sample", "threads: mixed loads")  # one thread against two
 
 
 def results_links(names: Iterable[str], up: str = "../") -> str:
@@ -158,6 +164,7 @@ def machine_text(machine: dict[str, Any]) -> list[str]:
         f"other processes used {machine['cores_used_by_others']} cores meanwhile",
         f"- **Compiler:** {compiler}",
         "- **Versions:** " + ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+        *(f"- **In an environment of its own:** {name}: {text}" for name, text in machine.get("rivals", {}).items()),
         f"- **Measured:** {machine['date']}, commit {machine['commit']}",
         f"- **Every repetition:** {results_links([machine['results']])}",
         "",
@@ -172,7 +179,7 @@ def _sections(titles: dict[str, str], records: Sequence[Record]) -> list[str]:
             continue
         title = scenario.removeprefix("ablation: ")
         lines += [f"## {title[0].upper()}{title[1:]}", "", text, ""]
-        lines += thread_table(chosen) if scenario.startswith("threads") else scenario_table(chosen)
+        lines += thread_table(chosen) if scenario in PAIRS else scenario_table(chosen)
         for note in dict.fromkeys(f"{name}: {text}" for record in chosen for name, text in record.notes.items()):
             lines += [note, ""]
     return lines
@@ -231,7 +238,7 @@ def write(path: Path, title: str, lines: Sequence[str]) -> None:
 def main() -> None:
     """Read the arguments, write the pages for which there are records, and docs/images/."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("name", nargs="?", default="default", help="results file, without .json (default: %(default)s)")
+    parser.add_argument("name", nargs="?", default="buffers", help="results file, without .json (default: %(default)s)")
     parser.add_argument("--docs", type=Path, default=DOCS, help="where the pages are")
     arguments = parser.parse_args()
     machine, records = load(arguments.name)

@@ -7,10 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.rivals.cpprb_buffer import CpprbBuffer
-from bench.rivals.ours import OurBuffer
-from bench.rivals.sb3_buffer import Sb3Buffer
-from bench.rivals.tianshou_buffer import TianshouBuffer
+from bench.rivals.cast import cast
 
 
 @pytest.fixture(scope="module", params=[1, 16, 256])
@@ -19,6 +16,6 @@ def rows(request: pytest.FixtureRequest) -> Iterator[int]:
     gc.collect()
 
 
-def test_add(compare, slots, rows):
-    ours, *rivals = (build(slots, rows).add() for build in (OurBuffer, TianshouBuffer, CpprbBuffer, Sb3Buffer))
-    compare.times("buffer add", {"slots": slots, "rows": rows}, ours, rivals)
+def test_add(compare, slots, rows, short):
+    with cast(slots, rows, short=short) as buffers:
+        compare.times("buffer add", {"slots": slots, "rows": rows}, *buffers.contenders("add"), notes=buffers.notes)

@@ -69,10 +69,20 @@ def rounds_of(contenders: dict[str, Callable[[], Any]], n_rounds: int) -> dict[s
     return seconds
 
 
-@pytest.mark.parametrize(("make", "n_rows"), [(images, 100_000), (half_cheetah, 1_000_000)], ids=["images", "half_cheetah"])
-def test_save_and_load(compare, benchmark, make, n_rows, tmp_path):
-    buffer = make(n_rows if benchmark.enabled else n_rows // 100)
-    n_rounds = ROUNDS if benchmark.enabled else 1
+@pytest.fixture(params=[(images, 100_000), (half_cheetah, 1_000_000)], ids=["images", "half_cheetah"])
+def made(request: pytest.FixtureRequest, short: bool, smoke: bool) -> tuple[str, kr.PrioritizedReplayBuffer]:
+    """A name and a full buffer; a tenth of it in the short form, a hundredth for a smoke test."""
+    make, n_rows = request.param
+    return make.__name__, make(n_rows // (100 if smoke else 10 if short else 1))
+
+
+@pytest.fixture(scope="module")
+def n_rounds(short: bool, smoke: bool) -> int:
+    return 1 if smoke else 3 if short else ROUNDS
+
+
+def test_save_and_load(compare, benchmark, made, n_rounds, tmp_path):
+    name, buffer = made
     parameters = {"slots": buffer.capacity, "bytes": buffer.nbytes}
     saves = {
         "save": lambda: buffer.save(tmp_path / "saved"),
@@ -85,15 +95,14 @@ def test_save_and_load(compare, benchmark, make, n_rows, tmp_path):
     }
     benchmark.pedantic(saves["save"], rounds=1)
     dump(buffer, tmp_path / "pickle", False)
-    compare.keep(Record(f"save: {make.__name__}", parameters, "s", "save", rounds_of(saves, n_rounds)))
-    compare.keep(Record(f"load: {make.__name__}", parameters, "s", "load", rounds_of(loads, n_rounds)))
+    compare.keep(Record(f"save: {name}", parameters, "s", "save", rounds_of(saves, n_rounds)))
+    compare.keep(Record(f"load: {name}", parameters, "s", "load", rounds_of(loads, n_rounds)))
 
 
-@pytest.mark.parametrize(("make", "n_rows"), [(images, 100_000), (half_cheetah, 1_000_000)], ids=["images", "half_cheetah"])
-def test_pause(compare, benchmark, make, n_rows, tmp_path):
+def test_pause(compare, benchmark, made, n_rounds, tmp_path):
     """The longest call of `add`, one row each, of a thread that adds 1000 rows a second meanwhile."""
-    buffer = make(n_rows if benchmark.enabled else n_rows // 100)
-    row = {name: np.zeros(field.shape, field.dtype) for name, field in buffer.fields.items()}
+    name, buffer = made
+    row = {key: np.zeros(field.shape, field.dtype) for key, field in buffer.fields.items()}
 
     def longest(call: Callable[[], object]) -> float:
         stop, seconds = threading.Event(), [0.0]
@@ -112,9 +121,9 @@ def test_pause(compare, benchmark, make, n_rows, tmp_path):
         return seconds[0]
 
     calls = {"save": lambda: buffer.save(tmp_path / "saved"), "pickle.dump": lambda: dump(buffer, tmp_path / "pickle", False)}
-    repetitions: dict[str, list[float]] = {name: [] for name in calls}
+    repetitions: dict[str, list[float]] = {caller: [] for caller in calls}
     benchmark.pedantic(calls["save"], rounds=1)
-    for _ in range(ROUNDS if benchmark.enabled else 1):
-        for name, call in calls.items():
-            repetitions[name].append(longest(call))
-    compare.keep(Record(f"longest add beside a save: {make.__name__}", {"slots": buffer.capacity}, "s", "save", repetitions))
+    for _ in range(n_rounds):
+        for caller, call in calls.items():
+            repetitions[caller].append(longest(call))
+    compare.keep(Record(f"longest add beside a save: {name}", {"slots": buffer.capacity}, "s", "save", repetitions))

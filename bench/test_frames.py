@@ -13,27 +13,32 @@ from bench import resident
 from bench.rivals.frames import ONCE, PIXELS, TWICE, Once, Twice
 from bench.timing import Record
 
-SLOTS = 100_000  # 6 GB of whole stacks
+SLOTS, SHORT_SLOTS = 100_000, 10_000  # 6 GB of whole stacks, and a tenth of it
 BAR = 7_600  # bytes per transition
 
 
 @pytest.fixture(scope="module")
-def buffers() -> Iterator[SimpleNamespace]:
-    built = SimpleNamespace(once=Once(SLOTS), three=Once(SLOTS, n_step=3), twice=Twice(SLOTS))
+def n_rows(short: bool, smoke: bool) -> int:
+    return SHORT_SLOTS if short or smoke else SLOTS
+
+
+@pytest.fixture(scope="module")
+def buffers(n_rows: int) -> Iterator[SimpleNamespace]:
+    built = SimpleNamespace(once=Once(n_rows), three=Once(n_rows, n_step=3), twice=Twice(n_rows))
     yield built
     vars(built).clear()
     gc.collect()
 
 
 @pytest.mark.parametrize("size", [32, 256])
-def test_sample(compare, buffers, size):
+def test_sample(compare, buffers, size, n_rows):
     rivals = [buffers.three.sample(size), buffers.twice.sample(size)]
-    compare.times("frames: sample", {"slots": SLOTS, "batch": size}, buffers.once.sample(size), rivals)
+    compare.times("frames: sample", {"slots": n_rows, "batch": size}, buffers.once.sample(size), rivals)
 
 
-def test_add(compare, buffers):
+def test_add(compare, buffers, n_rows):
     rivals = [buffers.three.add(), buffers.twice.add()]
-    compare.times("frames: add", {"slots": SLOTS, "environments": 8}, buffers.once.add(), rivals)
+    compare.times("frames: add", {"slots": n_rows, "environments": 8}, buffers.once.add(), rivals)
 
 
 RIVALS = {  # with their thriftiest settings, which the classes name
@@ -43,24 +48,24 @@ RIVALS = {  # with their thriftiest settings, which the classes name
 }
 
 
-def test_memory(compare, benchmark):
+def test_memory(compare, benchmark, n_rows):
     """`nbytes` per row against the bar, at 1e5 and, computed from it, at 1e6; and how much a process really grows."""
 
     def nbytes(slots: int) -> int:
         return kr.FrameReplayBuffer(slots, kr.Field(PIXELS, "uint8"), {"action": kr.Field((), "int64")}, n_step=3).nbytes
 
-    tree = {slots: kr.SumTree(slots).nbytes for slots in (SLOTS, 2 * SLOTS, 10 * SLOTS)}
-    declared = benchmark.pedantic(nbytes, args=(SLOTS,), rounds=1)
-    row = (nbytes(2 * SLOTS) - declared - tree[2 * SLOTS] + tree[SLOTS]) / SLOTS
-    million = (declared + 9 * SLOTS * row + tree[10 * SLOTS] - tree[SLOTS]) / (10 * SLOTS)
+    tree = {slots: kr.SumTree(slots).nbytes for slots in (n_rows, 2 * n_rows, 10 * n_rows)}
+    declared = benchmark.pedantic(nbytes, args=(n_rows,), rounds=1)
+    row = (nbytes(2 * n_rows) - declared - tree[2 * n_rows] + tree[n_rows]) / n_rows
+    million = (declared + 9 * n_rows * row + tree[10 * n_rows] - tree[n_rows]) / (10 * n_rows)
     repetitions = {
-        ONCE: [declared / SLOTS],
+        ONCE: [declared / n_rows],
         f"{ONCE}, 1e6 computed": [million],
-        f"{ONCE}, resident": [resident.growth("frames", SLOTS) / SLOTS],
-        f"{TWICE}, resident": [resident.growth("stacks", SLOTS) / SLOTS],
-        **{f"{name}, resident": [resident.growth(key, SLOTS) / SLOTS] for name, key in RIVALS.items()},
+        f"{ONCE}, resident": [resident.growth("frames", n_rows) / n_rows],
+        f"{TWICE}, resident": [resident.growth("stacks", n_rows) / n_rows],
+        **{f"{name}, resident": [resident.growth(key, n_rows) / n_rows] for name, key in RIVALS.items()},
     }
-    record = Record("frames: memory", {"slots": SLOTS, "n_step": 3}, "bytes per slot", ONCE, repetitions)
+    record = Record("frames: memory", {"slots": n_rows, "n_step": 3}, "bytes per slot", ONCE, repetitions)
     reached = max(value for name, (value,) in repetitions.items() if name.startswith(ONCE))
     record.bars.append({"text": f"≤ {BAR} bytes", "minimum": None, "reached": reached, "met": reached <= BAR})
     compare.keep(record)

@@ -15,13 +15,14 @@ from bench.ablation.build import load
 from bench.rivals.cpprb_buffer import FIELDS as CPPRB_FIELDS
 from bench.rivals.cpprb_buffer import named
 from bench.rivals.ours import FIELDS
-from bench.rivals.rows import ALPHA, BETA, chunks, rows
+from bench.rivals.rows import ALPHA, BETA, chunks, rows, td_errors
 from bench.timing import Bar
 from bench.workers import CONTEXT, Worker, rates
 
 SLOTS, BATCH = grid.MIDDLE
 PER_ADD = 16  # rows: one per environment of an actor
 SCALING_BAR, UNDISTURBED_BAR = 1.8, 0.9
+MOST = max(2, *grid.counts())
 OURS, CPPRB = "kary-replay", "cpprb MPPrioritizedReplayBuffer"
 
 
@@ -37,6 +38,23 @@ def sampler(buffer: Any) -> Callable[[], int]:
         return BATCH
 
     return work
+
+
+def learner(buffer: Any) -> Callable[[], int]:
+    """A learner that draws, and sets the priorities of what it drew."""
+    errors = td_errors(BATCH)
+    ours = isinstance(buffer, kr.PrioritizedReplayBuffer)
+
+    def our_work() -> int:
+        buffer.update_priorities(buffer.sample(BATCH).handle, errors)
+        return BATCH
+
+    def their_work() -> int:
+        drawn = buffer.sample(BATCH, BETA)
+        buffer.update_priorities(drawn["indexes"], errors)
+        return BATCH
+
+    return our_work if ours else their_work
 
 
 def adder(buffer: Any, seed: int) -> Callable[[], int]:
@@ -58,19 +76,24 @@ def adder(buffer: Any, seed: int) -> Callable[[], int]:
 
 
 @pytest.fixture(scope="module")
-def ours() -> Iterator[kr.PrioritizedReplayBuffer]:
-    with kr.PrioritizedReplayBuffer(SLOTS, FIELDS, alpha=ALPHA, beta=BETA, shared=True) as buffer:
-        for _, block, errors in chunks(SLOTS):
+def slots_here(smoke: bool) -> int:
+    return 10_000 if smoke else SLOTS
+
+
+@pytest.fixture(scope="module")
+def ours(slots_here: int) -> Iterator[kr.PrioritizedReplayBuffer]:
+    with kr.PrioritizedReplayBuffer(slots_here, FIELDS, alpha=ALPHA, beta=BETA, shared=True) as buffer:
+        for _, block, errors in chunks(slots_here):
             buffer.add(priority=np.abs(errors) + 1e-6, **block)
         yield buffer
 
 
 @pytest.fixture(scope="module")
-def cpprb() -> Any:
+def cpprb(slots_here: int) -> Any:
     from cpprb import MPPrioritizedReplayBuffer
 
-    buffer = MPPrioritizedReplayBuffer(SLOTS, CPPRB_FIELDS, alpha=ALPHA, ctx=CONTEXT)
-    for _, block, errors in chunks(SLOTS):
+    buffer = MPPrioritizedReplayBuffer(slots_here, CPPRB_FIELDS, alpha=ALPHA, ctx=CONTEXT)
+    for _, block, errors in chunks(slots_here):
         buffer.add(priorities=np.abs(errors), **named(block))
     return buffer
 
@@ -79,8 +102,10 @@ def cpprb() -> Any:
 def workers(ours, cpprb) -> Iterator[dict[str, list[Worker]]]:
     made = {}
     for name, buffer in ((OURS, ours), (CPPRB, cpprb)):
-        made[name, "sampler"] = [Worker(sampler, buffer) for _ in range(2 if name == OURS else 1)]
-        made[name, "adder"] = [Worker(adder, buffer, seed) for seed in range(2)]
+        n_readers = MOST if name == OURS else 1  # cpprb's has one reader and many writers
+        made[name, "sampler"] = [Worker(sampler, buffer) for _ in range(n_readers)]
+        made[name, "learner"] = [Worker(learner, buffer) for _ in range(n_readers)]
+        made[name, "adder"] = [Worker(adder, buffer, seed) for seed in range(MOST)]
     yield made
     for group in made.values():
         for worker in group:
@@ -126,15 +151,35 @@ def test_a_sampler_beside_an_adder(compare, workers, window):
     compare.rates("processes: a sampler's rows", parameters, "beside an adder", windows, bars, watch=False)
 
 
-@pytest.mark.parametrize("n_writers", [1, 2])
+@pytest.mark.parametrize("n_processes", [n for n in grid.counts(MOST) if n > 2])
+def test_more_samplers(compare, workers, window, n_processes):
+    samplers = workers[OURS, "sampler"]
+    name = f"{n_processes} processes"
+    windows = {
+        name: lambda: sum(rates(samplers[:n_processes], window)),
+        "one process": lambda: sum(rates(samplers[:1], window)),
+    }
+    compare.rates("processes: sample", {"slots": SLOTS, "batch": BATCH, "processes": n_processes}, name, windows, watch=False)
+
+
+@pytest.mark.parametrize("n_learners", grid.counts(MOST))
+def test_learning(compare, workers, window, n_learners):
+    """Learners that draw and update priorities; cpprb's buffer has one."""
+    names = (OURS, CPPRB) if n_learners == 1 else (OURS,)
+    windows = {name: lambda name=name: sum(rates(workers[name, "learner"][:n_learners], window)) for name in names}
+    parameters = {"learners": n_learners, "batch": BATCH}
+    compare.rates("processes: sample + update_priorities", parameters, OURS, windows, watch=False)
+
+
+@pytest.mark.parametrize("n_writers", grid.counts(MOST))
 def test_adding(compare, workers, window, n_writers):
     windows = {name: lambda name=name: sum(rates(workers[name, "adder"][:n_writers], window)) for name in (OURS, CPPRB)}
     compare.rates("processes: add", {"writers": n_writers, "rows per add": PER_ADD}, OURS, windows, watch=False)
 
 
-@pytest.mark.parametrize("n_writers", [0, 1])
+@pytest.mark.parametrize("n_writers", [0, *grid.counts(MOST - 1)])
 def test_sampling(compare, workers, window, n_writers):
-    """With as many writers at work; two cores."""
+    """With as many writers at work."""
     windows = {
         name: lambda name=name: rates([workers[name, "sampler"][0], *workers[name, "adder"][:n_writers]], window)[0]
         for name in (OURS, CPPRB)

@@ -1,12 +1,14 @@
-"""Two Python threads on one buffer against one: rows per second over fixed windows."""
+"""Python threads on one buffer, two against one and as many as there are cores: what they get done in fixed windows."""
 
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,15 +20,17 @@ from bench.rivals.ours import OurBuffer
 from bench.rivals.rows import rows, td_errors
 from bench.rivals.sb3_buffer import Sb3Buffer
 from bench.rivals.tianshou_buffer import TianshouBuffer
-from bench.timing import Bar
+from bench.timing import Bar, Contender
 
 SLOTS, BATCH = grid.MIDDLE
 SCALING_BAR = 1.8
-Work = Callable[[], int]  # does one piece of work, returns how many rows it handled
+PER_ADD = 16  # rows, one per environment
+N_INPUTS = 512
+Work = Callable[[], int]  # does one piece of work, returns how much that was
 
 
-def rate(works: Sequence[Work], seconds: float) -> float:
-    """Rows per second that one thread per entry of `works` reaches together in a window of `seconds`."""
+def rates(works: Sequence[Work], seconds: float) -> list[float]:
+    """How much of its work each thread gets done per second, one thread per entry of `works`, in a window of `seconds`."""
     barrier = threading.Barrier(len(works) + 1)
     counts, spans = [0] * len(works), [0.0] * len(works)
 
@@ -45,7 +49,12 @@ def rate(works: Sequence[Work], seconds: float) -> float:
     barrier.wait()
     for thread in threads:
         thread.join()
-    return sum(n / span for n, span in zip(counts, spans, strict=True))
+    return [n / span for n, span in zip(counts, spans, strict=True)]
+
+
+def rate(works: Sequence[Work], seconds: float) -> float:
+    """Return what they get done together."""
+    return sum(rates(works, seconds))
 
 
 def sampling(sample: Callable[[int], object], lock: threading.Lock | None = None) -> Work:
@@ -64,8 +73,8 @@ def sampling(sample: Callable[[int], object], lock: threading.Lock | None = None
 
 
 @pytest.fixture(scope="module")
-def ours() -> Iterator[OurBuffer]:
-    yield OurBuffer(SLOTS)
+def ours(smoke: bool) -> Iterator[OurBuffer]:
+    yield OurBuffer(10_000 if smoke else SLOTS)
     gc.collect()
 
 
@@ -108,19 +117,6 @@ def test_two_samplers_behind_one_lock(compare, ours, window):
     compare.rates("threads: sample", parameters, "two threads", windows, unit="rows/s")
 
 
-@pytest.mark.parametrize("build", [TianshouBuffer, CpprbBuffer, Sb3Buffer], ids=["tianshou", "cpprb", "sb3"])
-def test_rival_samplers(compare, build, window):
-    """Context: the rivals behind one lock, since none says that it may be sampled by two threads at once."""
-    rival = build(SLOTS)
-    work = sampling(rival.buffer.sample, threading.Lock())
-    windows = {
-        "two threads": lambda: rate([work, work], window),
-        "one thread": lambda: rate([work], window),
-    }
-    parameters = {"slots": SLOTS, "batch": BATCH, "buffer": f"{rival.name} behind one lock"}
-    compare.rates("threads: sample", parameters, "two threads", windows, rounds=3, unit="rows/s")
-
-
 def _learner(ours: OurBuffer, errors: np.ndarray) -> Work:
     buffer = ours.buffer
 
@@ -145,7 +141,7 @@ def _actor(ours: OurBuffer, n_rows: int) -> Work:
 def test_mixed(compare, ours, window, mix):
     """Learners sample and update, actors add 16 rows at a time; against the same two kinds of work one after the other."""
     first = _learner(ours, td_errors(BATCH))
-    second = _learner(ours, td_errors(BATCH, 9)) if mix == "learner + learner" else _actor(ours, 16)
+    second = _learner(ours, td_errors(BATCH, 9)) if mix == "learner + learner" else _actor(ours, PER_ADD)
 
     def in_turn() -> float:
         """Return what one thread gets done that gives each kind of work half of the time."""
@@ -154,3 +150,56 @@ def test_mixed(compare, ours, window, mix):
     windows = {"two threads": lambda: rate([first, second], window), "one thread": in_turn}
     parameters = {"slots": SLOTS, "batch": BATCH, "load": mix}
     compare.rates("threads: mixed loads", parameters, "two threads", windows, unit="rows/s")
+
+
+@pytest.fixture(scope="module")
+def everybody(smoke: bool) -> Iterator[list[Any]]:
+    """Full buffers that are given rows of 16 environments at a time."""
+    yield [build(10_000 if smoke else SLOTS, PER_ADD) for build in (OurBuffer, TianshouBuffer, CpprbBuffer, Sb3Buffer)]
+    gc.collect()
+
+
+def calls(contender: Contender, lock: threading.Lock | None) -> Work:
+    """Call by call, with inputs that repeat after some hundred; under `lock` where there is one."""
+    turns = itertools.cycle(contender.inputs(N_INPUTS))
+
+    def unlocked() -> int:
+        contender.call(*next(turns))
+        return 1
+
+    def locked() -> int:
+        arguments = next(turns)
+        with lock:
+            contender.call(*arguments)
+        return 1
+
+    return locked if lock else unlocked
+
+
+ALONE = {"sample": "sample", "update_priorities": "update", "sample + update_priorities": "cycle", "add": "add"}
+BESIDE = {"learner, beside actors": ("cycle", "add"), "actor, beside learners": ("add", "cycle")}
+TEAMS = [(role, n) for role in ALONE for n in grid.counts()] + [(role, n) for role in BESIDE for n in grid.counts() if n > 1]
+
+
+def team(buffer: Any, role: str, n: int, lock: threading.Lock | None) -> list[Work] | None:
+    """What each of n threads does, the one or those that count first; None if the buffer does not offer it."""
+    methods = [ALONE[role]] * n if role in ALONE else [BESIDE[role][0], *[BESIDE[role][1]] * (n - 1)]
+    if not all(hasattr(buffer, method) for method in methods):
+        return None
+    made = {method: getattr(buffer, method) for method in methods}
+    return [calls(made[method]() if method == "add" else made[method](BATCH), lock) for method in methods]
+
+
+@pytest.mark.parametrize(("role", "n_threads"), TEAMS)
+def test_operations(compare, everybody, window, role, n_threads):
+    """Calls per second of a role: ours as it is, each rival behind one lock, for none says that two threads may enter it."""
+    windows = {}
+    for buffer in everybody:
+        is_ours = isinstance(buffer, OurBuffer)
+        works = team(buffer, role, n_threads, None if is_ours else threading.Lock())
+        if works:
+            n_counted = len(works) if role in ALONE else 1
+            name = buffer.name if is_ours else f"{buffer.name} behind one lock"
+            windows[name] = lambda works=works, n=n_counted: sum(rates(works, window)[:n])
+    parameters = {"role": role, "threads": n_threads, "batch": BATCH, "rows per add": PER_ADD}
+    compare.rates("threads: calls by role", parameters, OurBuffer.name, windows, unit="calls/s")

@@ -23,6 +23,8 @@ POINTS = [
     ("Atari 4×84×84, stack_num=4", 20_000, 32),
 ]
 MORE_POINTS = [("HalfCheetah", 100_000, 256), ("HalfCheetah", 1_000_000, 32), ("Atari 4×84×84", 20_000, 256)]
+SHORT_POINTS = [(kind, min(slots, 100_000 if kind == "HalfCheetah" else 5_000), batch) for kind, slots, batch in POINTS]
+SMOKE_POINTS = [(kind, 1_000, batch) for kind, _, batch in POINTS]
 FILLED = 20_000  # transitions in the buffer when a training run is timed: the examples' smallest buffer, full
 WINDOW = 2  # training windows are this many times longer than those of the threads
 
@@ -30,6 +32,8 @@ WINDOW = 2  # training windows are this many times longer than those of the thre
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "buffers" in metafunc.fixturenames:
         points = POINTS + (MORE_POINTS if metafunc.config.getoption("--full") else [])
+        points = SHORT_POINTS if metafunc.config.getoption("--short") else points
+        points = SMOKE_POINTS if metafunc.config.getoption("--benchmark-disable") else points
         ids = [f"{kind.replace(' ', '_')}-{slots:.0e}-{batch}".replace("+0", "") for kind, slots, batch in points]
         metafunc.parametrize(("buffers", "drawn"), [(p[:2], p[2]) for p in points], indirect=["buffers"], ids=ids)
 
@@ -50,9 +54,10 @@ def test_cycle(compare, buffers, drawn):
 
 
 @pytest.fixture(scope="module", params=SETTINGS)
-def runs(request: pytest.FixtureRequest) -> Iterator[tuple[str, dict[str, Training]]]:
+def runs(request: pytest.FixtureRequest, smoke: bool) -> Iterator[tuple[str, dict[str, Training]]]:
     torch.set_num_threads(1)
-    yield request.param, {OURS: Training(request.param, True, FILLED), STOCK: Training(request.param, False, FILLED)}
+    filled = 1_000 if smoke else FILLED
+    yield request.param, {OURS: Training(request.param, True, filled), STOCK: Training(request.param, False, filled)}
     gc.collect()
 
 

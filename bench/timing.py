@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from statistics import median, quantiles
 from time import perf_counter, thread_time
 from typing import Any
@@ -36,6 +37,22 @@ class Contender:
     call: Callable[..., object]
     inputs: Callable[[int], Inputs]
     operations: int = 1  # what one call does; times are reported per operation
+
+    def timed(self, n_calls: int, before: Before) -> tuple[float, bool]:
+        """Seconds of one repetition, and whether another process got in between.
+
+        Its inputs are made, and `before` has run, before the clock starts.
+        """
+        inputs = self.inputs(n_calls)
+        before(self)
+        watch = Watch()
+        start = perf_counter()
+        run(self.call, inputs)
+        seconds = perf_counter() - start
+        return seconds, watch.disturbed()
+
+
+Before = Callable[[Contender], object]  # picklable, for contenders of other processes (rivals/remote.py)
 
 
 @dataclass(frozen=True)
@@ -116,20 +133,6 @@ def run(call: Callable[..., object], inputs: Inputs) -> None:
         call(*arguments)
 
 
-def timed(contender: Contender, n_calls: int, before: Callable[[], object]) -> tuple[float, bool]:
-    """Seconds of one repetition, and whether another process got in between.
-
-    Its inputs are made, and `before` has run, before the clock starts.
-    """
-    inputs = contender.inputs(n_calls)
-    before()
-    watch = Watch()
-    start = perf_counter()
-    run(contender.call, inputs)
-    seconds = perf_counter() - start
-    return seconds, watch.disturbed()
-
-
 class Watch:
     """Tells whether this thread had its core to itself: then its processor time is the wall time."""
 
@@ -141,25 +144,37 @@ class Watch:
         return wall - processor > max(0.02 * wall, 20e-6)
 
 
-def calibrate(contender: Contender, target_seconds: float = TARGET_SECONDS) -> int:
-    """How many calls make one repetition of about `target_seconds`; warms the contender up on the way."""
+def nothing(_: Contender) -> None:
+    """No preparation."""
+
+
+def warm_up(n_calls: int, contender: Contender) -> None:
+    """Untimed calls with inputs of their own."""
+    run(contender.call, contender.inputs(n_calls))
+
+
+@cache
+def _other_memory() -> np.ndarray:
+    return np.ones(SCRUB_BYTES // 8)
+
+
+def scrub(_: Contender) -> None:
+    """Read and write 8 MiB of other memory, as a gradient step between two batches does."""
+    other = _other_memory()
+    other += 1.0
+
+
+def calibrate(contender: Contender) -> tuple[int, Before]:
+    """How many calls make one repetition of about TARGET_SECONDS, and what warms them up for WARM_SECONDS."""
     n_calls = 1
     while True:
-        seconds = min(timed(contender, n_calls, int)[0] for _ in range(3))
-        if seconds >= target_seconds / 2 or n_calls >= MAX_CALLS:
-            wanted = round(n_calls * target_seconds / max(seconds, 1e-9))
-            return max(1, min(wanted, MAX_CALLS))
+        seconds = max(min(contender.timed(n_calls, nothing)[0] for _ in range(3)), 1e-9)
+        if seconds >= TARGET_SECONDS / 2 or n_calls >= MAX_CALLS:
+            each = seconds / n_calls
+            wanted = max(1, min(round(TARGET_SECONDS / each), MAX_CALLS))
+            most = round(wanted * WARM_SECONDS / TARGET_SECONDS)
+            return wanted, partial(warm_up, max(1, min(round(WARM_SECONDS / each), most)))
         n_calls = min(MAX_CALLS, 2 * n_calls)
-
-
-class Scrub:
-    """Reads and writes 8 MiB of other memory, as a gradient step between two batches does."""
-
-    def __init__(self) -> None:
-        self._other = np.ones(SCRUB_BYTES // 8)
-
-    def __call__(self) -> None:
-        self._other += 1.0
 
 
 def interleave(benchmark: Any, ours: Contender, rivals: Sequence[Contender], rounds: int, cold: bool = False) -> Record:
@@ -173,18 +188,17 @@ def interleave(benchmark: Any, ours: Contender, rivals: Sequence[Contender], rou
     record = Record(scenario="", parameters={}, unit="s", ours=ours.name, repetitions=repetitions)
     if not benchmark.enabled:  # --benchmark-disable: a smoke test, one call each
         for contender in contenders:
-            repetitions[contender.name].append(timed(contender, 1, int)[0])
+            repetitions[contender.name].append(contender.timed(1, nothing)[0])
         return record
 
     gc.collect()
     gc.disable()
     try:
         if cold:
-            calls = {c.name: 1 for c in contenders}
-            befores: dict[str, Callable[[], object]] = dict.fromkeys(calls, Scrub())
+            prepared: dict[str, tuple[int, Before]] = {c.name: (1, scrub) for c in contenders}
         else:
-            calls = {c.name: calibrate(c) for c in contenders}
-            befores = {c.name: _warm_up(c, calls[c.name]) for c in contenders}
+            prepared = {c.name: calibrate(c) for c in contenders}
+        calls = {name: n_calls for name, (n_calls, _) in prepared.items()}
         record.calls = calls
         n_round, watch = 0, Watch()
         record.disturbed = {c.name: [] for c in contenders}
@@ -193,15 +207,15 @@ def interleave(benchmark: Any, ours: Contender, rivals: Sequence[Contender], rou
             nonlocal watch
             for i in range(len(rivals)):
                 rival = rivals[(i + n_round) % len(rivals)]  # none is always first
-                n_calls = calls[rival.name]
-                seconds, was_disturbed = timed(rival, n_calls, befores[rival.name])
+                n_calls, before = prepared[rival.name]
+                seconds, was_disturbed = rival.timed(n_calls, before)
                 repetitions[rival.name].append(seconds / (n_calls * rival.operations))
                 if was_disturbed:
                     record.disturbed[rival.name].append(n_round)
             # pytest-benchmark allows one iteration with a setup; ours loops inside, so tell it what to divide by.
             benchmark.stats.iterations = calls[ours.name] * ours.operations
             inputs = ours.inputs(calls[ours.name])
-            befores[ours.name]()
+            prepared[ours.name][1](ours)
             watch = Watch()
             return (ours.call, inputs), {}
 
@@ -216,12 +230,6 @@ def interleave(benchmark: Any, ours: Contender, rivals: Sequence[Contender], rou
     finally:
         gc.enable()
     return record
-
-
-def _warm_up(contender: Contender, n_calls: int) -> Callable[[], object]:
-    """Untimed calls with inputs of their own, for about WARM_SECONDS."""
-    n_warm = max(1, round(n_calls * WARM_SECONDS / TARGET_SECONDS))
-    return lambda: run(contender.call, contender.inputs(n_warm))
 
 
 def interleave_windows(

@@ -7,61 +7,31 @@ seed: whatever the machine does in the meantime, it does it to all of them. Noth
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import machine
-from bench.convergence.tasks import RIVALS, TASKS, UNITS
+from bench import campaign, machine
+from bench.convergence.tasks import RIVALS, TASKS, UNITS, takes_part
+from bench.rivals import remote
 from bench.table import quantity
 
-ROOT = Path(__file__).resolve().parents[2]
-OUTPUT = ROOT / "bench" / "results" / "convergence.json"
-TIMEOUT = 3_600.0  # seconds; a run that takes longer is recorded as failed
-IDENTITY = ("task", "units", "rival", "seed")
+OUTPUT = campaign.RESULTS / "convergence.json"
+WORKER = "bench.convergence.worker"
+IDENTITY = ("task", "units", "rival", "seed", "budget")
 
 
-def jobs(tasks: Sequence[str], rivals: Sequence[str], units: Sequence[int], seeds: int) -> Iterator[dict[str, Any]]:
+def jobs(
+    tasks: Sequence[str], rivals: Sequence[str], units: Sequence[int], seeds: int, budget: int | None
+) -> Iterator[dict[str, Any]]:
     """Every run, interleaved."""
     for task in tasks:
         for width in units:
             for seed in range(seeds):
                 turn = seed % len(rivals)
                 for rival in (*rivals[turn:], *rivals[:turn]):
-                    yield {"task": task, "units": width, "rival": rival, "seed": seed}
-
-
-def run(job: dict[str, Any], timeout: float = TIMEOUT) -> dict[str, Any]:
-    """Train in a new process and return its record; a failed run has `error` and is not solved."""
-    neighbours = machine.Neighbours()
-    record: dict[str, Any] = {**job, "versions": machine.versions()}
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "outcome.json"
-        sent = json.dumps({**job, "output": str(output), "spawned": time.time()})
-        command = [sys.executable, "-W", "ignore", "-m", "bench.convergence.worker", sent]
-        try:
-            subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=timeout)
-            record |= json.loads(output.read_text())
-        except subprocess.SubprocessError as error:
-            lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-            record |= {"solved": False, "wall_seconds": None, "curve": [], "error": lines[-1]}
-    record["cores_used_by_others"] = round(neighbours.cores_used(), 2)
-    return record
-
-
-def write(path: Path, described: dict[str, Any], records: Sequence[dict[str, Any]]) -> None:
-    """Write what there is so far; a crash leaves the old file or the new one."""
-    lines = ",\n".join(json.dumps(record) for record in records)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text(f'{{"machine": {json.dumps(described, indent=1)},\n"records": [\n{lines}\n]}}\n')
-    os.replace(fresh, path)
+                    if takes_part(rival, task):
+                        yield {"task": task, "units": width, "rival": rival, "seed": seed, "budget": budget}
 
 
 def describe(record: dict[str, Any]) -> str:
@@ -77,6 +47,13 @@ def describe(record: dict[str, Any]) -> str:
     )
 
 
+def execute(job: dict[str, Any]) -> dict[str, Any]:
+    """Train in a new process: RLlib's in its own environment, all others in this one."""
+    if job["rival"] in remote.RIVALS:
+        return campaign.run(job, WORKER, remote.python(job["rival"]))
+    return campaign.run(job, WORKER)
+
+
 def main() -> None:
     """Run what is asked for and not there yet; write after every run."""
     parser = argparse.ArgumentParser(prog="python -m bench.convergence", description=__doc__.splitlines()[0])
@@ -88,25 +65,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=OUTPUT)
     parser.add_argument("--resume", action="store_true", help="keep the runs that the output has, failed ones excepted")
     arguments = parser.parse_args()
-    records: list[dict[str, Any]] = []
-    described = machine.describe()
-    if arguments.output.exists():
-        if not arguments.resume:
-            parser.error(f"{arguments.output.name} exists: add --resume to go on with it, or remove it to start anew")
-        document = json.loads(arguments.output.read_text())
-        records = [record for record in document["records"] if "error" not in record]
-        if document["machine"]["processor"] != described["processor"]:
-            parser.error(f"{arguments.output.name} was measured on another machine; its runs cannot be compared with new ones")
-        if any(record["budget"] != arguments.budget for record in records):
-            parser.error(f"{arguments.output.name} has runs with another --budget")
-    there = {tuple(record[key] for key in IDENTITY) for record in records}
-    for job in jobs(arguments.tasks, arguments.rivals, arguments.units, arguments.seeds):
-        if tuple(job[key] for key in IDENTITY) in there:
-            continue
-        records.append(run({**job, "budget": arguments.budget}))
-        described["cores_used_by_others"] = max(record["cores_used_by_others"] for record in records)
-        write(arguments.output, described, records)
-        print(describe(records[-1]), flush=True)
+    absent = [rival for rival in arguments.rivals if rival in remote.RIVALS and not remote.python(rival).exists()]
+    left_out = {remote.NAMES[rival]: f"{remote.LEFT_OUT}, {remote.NOT_INSTALLED}" for rival in absent}
+    rivals = [rival for rival in arguments.rivals if rival not in absent]
+    planned = jobs(arguments.tasks, rivals, arguments.units, arguments.seeds, arguments.budget)
+    described = {**machine.describe(), "rivals": left_out}
+    campaign.conduct(arguments.output, arguments.resume, planned, IDENTITY, execute, describe, described)
 
 
 if __name__ == "__main__":

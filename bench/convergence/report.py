@@ -12,19 +12,21 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
+from bench.campaign import chosen, failures, quartiles
 from bench.convergence.__main__ import IDENTITY, OUTPUT
 from bench.convergence.tasks import RIVALS, TASKS, Task
-from bench.plots import BLUE, ORANGE, PURPLE, STYLE
+from bench.plots import BLUE, ORANGE, PURPLE, SKY, STYLE
 from bench.report import DOCS, machine_text, markdown_table, write
 
-NAMES = {"sb3": "Stable-Baselines3", "tianshou": "Tianshou", "runner": "kary-replay"}
-COLOURS = {"sb3": PURPLE, "tianshou": ORANGE, "runner": BLUE}
+NAMES = {"sb3": "Stable-Baselines3", "tianshou": "Tianshou", "rllib": "RLlib", "runner": "kary-replay"}
+COLOURS = {"sb3": PURPLE, "tianshou": ORANGE, "rllib": SKY, "runner": BLUE}
+OTHERS = tuple(rival for rival in RIVALS if rival != "runner")
 FLOORS = {"LunarLander-v3": -400.0}  # where a curve starts so low that the rest would look flat
 READING = (
     "Seconds of training until the mean return of 100 greedy episodes reaches the threshold: median over seeds, in brackets "
     "the quartiles; a run that never did counts as infinitely long. The clock runs from the first environment step and stands "
     "still while snapshots of the policy are evaluated; start-up (imports, building, processes) is beside it. The last column "
-    "is the better of Stable-Baselines3's and Tianshou's medians over this one. How it is measured, and where everybody's "
+    "is the best of the rivals' medians over this one. How it is measured, and where everybody's "
     "settings come from: [bench/README.md](../bench/README.md#convergence)."
 )
 Record = dict[str, Any]
@@ -35,19 +37,9 @@ def label(task: Task) -> str:
     return f"{task.algorithm.upper()}, {task.env_id}"
 
 
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Order statistics, so that infinite values stay what they are."""
-    ordered = sorted(values)
-    return tuple(ordered[round(share * (len(ordered) - 1))] for share in (0.25, 0.5, 0.75))
-
-
 def times(records: Sequence[Record]) -> list[float]:
     """Seconds until solved; infinity where a run was not."""
     return [record["wall_seconds"] if record["solved"] else np.inf for record in records]
-
-
-def chosen(records: Sequence[Record], **wanted: Any) -> list[Record]:
-    return [record for record in records if all(record[key] == value for key, value in wanted.items())]
 
 
 def seconds(value: float) -> str:
@@ -64,7 +56,7 @@ def table(records: Sequence[Record]) -> list[str]:
     rows = []
     for name, task in TASKS.items():
         medians = {r: quartiles(times(runs))[1] for r in RIVALS if (runs := chosen(records, task=name, rival=r))}
-        best = min((medians[rival] for rival in ("sb3", "tianshou") if rival in medians), default=np.inf)
+        best = min((medians[rival] for rival in OTHERS if rival in medians), default=np.inf)
         for rival, median in medians.items():
             runs = chosen(records, task=name, rival=rival)
             solved = [run for run in runs if run["solved"]]
@@ -92,7 +84,7 @@ def table(records: Sequence[Record]) -> list[str]:
         "env steps",
         "updates",
         "start-up, s",
-        "faster than the better rival",
+        "faster than the best rival",
     ]
     return markdown_table(header, rows)
 
@@ -205,10 +197,7 @@ def page(document: Record, images: Path) -> list[str]:
             "",
             *table(some),
         ]
-    failed = [f"- {' '.join(str(run[key]) for key in IDENTITY)}: {run['error']}" for run in records if "error" in run]
-    if failed:
-        lines += ["Failed runs, counted as not solved:", "", *failed, ""]
-    return [*lines, "### Settings", "", *settings(records)]
+    return [*lines, *failures(records, IDENTITY), "### Settings", "", *settings(records)]
 
 
 def main() -> None:

@@ -25,4 +25,10 @@ TASKS = {
     "lunarlander_dqn": Task("dqn", "LunarLander-v3", 200.0, 600_000, 5_000, 2),
 }
 UNITS = (64, 256)
-RIVALS = ("sb3", "tianshou", "runner")
+RIVALS = ("sb3", "tianshou", "rllib", "runner")
+RLLIB = ("cartpole_dqn", "pendulum_sac")  # what its tuned examples have settings for; it has no DDPG and no TD3
+
+
+def takes_part(rival: str, task: str) -> bool:
+    """Whether a rival runs a task."""
+    return rival != "rllib" or task in RLLIB

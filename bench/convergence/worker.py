@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
+from bench import machine
 from bench.convergence.tasks import TASKS
 
 
@@ -21,6 +22,7 @@ def main() -> None:
     chosen = {**rival.settings(job["task"], job["units"]), **job.get("settings", {})}
     outcome = rival.train(job["task"], task, job["seed"], chosen).as_json()
     outcome["startup_seconds"] = round(outcome.pop("started") - job["spawned"], 3)
+    outcome["versions"] = machine.versions()  # of the rival's own environment
     Path(job["output"]).write_text(json.dumps(outcome))
 
 

@@ -7,17 +7,24 @@ from typing import Any
 import numpy as np
 from cpprb import PrioritizedReplayBuffer
 
-from bench.rivals.rows import ACTION, ALPHA, BETA, OBSERVATION, Updates, chunks, rows
+from bench.rivals.rows import ALPHA, BETA, VECTOR, Kind, Updates, chunks, rows
 from bench.timing import Contender
 
 NAME = "cpprb PrioritizedReplayBuffer"
-FIELDS: dict[str, dict[str, Any]] = {
-    "obs": {"shape": OBSERVATION},
-    "act": {"shape": ACTION},
-    "rew": {},
-    "next_obs": {"shape": OBSERVATION},
-    "done": {"dtype": np.bool_},
-}
+
+
+def fields(kind: Kind) -> dict[str, dict[str, Any]]:
+    observation = {"shape": kind.observation, "dtype": np.dtype(kind.observation_dtype)}
+    return {
+        "obs": observation,
+        "act": {"shape": kind.action or 1, "dtype": np.dtype(kind.action_dtype)},
+        "rew": {},
+        "next_obs": observation,
+        "done": {"dtype": np.bool_},
+    }
+
+
+FIELDS = fields(VECTOR)
 
 
 def named(block: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -35,10 +42,10 @@ class CpprbBuffer:
 
     name = NAME
 
-    def __init__(self, slots: int, rows_per_add: int = 1) -> None:
-        self._slots, self._rows = slots, rows_per_add
-        self.buffer = PrioritizedReplayBuffer(slots, FIELDS, alpha=ALPHA)
-        for _, block, errors in chunks(slots):
+    def __init__(self, slots: int, rows_per_add: int = 1, kind: Kind = VECTOR) -> None:
+        self._slots, self._rows, self._kind = slots, rows_per_add, kind
+        self.buffer = PrioritizedReplayBuffer(slots, fields(kind), alpha=ALPHA)
+        for _, block, errors in chunks(slots, kind):
             self.buffer.add(priorities=errors, **named(block))
 
     def sample(self, batch: int) -> Contender:
@@ -63,7 +70,7 @@ class CpprbBuffer:
 
     def add(self) -> Contender:
         buffer = self.buffer
-        pool = [named(rows(self._rows, seed)) for seed in range(64)]
+        pool = [named(rows(self._rows, seed, self._kind)) for seed in range(64)]
 
         def call(block: dict[str, np.ndarray]) -> None:
             buffer.add(**block)

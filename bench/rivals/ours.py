@@ -7,19 +7,26 @@ from typing import Any
 import numpy as np
 
 import kary_replay as kr
-from bench.rivals.rows import ACTION, ALPHA, BETA, OBSERVATION, Updates, chunks, rows
+from bench.rivals.rows import ALPHA, BETA, VECTOR, Kind, Updates, chunks, rows
 from bench.timing import Contender
 
 DEFAULT_ARITY = kr.sum_tree.DEFAULT_ARITY
 TREE = "kary-replay SumTree"
 NAME = "kary-replay PrioritizedReplayBuffer"
-FIELDS = {
-    "observation": kr.Field((OBSERVATION,), "float32"),
-    "action": kr.Field((ACTION,), "float32"),
-    "reward": kr.Field((), "float32"),
-    "next_observation": kr.Field((OBSERVATION,), "float32"),
-    "terminated": kr.Field((), "bool"),
-}
+
+
+def fields(kind: Kind) -> dict[str, kr.Field]:
+    observation = kr.Field(kind.observation, kind.observation_dtype)
+    return {
+        "observation": observation,
+        "action": kr.Field(kind.action, kind.action_dtype),
+        "reward": kr.Field((), "float32"),
+        "next_observation": observation,
+        "terminated": kr.Field((), "bool"),
+    }
+
+
+FIELDS = fields(VECTOR)
 
 
 class OurTree:
@@ -48,10 +55,10 @@ class OurBuffer:
 
     name = NAME
 
-    def __init__(self, slots: int, rows_per_add: int = 1) -> None:
-        self._slots, self._rows = slots, rows_per_add
-        self.buffer = kr.PrioritizedReplayBuffer(slots, FIELDS, alpha=ALPHA, beta=BETA, seed=0)
-        for _, block, errors in chunks(slots):
+    def __init__(self, slots: int, rows_per_add: int = 1, kind: Kind = VECTOR) -> None:
+        self._slots, self._rows, self._kind = slots, rows_per_add, kind
+        self.buffer = kr.PrioritizedReplayBuffer(slots, fields(kind), alpha=ALPHA, beta=BETA, seed=0)
+        for _, block, errors in chunks(slots, kind):
             self.buffer.add(priority=errors, **block)
 
     def sample(self, batch: int) -> Contender:
@@ -81,7 +88,7 @@ class OurBuffer:
 
     def add(self) -> Contender:
         buffer = self.buffer
-        blocks = [rows(self._rows, seed) for seed in range(64)]
+        blocks = [rows(self._rows, seed, self._kind) for seed in range(64)]
         if self._rows == 1:  # one transition, without a leading axis, as in an environment loop
             blocks = [{name: array[0] for name, array in block.items()} for block in blocks]
 

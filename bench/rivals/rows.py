@@ -1,25 +1,52 @@
-"""The rows and priorities every buffer is filled with: HalfCheetah-shaped, 17 + 6 + 1 + 17 float32 and a bool."""
+"""The rows and priorities every buffer is filled with: HalfCheetah's vectors, or Atari's stacks of four frames."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-OBSERVATION, ACTION = 17, 6
-PAYLOAD_BYTES = 4 * (2 * OBSERVATION + ACTION + 1) + 1
-CHUNK = 100_000
 ALPHA, BETA = 0.6, 0.4
 
 
-def rows(n: int, seed: int = 1) -> dict[str, np.ndarray]:
+@dataclass(frozen=True)
+class Kind:
+    """Shapes of a row; rewards are float32, ends of episodes bool."""
+
+    name: str
+    observation: tuple[int, ...]
+    observation_dtype: str
+    action: tuple[int, ...]
+    action_dtype: str
+    chunk: int  # rows that are made at once, and repeat from then on
+
+    @property
+    def nbytes(self) -> int:
+        """Payload of a row: both observations, action, reward, end."""
+        observation = int(np.prod(self.observation)) * np.dtype(self.observation_dtype).itemsize
+        return 2 * observation + int(np.prod(self.action)) * np.dtype(self.action_dtype).itemsize + 4 + 1
+
+
+VECTOR = Kind("HalfCheetah", (17,), "float32", (6,), "float32", 100_000)
+ATARI = Kind("Atari 4×84×84", (4, 84, 84), "uint8", (), "int64", 500)
+OBSERVATION, ACTION, CHUNK, PAYLOAD_BYTES = VECTOR.observation[0], VECTOR.action[0], VECTOR.chunk, VECTOR.nbytes
+
+
+def rows(n: int, seed: int = 1, kind: Kind = VECTOR) -> dict[str, np.ndarray]:
     """N transitions with the names kary-replay uses."""
     rng = np.random.default_rng(seed)
+
+    def draws(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        if np.dtype(dtype).kind == "f":
+            return rng.standard_normal((n, *shape), dtype=dtype)
+        return rng.integers(0, 256 if dtype == "uint8" else 4, (n, *shape), dtype)
+
     return {
-        "observation": rng.standard_normal((n, OBSERVATION), dtype=np.float32),
-        "action": rng.standard_normal((n, ACTION), dtype=np.float32),
+        "observation": draws(kind.observation, kind.observation_dtype),
+        "action": draws(kind.action, kind.action_dtype),
         "reward": rng.standard_normal(n, dtype=np.float32),
-        "next_observation": rng.standard_normal((n, OBSERVATION), dtype=np.float32),
+        "next_observation": draws(kind.observation, kind.observation_dtype),
         "terminated": np.zeros(n, dtype=bool),  # HalfCheetah never terminates
     }
 
@@ -29,10 +56,10 @@ def td_errors(n: int, seed: int = 2) -> np.ndarray:
     return np.random.default_rng(seed).lognormal(-1.0, 1.0, n).astype(np.float32)
 
 
-def chunks(slots: int) -> Iterator[tuple[slice, dict[str, np.ndarray], np.ndarray]]:
+def chunks(slots: int, kind: Kind = VECTOR) -> Iterator[tuple[slice, dict[str, np.ndarray], np.ndarray]]:
     """(slots of the chunk, rows, |TD errors|): the rows repeat from chunk to chunk, the priorities do not."""
-    size = min(CHUNK, slots)
-    block = rows(size)
+    size = min(kind.chunk, slots)
+    block = rows(size, kind=kind)
     for number, start in enumerate(range(0, slots, size)):
         n = min(size, slots - start)
         yield slice(start, start + n), {name: array[:n] for name, array in block.items()}, td_errors(n, 2 + number)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from tianshou.data import Batch, PrioritizedReplayBuffer, PrioritizedVectorReplayBuffer, SegmentTree
 
-from bench.rivals.rows import ALPHA, BETA, Updates, chunks, rows
+from bench.rivals.rows import ALPHA, BETA, VECTOR, Kind, Updates, chunks, rows
 from bench.timing import Contender
 
 TREE = "Tianshou SegmentTree"
@@ -46,8 +46,8 @@ class TianshouBuffer:
 
     name = NAME
 
-    def __init__(self, slots: int, rows_per_add: int = 1) -> None:
-        self._slots, self._rows = slots, rows_per_add
+    def __init__(self, slots: int, rows_per_add: int = 1, kind: Kind = VECTOR) -> None:
+        self._slots, self._rows, self._kind = slots, rows_per_add, kind
         if rows_per_add == 1:
             self.buffer = PrioritizedReplayBuffer(slots, alpha=ALPHA, beta=BETA)
         else:
@@ -59,7 +59,7 @@ class TianshouBuffer:
     def _fill(self, slots: int) -> None:
         """Write the storage that the first add created: adding 1e7 rows one by one would take a quarter of an hour."""
         buffer, meta = self.buffer, self.buffer._meta
-        for where, block, errors in chunks(slots):
+        for where, block, errors in chunks(slots, self._kind):
             meta.obs[where] = block["observation"]
             meta.act[where] = block["action"]
             meta.rew[where] = block["reward"]
@@ -74,7 +74,7 @@ class TianshouBuffer:
             buffer._lengths[:] = [child.maxsize for child in buffer.buffers]
 
     def _add_arguments(self, seed: int) -> tuple[Any, ...]:
-        block = rows(self._rows, seed)
+        block = rows(self._rows, seed, self._kind)
         batch = Batch(
             obs=block["observation"],
             act=block["action"],

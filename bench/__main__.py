@@ -1,0 +1,126 @@
+"""The whole suite: `python -m bench` in its short form (minutes), `python -m bench --full` in its long form (hours).
+
+The long form writes bench/results/NAME.json and the pages in docs/, which are committed. The short one, with fewer sizes and
+repetitions, writes the same files and pages in bench/results/short/, and says at the end whether a page has other sections than
+its counterpart in docs/. `--parts` picks some; `--resume` goes on with a long one that was cut off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from bench.campaign import RESULTS, ROOT
+
+SHORT = "short"
+BENCH = ROOT / "bench"
+STORING = ("test_processes.py", "test_frames.py", "test_checkpoint.py", "test_prefetch.py")
+ADAPTERS = ("test_sb3.py", "test_tianshou.py")
+LEARNER = ("test_learner.py",)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One results file. Micro-benchmarks name their test files; whole training runs are modules, with what makes them short."""
+
+    what: str
+    files: tuple[str, ...] = ()
+    module: str = ""
+    short: tuple[str, ...] = ()
+    report: str = ""  # where another module writes the page
+
+
+def others() -> tuple[str, ...]:
+    """Every test file that no other part has, and the ablations."""
+    taken = {*STORING, *ADAPTERS, *LEARNER}
+    return (*(path.name for path in sorted(BENCH.glob("test_*.py")) if path.name not in taken), "ablation")
+
+
+PARTS = {
+    "buffers": Part("buffer operations, threads, memory, and the ablations of the core", files=others()),
+    "storing": Part("processes, frames, checkpoints, prefetch", files=STORING),
+    "adapters": Part("SB3 and Tianshou, stock against ours", files=ADAPTERS),
+    "learner": Part("a learner's update", files=LEARNER),
+    "convergence": Part(
+        "seconds until a task is solved, with rivals",
+        module="bench.convergence",
+        short=("--tasks", "pendulum_ddpg", "--seeds", "1"),
+        report="bench.convergence.report",
+    ),
+    "scaling": Part("the runner on more and more cores", module="bench.scaling", short=("--seeds", "1", "--short")),
+    "large_batch": Part("larger and larger batches", module="bench.large_batch", short=("--seeds", "1", "--short")),
+    "runner_ablation": Part("the runner's parts", module="bench.runner_ablation", short=("--seeds", "1", "--short")),
+}
+
+
+def commands(name: str, full: bool, resume: bool) -> list[list[str]]:
+    """What a part runs, to be given to Python."""
+    part = PARTS[name]
+    results = name if full else f"{SHORT}/{name}"
+    docs = [] if full else ["--docs", str(RESULTS / SHORT / "docs")]
+    if part.files:
+        files = [str(BENCH / file) for file in part.files]
+        size = "--full" if full else "--short"
+        measure = ["-m", "pytest", "-q", *files, "--benchmark-only", "--benchmark-columns=median", size, "--results", results]
+        return [measure, ["-m", "bench.report", results, *docs]]
+    output = RESULTS / f"{results}.json"
+    run = ["-m", part.module, *(() if full else part.short), *(["--resume"] if resume else [])]
+    if part.report:
+        return [[*run, "--output", str(output)], ["-m", part.report, str(output), *docs]]
+    return [[*run, "--output", str(output), *docs]]
+
+
+def sections(page: Path) -> list[str]:
+    """Return the headings of a page, those of sizes that only one form has left out."""
+    return re.findall(r"^#+ .+$", page.read_text(), re.MULTILINE)
+
+
+def differences(docs: Path, made: Path) -> list[str]:
+    """Name the sections that only one of two folders of pages has."""
+    lines = []
+    for page in sorted(made.glob("*.md")):
+        theirs, ours = sections(docs / page.name) if (docs / page.name).exists() else [], sections(page)
+        lines += [f"{page.name}: only in docs/: {title}" for title in theirs if title not in ours]
+        lines += [f"{page.name}: not in docs/: {title}" for title in ours if title not in theirs]
+    return lines
+
+
+def run_part(name: str, full: bool, resume: bool) -> bool:
+    """Run one part, and say whether it went well. What a short one left behind is removed first."""
+    if not full:
+        (RESULTS / SHORT / f"{name}.json").unlink(missing_ok=True)
+    return all(subprocess.run([sys.executable, *command], cwd=ROOT).returncode == 0 for command in commands(name, full, resume))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the parts, one after another; a part that fails does not keep the others from running."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0])
+    parser.add_argument("--full", action="store_true", help="the long form, whose results are committed")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--resume", action="store_true", help="go on with whole training runs that were cut off")
+    chosen = parser.parse_args(arguments)
+    seconds, failed = {}, []
+    for name in chosen.parts:
+        print(f"\n===== {name}: {PARTS[name].what}", flush=True)
+        start = perf_counter()
+        if not run_part(name, chosen.full, chosen.resume):
+            failed.append(name)
+        seconds[name] = perf_counter() - start
+    print("\n===== minutes: " + ", ".join(f"{name} {value / 60:.1f}" for name, value in seconds.items()), end="")
+    print(f"; together {sum(seconds.values()) / 60:.1f}")
+    if not chosen.full:
+        print(f"Pages and pictures: {(RESULTS / SHORT / 'docs').relative_to(ROOT)}")
+        print(*differences(ROOT / "docs", RESULTS / SHORT / "docs"), sep="\n")
+    if failed:
+        print("failed: " + ", ".join(failed))
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Rivals whose requirements clash with everybody else's: each in a virtual environment and a process of its own.
+
+`make rivals` makes the environments, .venv-rivals/NAME from requirements-NAME.txt. The process (server.py) builds the rival and
+runs the timing loop of bench.timing on it, one repetition at a time, when it is told to: so it takes its turn in the same
+rounds as all the others. Between its repetitions it waits.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from bench.timing import Before
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENTS = ROOT / ".venv-rivals"
+RIVALS = {  # environment -> class that wraps it
+    "rllib": "bench.rivals.rllib_buffer:RllibBuffer",
+    "torchrl": "bench.rivals.torchrl_buffer:TorchrlBuffer",
+}
+LEFT_OUT, NOT_INSTALLED = "left out", "not installed: make rivals"
+NAMES = {"rllib": "RLlib", "torchrl": "TorchRL"}
+status: dict[str, str] = {}  # of those that were asked for: versions, or why it is left out
+
+
+class MissingRivalError(Exception):
+    """The rival is not here, or does not work here; the message says why."""
+
+
+class RemoteError(RuntimeError):
+    """Something failed in the rival's process."""
+
+
+def python(environment: str) -> Path:
+    """Return the interpreter of an environment."""
+    return ENVIRONMENTS / environment / "bin" / "python"
+
+
+@dataclass(frozen=True)
+class RemoteContender:
+    """A Contender of the other process."""
+
+    name: str
+    operations: int
+    rival: RemoteRival
+    key: int
+
+    def timed(self, n_calls: int, before: Before) -> tuple[float, bool]:
+        return self.rival.ask("timed", self.key, n_calls, before)
+
+
+class RemoteRival:
+    """One rival, built in its own process; of `sample`, `update`, `cycle` and `add` it has those that its class has."""
+
+    versions = "its process did not start"
+
+    def __init__(self, environment: str, *arguments: Any) -> None:
+        if not python(environment).exists():
+            raise MissingRivalError(NOT_INSTALLED)
+        mine, others = socket.socketpair()
+        command = [str(python(environment)), "-W", "ignore", "-m", "bench.rivals.server", str(others.fileno())]
+        quiet = {**os.environ, "RL_WARNINGS": "0"}
+        self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[others.fileno()], env=quiet, stderr=subprocess.DEVNULL)
+        others.close()
+        self._connection = Connection(mine.detach())
+        try:
+            self.versions = self.ask("versions")
+            self.name, offered = self.ask("build", RIVALS[environment], arguments)
+        except RemoteError as error:
+            self.close()
+            raise MissingRivalError(f"could not load, because {error} ({self.versions})") from None
+        for method in offered:
+            setattr(self, method, partial(self._contender, method))
+
+    def ask(self, what: str, *arguments: Any) -> Any:
+        """Have something done there, and return what comes back."""
+        self._connection.send((what, arguments))
+        try:
+            good, answer = self._connection.recv()
+        except EOFError:
+            raise RemoteError("its process ended") from None
+        if not good:
+            raise RemoteError(answer)
+        return answer
+
+    def _contender(self, method: str, *arguments: Any) -> RemoteContender:
+        name, operations, key = self.ask("contender", method, arguments)
+        return RemoteContender(name, operations, self, key)
+
+    def close(self) -> None:
+        """End its process."""
+        self._connection.close()
+        self._process.wait()
+
+
+def attempt(environment: str, *arguments: Any) -> RemoteRival | None:
+    """Return the rival, or None where there is none; `status` says which, and why. One that failed is not tried again."""
+    if status.get(NAMES[environment], "").startswith(LEFT_OUT):
+        return None
+    try:
+        rival = RemoteRival(environment, *arguments)
+    except MissingRivalError as error:
+        status[NAMES[environment]] = f"{LEFT_OUT}, {error}"
+        return None
+    status[NAMES[environment]] = rival.versions
+    return rival

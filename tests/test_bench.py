@@ -1,0 +1,166 @@
+"""The benchmarks' own machinery, without a measurement: jobs, results, pages, rivals of other environments."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("pytest_benchmark")
+pytest.importorskip("tianshou")
+
+from bench import __main__ as suite
+from bench import campaign, grid, large_batch, runner_ablation, runner_run, scaling
+from bench.rivals import remote
+from bench.timing import calibrate
+
+CAMPAIGNS = {"scaling": scaling, "large_batch": large_batch, "runner_ablation": runner_ablation}
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("name", CAMPAIGNS)
+def test_jobs_are_settings_that_the_runner_takes(name, short):
+    module = CAMPAIGNS[name]
+    jobs = list(module.jobs(list(module.TASKS), 2, short))
+    assert len({tuple(job[key] for key in module.IDENTITY) for job in jobs}) == len(jobs)
+    assert {job["seed"] for job in jobs} == {0, 1}
+    for job in jobs:
+        config = runner_run.configured(json.loads(json.dumps(job)))
+        assert config.total_env_steps == job["settings"]["total_env_steps"]
+
+
+def test_the_batch_grows_and_the_rows_drawn_do_not():
+    by_batch = {job["batch_size"]: job for job in large_batch.jobs(["cartpole_dqn"], 1, False)}
+    small, large = (runner_run.configured(by_batch[size]) for size in (64, 1024))
+    assert small.samples_per_insert == large.samples_per_insert
+    assert large.options.learning_rate == pytest.approx(4 * small.options.learning_rate)
+
+
+def invented(job, seconds):
+    """The record of a run that was never made; every third one is not solved."""
+    solved = job["seed"] != 1
+    return {
+        **job, "env_steps": 1000, "updates": 100, "wall_seconds": seconds, "startup_seconds": 1.0, "curve": [],
+        "env_steps_per_second": 1000 / seconds, "updates_per_second": 100 / seconds, "samples_per_insert": 8.0,
+        "waited": {"actors": 0.1, "learners": 0.2}, "solved": solved, "cores_used_by_others": 0.0,
+        **dict.fromkeys(large_batch.KEYS, seconds if solved else None),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CAMPAIGNS)
+def test_pages(name, tmp_path, capsys):
+    module, output = CAMPAIGNS[name], tmp_path / "results.json"
+    jobs = list(module.jobs(list(module.TASKS), 3, False))
+    jobs.append({**jobs[0], "seed": 3})
+
+    def execute(job):
+        record = invented(job, 2.0 + job["seed"])
+        return {**record, "solved": False, "error": "it broke"} if job["seed"] == 3 else record
+
+    campaign.conduct(output, False, jobs, module.IDENTITY, execute, module.describe)
+    (tmp_path / "images").mkdir()
+    module.report(output, tmp_path)
+    page = (tmp_path / f"{name}.md").read_text()
+    assert all(task[1] in page for task in module.TASKS.values()) and "it broke" in page
+    assert (tmp_path / "images" / f"{name}.png").exists()
+    assert len(capsys.readouterr().out.splitlines()) == len(jobs)
+
+
+def test_a_campaign_goes_on_where_it_was_cut_off(tmp_path):
+    output, done = tmp_path / "results.json", []
+
+    def execute(job):
+        done.append(job["seed"])
+        return {**job, "cores_used_by_others": 0.0, **({"error": "broke"} if job["seed"] == 1 else {})}
+
+    def conduct(seeds, resume):
+        campaign.conduct(output, resume, [{"seed": seed} for seed in seeds], ("seed",), execute, str)
+
+    conduct((0, 1), False)
+    with pytest.raises(SystemExit, match="--resume"):
+        conduct((0,), False)
+    conduct((0, 1, 2), True)
+    assert done == [0, 1, 1, 2]
+    assert [record["seed"] for record in campaign.read(output)[1]] == [0, 1, 2]
+
+
+def test_quartiles_keep_infinity():
+    assert campaign.quartiles([1.0, math.inf, 2.0, 3.0, math.inf]) == (2.0, 3.0, math.inf)
+    assert campaign.spread([1234.6, math.inf, 0.0123]) == "1,235 [0.0123–∞]"
+
+
+def test_one_run_in_a_process_of_its_own():
+    settings = {"backend": "serial", "total_env_steps": 400, "learning_starts": 100, "evaluation_interval": 200, "actors": 1}
+    job = {"algorithm": "dqn", "env": "CartPole-v1", "threshold": 1.0, "seed": 0, "settings": settings}
+    record = campaign.run(job, "bench.runner_run")
+    assert "error" not in record, record["error"]
+    assert record["env_steps"] == 400 and record["updates"] > 0 and record["solved"]
+    assert record["steps_to_threshold"] <= 400
+    failed = campaign.run({**job, "env": "Nonsense-v1"}, "bench.runner_run")
+    assert "Nonsense" in failed["error"] and not failed["solved"]
+
+
+def test_every_benchmark_belongs_to_one_part():
+    files = [file for part in suite.PARTS.values() for file in part.files]
+    assert len(files) == len(set(files))
+    assert set(files) == {path.name for path in suite.BENCH.glob("test_*.py")} | {"ablation"}
+    for name in suite.PARTS:
+        for full in (False, True):
+            for command in suite.commands(name, full, resume=False):
+                assert command[0] == "-m"
+
+
+def test_differences_of_pages(tmp_path):
+    for folder, titles in (("docs", ("# One", "## Gone")), ("made", ("# One", "## New"))):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "page.md").write_text("\n\n".join(titles))
+    found = suite.differences(tmp_path / "docs", tmp_path / "made")
+    assert found == ["page.md: only in docs/: ## Gone", "page.md: not in docs/: ## New"]
+
+
+def test_counts():
+    assert [grid.counts(n) for n in (1, 2, 6, 16)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8, 16]]
+
+
+@pytest.fixture
+def environments(tmp_path, monkeypatch):
+    """Environments that are this one, under other names."""
+    monkeypatch.setattr(remote, "ENVIRONMENTS", tmp_path)
+    monkeypatch.setattr(remote, "status", {})
+    targets = {"rllib": "bench.rivals.sb3_buffer:Sb3Buffer", "torchrl": "bench.no_such_module:Buffer"}
+    monkeypatch.setattr(remote, "RIVALS", targets)
+    for name in targets:
+        interpreter = remote.python(name)
+        interpreter.parent.mkdir(parents=True)
+        interpreter.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+        interpreter.chmod(0o755)
+
+
+def test_a_rival_in_another_process_takes_its_turn(environments):
+    rival = remote.attempt("rllib", 64)
+    assert not hasattr(rival, "update")
+    contender = rival.sample(4)
+    n_calls, before = calibrate(contender)
+    seconds, _ = contender.timed(n_calls, before)
+    assert contender.name.startswith("SB3") and n_calls > 1 and seconds > 0
+    with pytest.raises(remote.RemoteError, match="TypeError"):
+        rival.ask("contender", "sample", (1, 2, 3))
+    rival.close()
+    assert "numpy" in remote.status["RLlib"]
+
+
+def test_a_rival_that_does_not_load_is_named_with_the_reason(environments, tmp_path):
+    assert remote.attempt("torchrl", 64) is None
+    assert "could not load, because ModuleNotFoundError: No module named 'bench.no_such_module'" in remote.status["TorchRL"]
+    remote.python("rllib").unlink()
+    assert remote.attempt("rllib", 64) is None
+    assert remote.status["RLlib"] == "left out, not installed: make rivals"
+
+
+def test_the_page_of_convergence_is_made_of_its_committed_results(tmp_path):
+    results = campaign.RESULTS / "convergence.json"
+    command = [sys.executable, "-m", "bench.convergence.report", str(results), "--docs", str(tmp_path)]
+    subprocess.run(command, cwd=campaign.ROOT, check=True)
+    assert "## Convergence" in (tmp_path / "runner_benchmarks.md").read_text()
