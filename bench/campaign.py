@@ -57,9 +57,9 @@ def write(path: Path, described: dict[str, Any], records: Sequence[Record]) -> N
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
-    """Return the machine and the records of a results file."""
+    """Return the machine, with the name of the file, and the records of a results file."""
     document = json.loads(path.read_text())
-    return document["machine"], document["records"]
+    return {**document["machine"], "results": path.name}, document["records"]
 
 
 def conduct(
