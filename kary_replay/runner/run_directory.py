@@ -145,7 +145,7 @@ class RunDirectory:
         return folder
 
     def commit(self, folder: Path, counters: Mapping[str, Any]) -> None:
-        """Make the checkpoint in ``folder`` the last one, and remove the others."""
+        """Make the checkpoint in ``folder`` the last one; `sweep` removes the others."""
         self.flush()
         for path in folder.glob("*.pt"):
             _sync(path)
@@ -155,16 +155,16 @@ class RunDirectory:
         _sync(new)
         os.replace(new, self.path / "checkpoint.json")
         _sync(self.path)
-        self.sweep(keep=folder.name)
 
-    def drop(self, folder: Path) -> None:
-        """Remove a checkpoint that could not be made."""
-        shutil.rmtree(folder, ignore_errors=True)
-
-    def sweep(self, keep: str | None = None) -> None:
-        """Remove checkpoints other than the last one: replaced ones, and those that a crash left half written."""
+    def sweep(self) -> None:
+        """Remove checkpoints other than the last one: replaced ones, and those that a failure or crash left half written."""
+        last = self.path / "checkpoint.json"
+        try:
+            kept = json.loads(last.read_text())["folder"] if last.exists() else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return  # it may have named any of them
         for folder in self.path.glob("checkpoint-*"):
-            if folder.name != keep and folder.is_dir():
+            if folder.name != kept and folder.is_dir():
                 shutil.rmtree(folder, ignore_errors=True)
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:

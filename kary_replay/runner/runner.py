@@ -236,9 +236,8 @@ class Runner:
         try:
             backend.save(folder, within_seconds)
             directory.commit(folder, counters)
-        except BaseException:
-            directory.drop(folder)
-            raise
+        finally:
+            directory.sweep()  # of what could not be made, or has been replaced: a second Ctrl-C may come at any moment
         monitor.saved()
 
     def _measured_actors(self) -> int:

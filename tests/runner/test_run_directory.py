@@ -1,13 +1,14 @@
 """A run's directory: one run at a time, of one version; and what a full disk does."""
 
 import json
+import shutil
 import threading
 import time
 
 import pytest
 from runs import config, run
 
-from kary_replay.runner import ConfigError, RunFailedError, Runner
+from kary_replay.runner import ConfigError, RunFailedError, Runner, run_directory
 from kary_replay.runner.run_directory import RunDirectory
 
 QUICK = {"total_env_steps": 400, "checkpoint_interval_env_steps": 100}
@@ -73,6 +74,25 @@ def test_a_full_disk_costs_checkpoints_and_not_the_training(backend, tmp_path, m
         run("dqn", "CartPole-v1", tmp_path / "run", backend=backend, **QUICK)
     assert "no checkpoint, the one before stays" in " ".join("".join(capfd.readouterr()).split())
     assert not list((tmp_path / "run").glob("checkpoint*"))
+
+
+def test_whoever_presses_ctrl_c_twice_keeps_a_checkpoint(tmp_path, monkeypatch):
+    """The second time while the checkpoint before, which the new one has replaced, is being removed."""
+    runner = Runner(config("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=1_000, checkpoint_interval_env_steps=100))
+    remove, removed = shutil.rmtree, []
+
+    def interrupted(path, **options):
+        removed.append(path)
+        remove(path, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_directory.shutil, "rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run()
+    monkeypatch.undo()
+    assert len(removed) == 1
+    assert Runner.resume(tmp_path / "run").run().env_steps >= 1_000
+    assert len(list((tmp_path / "run").glob("checkpoint-*"))) == 1
 
 
 @pytest.mark.parametrize("backend", ["serial", "process"])
