@@ -84,7 +84,7 @@ class Monitor:
             report = report._replace(wall_seconds=report.wall_seconds + self._seconds_before)
             self.evaluations.append(report)
             self._keep(EVALUATIONS, report._asdict())
-            self._scalars.write({"return/evaluation": report.mean_return}, report.env_steps)
+            self._write({"return/evaluation": report.mean_return}, report.env_steps)
             self._compare(report)
 
     @property
@@ -152,6 +152,10 @@ class Monitor:
         with self._forgiving():
             self.directory.append(name, record)
 
+    def _write(self, values: Mapping[str, float], env_steps: int) -> None:
+        with self._forgiving():
+            self._scalars.write(values, env_steps)
+
     @contextlib.contextmanager
     def _forgiving(self) -> Iterator[None]:
         """Let a run go on, or end as it does, without its records if the disk is full; say so once."""
@@ -186,7 +190,7 @@ class Monitor:
                 "workers/actors_waited": figures.actors_waited,
                 "workers/learners_waited": figures.learners_waited,
             }
-            self._scalars.write(values, figures.env_steps)
+            self._write(values, figures.env_steps)
 
     def _go_on_from(self, env_steps: int) -> None:
         """Take up the records of a run as they were at a checkpoint."""

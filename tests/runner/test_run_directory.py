@@ -1,6 +1,8 @@
 """A run's directory: one run at a time, of one version; and what a full disk does."""
 
+import errno
 import json
+import os
 import shutil
 import threading
 import time
@@ -74,6 +76,18 @@ def test_a_full_disk_costs_checkpoints_and_not_the_training(backend, tmp_path, m
         run("dqn", "CartPole-v1", tmp_path / "run", backend=backend, **QUICK)
     assert "no checkpoint, the one before stays" in " ".join("".join(capfd.readouterr()).split())
     assert not list((tmp_path / "run").glob("checkpoint*"))
+
+
+def test_a_full_disk_costs_tensorboards_scalars_and_not_the_training(tmp_path, monkeypatch, capfd):
+    def full(self, *arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_scalar", full)
+    monkeypatch.setattr("kary_replay.runner.monitor.SCALARS_SECONDS", 0.0)
+    settings = {**QUICK, "evaluate": "during", "evaluation_interval": 200, "evaluation_episodes": 1}
+    result = run("dqn", "CartPole-v1", tmp_path / "run", **settings)
+    assert result.env_steps == 400 and result.evaluations
+    assert "".join(capfd.readouterr()).count("records are incomplete: [Errno 28]") == 1
 
 
 def test_whoever_presses_ctrl_c_twice_keeps_a_checkpoint(tmp_path, monkeypatch):
