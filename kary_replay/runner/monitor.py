@@ -59,8 +59,7 @@ class Monitor:
         self, plan: Plan, directory: RunDirectory, counters: Mapping[str, Any], console: Any, allocation: Allocation | None
     ) -> None:
         self.plan, self.directory = plan, directory
-        self._seconds_before = float(counters.get("seconds", 0.0))
-        self._progress = Progress(plan, self._seconds_before)
+        self._progress = Progress(plan)
         self._display = Display(Console() if console is None else console, plan.config, directory.path)
         self._scalars = Scalars(directory.path, int(counters.get("env_steps", 0)))
         self._allocation = allocation
@@ -81,7 +80,6 @@ class Monitor:
             self._episodes.add(report.env_steps, seconds, report.episode_return)
             self._keep(EPISODES, {**report._asdict(), "wall_seconds": round(seconds, 3)})
         elif isinstance(report, Evaluation):
-            report = report._replace(wall_seconds=report.wall_seconds + self._seconds_before)
             self.evaluations.append(report)
             self._keep(EVALUATIONS, report._asdict())
             self._write({"return/evaluation": report.mean_return}, report.env_steps)
@@ -90,7 +88,7 @@ class Monitor:
     @property
     def seconds(self) -> float:
         """Since the run's first step of an environment, over all sessions."""
-        return self._progress.seconds
+        return self.plan.seconds
 
     @property
     def mean_return(self) -> float:
@@ -199,6 +197,8 @@ class Monitor:
         for record in self.directory.records(EVALUATIONS):
             self.evaluations.append(Evaluation(**{**record, "returns": tuple(record["returns"])}))
             self._compare(self.evaluations[-1])
+        if self.evaluations:
+            self.plan.board.row("evaluator", 0).updates = self.evaluations[-1].updates
         for record in self.directory.records(EPISODES):
             self.recent.append(record["episode_return"])
             self._episodes.add(record["env_steps"], record["wall_seconds"], record["episode_return"])

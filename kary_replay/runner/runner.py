@@ -154,8 +154,9 @@ class Runner:
             raise ConfigError(f"the checkpoint {self._folder} is damaged: {error}") from None
         directory = self._directory or RunDirectory.new(config)
         monitor = Monitor(plan, directory, self._counters, self._console, self._allocation)
+        interrupted = self._stop.is_set
         backend: Backend = (
-            SerialBackend(plan) if config.backend == "serial" else ProcessBackend(plan, monitor.warn, self._stop.is_set)
+            SerialBackend(plan, interrupted) if config.backend == "serial" else ProcessBackend(plan, monitor.warn, interrupted)
         )
         threads = torch.get_num_threads()
         torch.set_num_threads(config.learner_threads if config.backend == "serial" else 1)

@@ -102,12 +102,13 @@ def test_figures_are_read_off_the_board(monkeypatch):
     board = Board(2, 1)
     replay = SimpleNamespace(buffer=range(10), limiter=SimpleNamespace(ratio=8.0))
     settings = SimpleNamespace(total_env_steps=1000, learners=1)
-    progress = Progress(SimpleNamespace(board=board, replay=replay, config=settings, n_actors=2), seconds_before=5.0)
+    plan = SimpleNamespace(board=board, replay=replay, config=settings, n_actors=2, seconds=5.0)
+    progress = Progress(plan)
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     first = progress.look()
     assert np.isnan([first.env_steps_per_second, first.behind, first.actors_waited, first.seconds_left]).all()
-    now[0] = 110.0
+    now[0], plan.seconds = 110.0, 15.0
     for index, version in enumerate((40, 20)):
         row = board.row("actor", index)
         row.first_step, row.env_steps, row.parameter_version, row.waited_seconds = 100.0, 50, version, 4.0

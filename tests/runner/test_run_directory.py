@@ -12,6 +12,7 @@ from runs import config, run
 
 from kary_replay.runner import ConfigError, RunFailedError, Runner, run_directory
 from kary_replay.runner.run_directory import RunDirectory
+from kary_replay.runner.workers import evaluator
 
 QUICK = {"total_env_steps": 400, "checkpoint_interval_env_steps": 100}
 
@@ -128,6 +129,31 @@ def test_policies_that_wait_for_their_evaluation_survive_an_interruption(backend
     second = Runner.resume(tmp_path / "run").run()
     assert second.evaluations[0].env_steps < first.env_steps
     assert second.evaluations[-1].env_steps >= 2_000
+    seconds = [found.wall_seconds for found in second.evaluations]
+    assert seconds == sorted(seconds) and 0 < seconds[0] < first.wall_seconds
+
+
+@pytest.mark.parametrize("evaluate", ["during", "after"])
+def test_no_policy_is_evaluated_twice(evaluate, tmp_path, monkeypatch):
+    """Neither when evaluations are interrupted, nor when a finished run goes on."""
+    settings = {"evaluate": evaluate, "evaluation_interval": 100, "evaluation_episodes": 1}
+    runner = Runner(config("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=600, **settings))
+    play, played = evaluator.play, []
+
+    def play_three(*arguments):
+        played.append(play(*arguments))
+        if len(played) == 3:
+            runner.stop()
+        return played[-1]
+
+    monkeypatch.setattr(evaluator, "play", play_three)
+    first = runner.run()
+    assert first.interrupted and len(first.evaluations) == 3
+    second = Runner.resume(tmp_path / "run").run()
+    third = Runner.resume(tmp_path / "run").run()
+    updates = [found.updates for found in third.evaluations]
+    assert len(updates) >= 5 and updates == sorted(set(updates))
+    assert len(played) == len(updates) and third.evaluations == second.evaluations
 
 
 def runner_steps(directory):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ class SerialBackend:
     ----------
     plan : Plan
         The run.
+    interrupted : function
+        Whether the run is to end; evaluations that were put off are given up then.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, interrupted: Callable[[], bool]) -> None:
+        self._plan, self._interrupted = plan, interrupted
         self._workers: dict[str, Worker] = {}
         self._reports: list[Any] = []
 
@@ -62,7 +65,7 @@ class SerialBackend:
         """Play the evaluations that were put off."""
         evaluator = self._workers.get("evaluator-0")
         if isinstance(evaluator, Evaluator):
-            evaluator.finish()
+            evaluator.finish(self._interrupted)
         return self._taken()
 
     def stop(self) -> None:
