@@ -163,10 +163,11 @@ class Runner:
         try:
             with _Interrupts(self._stop), monitor:
                 backend.start(self._folder)
-                startup = time.monotonic() - begun
+                startup, trains = time.monotonic() - begun, not self._stop.is_set()
                 self._train(backend, plan, monitor)
                 seconds, waited = monitor.seconds, plan.board.waited()
-                self._end(backend, plan, monitor, seconds)
+                if trains:  # otherwise some workers may not have been there, and the checkpoint before has them all
+                    self._end(backend, plan, monitor, seconds)
                 ratio = plan.replay.limiter.ratio
         except WorkerFailedError as error:
             saved = directory.path / "checkpoint.json"
