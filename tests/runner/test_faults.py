@@ -107,6 +107,15 @@ def test_an_actor_that_fails_every_time_ends_the_run(tmp_path):
     assert workers() == []
 
 
+def test_checkpoints_do_not_excuse_an_actor_that_hangs(tmp_path, monkeypatch):
+    """They wait for its state longer than it may be away."""
+    monkeypatch.setattr(process_backend, "AWAY_SECONDS", 0.5)
+    monkeypatch.setattr("kary_replay.runner.runner.SAVE_SECONDS", 3.0)
+    with pytest.raises(RunFailedError, match="hung: no step or reset ended for"):
+        Runner(faulty(tmp_path / "run", "hangs", on_environment_error="stop", checkpoint_interval_seconds=0.2)).run()
+    assert workers() == []
+
+
 def test_what_an_environment_started_ends_with_it(tmp_path, monkeypatch):
     monkeypatch.setenv("CHILD_FILE", str(tmp_path / "child"))
     Runner(faulty(tmp_path / "run", "child", env_options={"once": str(tmp_path / "once")})).run()

@@ -5,10 +5,14 @@ import threading
 import time
 
 import pytest
-from runs import config
+from runs import config, run
 
 from kary_replay import PrioritizedReplayBuffer
 from kary_replay.runner import Runner
+from kary_replay.runner.backends import ProcessBackend
+from kary_replay.runner.backends import process as process_backend
+from kary_replay.runner.making import maker
+from kary_replay.runner.plan import Plan, WorkerFailedError
 
 
 def checkpoint(directory):
@@ -48,3 +52,28 @@ def test_a_run_that_was_stopped_goes_on(learners, tmp_path):
     assert counters["updates"] == second.updates
     assert buffer.n_added == pytest.approx(second.env_steps - missed, abs=32)
     assert second.samples_per_insert == pytest.approx(8, rel=0.3)  # the allowance, against so short a run
+
+
+def test_a_start_may_take_long_while_episodes_are_played_again(tmp_path):
+    settings = config("dqn", "CartPole-v1", tmp_path / "run", actors=2, backend="process")
+    plan = Plan.new(settings, maker(settings), 2, None, {})
+    backend = ProcessBackend(plan, print, lambda: False)
+    try:
+        actors = [member for member in backend._members if member.kind == "actor"]
+        plan.board.row("actor", 0).alive()
+        backend._check_starting(actors[:1])
+        plan.board.row("actor", 1).beat = time.monotonic() - process_backend.START_SECONDS - 1
+        with pytest.raises(WorkerFailedError, match="actor-1 did not start within 120 s"):
+            backend._check_starting(actors)
+    finally:
+        backend.stop()
+        plan.close()
+
+
+def test_a_start_that_is_interrupted_leaves_the_checkpoint_as_it_is(tmp_path):
+    run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=400)
+    before = (tmp_path / "run" / "checkpoint.json").read_text()
+    runner = Runner.resume(tmp_path / "run")
+    runner.stop()
+    assert runner.run().interrupted
+    assert (tmp_path / "run" / "checkpoint.json").read_text() == before

@@ -27,7 +27,7 @@ GRACE_SECONDS = 0.5  # between the order to stop and the kill
 LONGEST_BACKOFF_SECONDS = 5.0
 START_SECONDS = 120.0  # for imports and the first reset, before a worker counts as hung
 UPDATE_SECONDS = 120.0  # for an update, before a learner counts as hung
-AWAY_SECONDS = 5.0  # without watching: stopped, or saving; silence from before is forgiven then
+AWAY_SECONDS = 5.0  # without taking in reports, as while stopped: workers may have waited to make them, which is forgiven then
 FINISH_SECONDS = 5.0
 
 
@@ -75,7 +75,7 @@ class ProcessBackend:
         self._meeting = tempfile.mkdtemp(prefix="kary-replay-") if config.learners > 1 else None
         self._guard = Guard()
         self._ending = False
-        self._watched = self._back = time.monotonic()
+        self._received = self._back = time.monotonic()
         self._reports: list[Any] = []
 
     def start(self, states: Path | None) -> None:
@@ -83,11 +83,12 @@ class ProcessBackend:
         try:
             for member in self._members:
                 self._spawn(member, states)
-            missing = self._await("", self._members, START_SECONDS, self._interrupted)
-            if missing and not self._interrupted():
-                names = ", ".join(member.name for member in missing)
-                raise WorkerFailedError(f"{names} did not start within {START_SECONDS:g} s: does making the environment hang?")
-            self._order(self._members, "go", "")
+            missing = self._members
+            while missing and not self._interrupted():
+                missing = self._await("", missing, START_SECONDS, self._interrupted)
+                self._check_starting(missing)
+            if not missing:
+                self._order(self._members, "go", "")
         finally:
             if self._meeting is not None:
                 shutil.rmtree(self._meeting, ignore_errors=True)
@@ -95,10 +96,6 @@ class ProcessBackend:
     def poll(self, seconds: float) -> list[Any]:
         """Gather reports for so long, or until there is one; start anew who died or hangs."""
         self._receive(seconds)
-        now = time.monotonic()
-        if now - self._watched > AWAY_SECONDS + seconds:
-            self._back = now
-        self._watched = now
         for member in self._members:
             self._watch(member)
         return self._taken()
@@ -151,6 +148,14 @@ class ProcessBackend:
             self._kill(member)
         self._guard.close()
 
+    def _check_starting(self, missing: list[_Member]) -> None:
+        """Raise if workers that should be ready seem to hang: episodes that are played again may take longer."""
+        row, now = self._plan.board.row, time.monotonic()
+        hung = [member.name for member in missing if now - row(member.kind, member.index).beat > START_SECONDS]
+        if hung and not self._interrupted():
+            names = ", ".join(hung)
+            raise WorkerFailedError(f"{names} did not start within {START_SECONDS:g} s: does making the environment hang?")
+
     def _spawn(self, member: _Member, states: Path | None = None) -> None:
         pipe, theirs = self._context.Pipe()
         rendezvous = None if self._meeting is None else os.path.join(self._meeting, "learners")
@@ -170,6 +175,10 @@ class ProcessBackend:
         """Take in the reports that come within so long."""
         pipes: dict[Any, _Member] = {member.pipe: member for member in self._members if member.pipe is not None}
         readable: list[Any] = connections.wait(list(pipes), seconds)
+        now = time.monotonic()
+        if now - self._received > AWAY_SECONDS + seconds:
+            self._back = now
+        self._received = now
         for pipe in readable:
             member = pipes[pipe]
             try:
@@ -251,8 +260,9 @@ class ProcessBackend:
     ) -> list[_Member]:
         """Wait until members have said that they are ready with something; return those that have not."""
         deadline = time.monotonic() + seconds
-        waiting, missing = list(members), []
-        while waiting and time.monotonic() < deadline and not give_up():
+        waiting, missing, late = list(members), list[_Member](), False
+        while waiting and not late and not give_up():
+            late = time.monotonic() >= deadline  # this process may have been stopped: what has come meanwhile counts
             self._receive(0.02)
             for member in list(waiting):
                 if what in member.ready:
