@@ -1,6 +1,7 @@
 """The process backend: a run that is stopped goes on with everything it had."""
 
 import json
+import subprocess
 import threading
 import time
 
@@ -11,6 +12,7 @@ from kary_replay import PrioritizedReplayBuffer
 from kary_replay.runner import Runner
 from kary_replay.runner.backends import ProcessBackend
 from kary_replay.runner.backends import process as process_backend
+from kary_replay.runner.backends.guard import Guard
 from kary_replay.runner.making import maker
 from kary_replay.runner.plan import Plan, WorkerFailedError
 
@@ -77,3 +79,16 @@ def test_a_start_that_is_interrupted_leaves_the_checkpoint_as_it_is(tmp_path):
     runner.stop()
     assert runner.run().interrupted
     assert (tmp_path / "run" / "checkpoint.json").read_text() == before
+
+
+def test_the_guard_kills_the_groups_it_was_told_of_last():
+    one, other = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
+    guard = Guard()
+    guard.watch([one.pid, other.pid])
+    guard.watch([other.pid])
+    guard._shell.stdin.close()  # as the kernel does when the supervisor is killed
+    assert other.wait(10) == -9
+    assert guard._shell.wait(10) == 0 and one.poll() is None
+    guard.close()
+    one.kill()
+    one.wait()

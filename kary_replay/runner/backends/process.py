@@ -164,10 +164,9 @@ class ProcessBackend:
         n_threads = self._plan.config.learner_threads if member.kind == "learner" else 1
         with _for_children(n_threads):
             process.start()
-        assert process.pid is not None
-        self._guard.watch(process.pid)
         theirs.close()
         member.process, member.pipe, member.started, member.restart_at = process, pipe, time.monotonic(), None
+        self._guard.watch(other.process.pid for other in self._members if other.process is not None and other.pipe is not None)
         member.problem = None
         member.ready.clear()
 
