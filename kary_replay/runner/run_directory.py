@@ -11,6 +11,7 @@ learning_curve.png
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -211,11 +212,13 @@ def default_name(config: RunnerConfig) -> str:
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a worker's state; OSError if that fails, as on a full disk."""
+    """Write a worker's state, whole or not at all; OSError if that fails, as on a full disk."""
+    new = path.with_suffix(".new")
     try:
-        torch.save(dict(state), path)
+        torch.save(dict(state), new)
     except RuntimeError as error:
         raise OSError(f"{path}: {error}") from None
+    os.replace(new, path)
 
 
 def load_state(path: Path) -> dict[str, Any]:
@@ -228,5 +231,8 @@ def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that has no such thing for folders
+            raise
     finally:
         os.close(handle)

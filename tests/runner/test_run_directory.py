@@ -11,7 +11,7 @@ import pytest
 from runs import config, run
 
 from kary_replay.runner import ConfigError, RunFailedError, Runner, run_directory
-from kary_replay.runner.run_directory import RunDirectory
+from kary_replay.runner.run_directory import RunDirectory, load_state, save_state
 from kary_replay.runner.workers import evaluator
 
 QUICK = {"total_env_steps": 400, "checkpoint_interval_env_steps": 100}
@@ -69,7 +69,7 @@ def test_a_full_disk_costs_checkpoints_and_not_the_training(backend, tmp_path, m
 
     def begin_on_a_full_disk(self, env_steps):
         folder = begin(self, env_steps)
-        (folder / "learner-0.pt").symlink_to("/dev/full")
+        (folder / "learner-0.new").symlink_to("/dev/full")
         return folder
 
     monkeypatch.setattr(RunDirectory, "begin_checkpoint", begin_on_a_full_disk)
@@ -89,6 +89,15 @@ def test_a_full_disk_costs_tensorboards_scalars_and_not_the_training(tmp_path, m
     result = run("dqn", "CartPole-v1", tmp_path / "run", **settings)
     assert result.env_steps == 400 and result.evaluations
     assert "".join(capfd.readouterr()).count("records are incomplete: [Errno 28]") == 1
+
+
+def test_a_state_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "actor-0.pt"
+    save_state(path, {"turn": 1})
+    (tmp_path / "actor-0.new").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"actor-0\.pt"):
+        save_state(path, {"turn": 2})
+    assert load_state(path) == {"turn": 1}
 
 
 def test_whoever_presses_ctrl_c_twice_keeps_a_checkpoint(tmp_path, monkeypatch):

@@ -108,6 +108,8 @@ class ProcessBackend:
         missing = self._await(str(folder), members, within_seconds)
         if any(member.kind == "learner" for member in missing):
             raise WorkerFailedError(f"the learner did not save its state within {within_seconds:g} s")
+        if any(member.kind == "evaluator" for member in missing):
+            self._warn("the checkpoint is without the policies that wait for their evaluation")
         failed = [member.refusal for member in members if member.refusal]
         if failed:
             raise OSError(failed[0])
@@ -281,6 +283,7 @@ class ProcessBackend:
     def _order(self, members: list[_Member], order: str, argument: str) -> None:
         for member in members:
             member.ready.discard(argument or order)
+            member.refusal = ""
             if member.pipe is not None:
                 with contextlib.suppress(OSError):
                     member.pipe.send((order, argument))

@@ -91,11 +91,14 @@ class Actor:
             "rng": self.rng.bit_generator.state,
             "turn": self.turn,
             "exploration": [value.tolist() for value in self.exploration],
-            "groups": [group.state_dict() for group in self.groups],
+            "groups": [group.state_dict() for group in self.groups] if self.started else [],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a state: play the running episodes again."""
+        """Take up a state: play the running episodes again, if any had begun."""
+        if not state["groups"]:
+            self.rng.bit_generator.state = state["rng"]
+            return
         for group, writer, saved in zip(self.groups, self.writers, state["groups"], strict=True):
             group.load_state_dict(saved, writer, writer.n_step - 1)
         self.rng.bit_generator.state = state["rng"]  # last: episodes that begin anew draw from it
