@@ -19,6 +19,7 @@ from ..version import VERSION
 from .allocation import Allocation, allocate, n_cores, throughput
 from .backends import Backend, ProcessBackend, SerialBackend
 from .config import ConfigError, RunnerConfig
+from .environments import EnvironmentFaultError
 from .making import Maker, maker
 from .monitor import Monitor
 from .plan import Evaluation, Plan, WorkerFailedError
@@ -251,6 +252,7 @@ class Runner:
             config,
             actors=1,
             learners=1,
+            learning_starts=1,  # rows enough to draw from: more might take minutes to collect
             backend="serial",
             samples_per_insert_error=1e15,
             total_env_steps=2**53,
@@ -266,6 +268,8 @@ class Runner:
                 actor.work(0)
             updates = throughput(learner.work, lambda: plan.board.updates, MEASURE_SECONDS)
             actor.close()
+        except EnvironmentFaultError as error:
+            raise RunFailedError(f"{error}\nNothing has been created: it was to be measured how many actors suit.") from error
         finally:
             torch.set_num_threads(threads)
             plan.close()
