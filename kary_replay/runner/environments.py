@@ -61,7 +61,7 @@ class Environments:
     Raises
     ------
     EnvironmentFaultError
-        From any call: an environment raised, or returned NaN or a wrong shape.
+        From any call, also this one: an environment raised, or returned NaN, a wrong shape, or no numbers.
     """
 
     def __init__(
@@ -73,7 +73,10 @@ class Environments:
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._name, self._rng, self._alive = name, rng, alive
-        self._envs = [make() for _ in range(n_envs)]
+        try:
+            self._envs = [make() for _ in range(n_envs)]
+        except Exception as error:
+            raise EnvironmentFaultError(f"{name}: making it raised {type(error).__name__}: {error}") from error
         self._space = self._envs[0].observation_space
         self._scale = action_scale(self._envs[0].action_space)
         self.n_envs = n_envs
@@ -220,7 +223,10 @@ class Environments:
                 raise self._fault(i, f"{what} returned {value!r}, which is no array") from None
             if shape != column.shape[1:]:
                 raise self._fault(i, f"{what} returned an observation of shape {shape}, the space has {column.shape[1:]}")
-            column[i] = value
+            try:
+                column[i] = value
+            except (TypeError, ValueError, OverflowError):
+                raise self._fault(i, f"{what} returned {value!r}, which is no {column.dtype}") from None
 
     def _check(self) -> None:
         """Refuse NaN and infinity in what the last step of each returned."""
