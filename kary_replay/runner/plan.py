@@ -90,7 +90,7 @@ class Plan:
         replay = ReplayStream(buffer, config.samples_per_insert, config.learning_starts, error, origin and tuple(origin))
         board = Board(n_actors, config.learners, multiprocessing.get_context("spawn") if shared else None)
         for index, steps in enumerate(counters.get("actor_env_steps", ())):
-            board.row("actor", index).env_steps = steps
+            board.row("actor", index % n_actors).env_steps += steps  # somebody may have set another number in config.json
         for index in range(config.learners):
             board.row("learner", index).updates = counters.get("updates", 0)
         plan = cls(config, make, observation_space, action_space, replay, board, n_actors)

@@ -68,7 +68,8 @@ class RunDirectory:
                     path = path.with_name(f"{default_name(config)}_{number}")
             new = cls(path)
             content = {"format": FORMAT, "version": version.VERSION, **as_json(config)}
-            (path / "config.json").write_text(json.dumps(content, indent=2))
+            with (path / "config.json").open("x") as file:  # unless another run has just begun here
+                file.write(json.dumps(content, indent=2))
         except OSError as error:
             raise ConfigError(f"directory={str(path)!r} cannot be made: {error}") from None
         new.lock()
@@ -97,7 +98,11 @@ class RunDirectory:
     def check_free(config: RunnerConfig) -> None:
         """Raise ConfigError if the directory that a new run is to have is taken."""
         path = config.directory and Path(config.directory)
-        if path and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        try:
+            taken = path and path.exists() and (not path.is_dir() or any(path.iterdir()))
+        except OSError as error:
+            raise ConfigError(f"directory={config.directory!r} cannot be looked into: {error}") from None
+        if taken:
             raise ConfigError(f"directory must be new or empty, got {path}: choose another one, or go on with --resume {path}")
 
     @classmethod
@@ -107,6 +112,8 @@ class RunDirectory:
             content = json.loads((path / "config.json").read_text())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} is not the directory of a run: config.json: {error}") from None
+        if not isinstance(content, dict):
+            raise ConfigError(f"{path} is not the directory of a run: config.json has no settings")
         if content.pop("format", None) != FORMAT:
             raise ConfigError(f"{path} was written by another version of kary-replay, {content.get('version')}; "
                               f"this is {version.VERSION}")  # fmt: skip
@@ -120,8 +127,8 @@ class RunDirectory:
             content = json.loads((self.path / "checkpoint.json").read_text())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self.path} has no checkpoint to go on from: {error}") from None
-        if not isinstance(content, dict) or "folder" not in content:
-            raise ConfigError(f"{self.path / 'checkpoint.json'} is damaged: it names no folder")
+        if not isinstance(content, dict) or not {"folder", "env_steps"} <= set(content):
+            raise ConfigError(f"{self.path / 'checkpoint.json'} is damaged: it names no folder, or has no counters")
         for name, here in (("algorithm", config.algorithm), ("env", config.env_name)):
             if content.get(name, here) != here:
                 raise ConfigError(f"the checkpoint in {self.path} is of {name} {content[name]}, but config.json says {here}: "
@@ -201,9 +208,12 @@ class RunDirectory:
         if not (self.path / name).exists():
             return
         new = self.path / f"{name}.new"
-        with new.open("w") as file:
-            file.writelines(json.dumps(record) + "\n" for record in self.records(name) if record["env_steps"] <= env_steps)
-        os.replace(new, self.path / name)
+        try:
+            with new.open("w") as file:
+                file.writelines(json.dumps(record) + "\n" for record in self.records(name) if record["env_steps"] <= env_steps)
+            os.replace(new, self.path / name)
+        except OSError as error:
+            raise ConfigError(f"the run in {self.path} cannot go on: {name} cannot be written: {error}") from None
 
 
 def default_name(config: RunnerConfig) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import multiprocessing
 import os
@@ -145,17 +146,20 @@ class Runner:
         begun = time.monotonic()
         config = self.config
         n_actors = config.actors if config.actors != "auto" else self._counters.get("n_actors") or self._measured_actors()
-        if self._directory is not None:
-            self._directory.lock()
-        try:
-            plan = Plan.new(config, self._made, int(n_actors), self._folder, self._counters)
-        except (OSError, ValueError, KeyError) as error:
-            if self._folder is None:
-                raise
-            raise ConfigError(f"the checkpoint {self._folder} is damaged: {error}") from None
-        directory = self._directory or RunDirectory.new(config)
-        monitor = Monitor(plan, directory, self._counters, self._console, self._allocation)
-        interrupted = self._stop.is_set
+        with contextlib.ExitStack() as let_go:
+            if self._directory is not None:
+                self._directory.lock()
+                let_go.callback(self._directory.unlock)
+            plan = self._plan(int(n_actors))
+            let_go.callback(plan.close)
+            directory = self._directory or RunDirectory.new(config)
+            let_go.callback(directory.unlock)
+            monitor = Monitor(plan, directory, self._counters, self._console, self._allocation)
+            return self._run(plan, directory, monitor, begun)
+
+    def _run(self, plan: Plan, directory: RunDirectory, monitor: Monitor, begun: float) -> RunResult:
+        """Start the workers, train, and end them."""
+        config, interrupted = self.config, self._stop.is_set
         backend: Backend = (
             SerialBackend(plan, interrupted) if config.backend == "serial" else ProcessBackend(plan, monitor.warn, interrupted)
         )
@@ -179,12 +183,19 @@ class Runner:
         finally:
             backend.stop()
             torch.set_num_threads(threads)
-            plan.close()
-            directory.unlock()
         return RunResult(
             monitor.mean_return, plan.board.env_steps, plan.board.updates, seconds, startup, directory.path,
             monitor.evaluations, self._allocation, self._stop.is_set(), ratio, waited,
         )  # fmt: skip
+
+    def _plan(self, n_actors: int) -> Plan:
+        """Return the plan of the run; ConfigError if there is no memory for it, or its checkpoint is damaged."""
+        try:
+            return Plan.new(self.config, self._made, n_actors, self._folder, self._counters)
+        except (OSError, ValueError, KeyError) as error:
+            if self._folder is None:
+                raise
+            raise ConfigError(f"the checkpoint {self._folder} is damaged: {error}") from None
 
     def _train(self, backend: Backend, plan: Plan, monitor: Monitor) -> None:
         """Have the workers work until the steps and their updates are done, the target is reached, or it is interrupted."""

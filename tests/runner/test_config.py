@@ -126,6 +126,7 @@ CHANGED = {  # what was changed in a run's directory: file, how, and what the me
         "of algorithm ddpg, but config.json says td3",
     ),
     "env": ("config.json", lambda content: content.update(env="MountainCarContinuous-v0"), "is of env Pendulum-v1"),
+    "counters": ("checkpoint.json", lambda content: content.pop("env_steps"), "has no counters"),
     "setting": ("config.json", lambda content: content.update(no_such=1), "another version of kary-replay"),
     "option": ("config.json", lambda content: content["options"].update(no_such=1), "another version of kary-replay"),
     "bad option": ("config.json", lambda content: content["options"].update(gamma=2), "gamma must be from 0 to 1"),

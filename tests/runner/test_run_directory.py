@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from runs import config, run
@@ -27,6 +28,36 @@ def test_two_runs_cannot_share_a_directory(tmp_path):
     assert sorted(directory.rglob("*")) == before
     busy.unlock()
     assert Runner.resume(directory).run().env_steps >= 400
+
+
+def test_a_run_that_cannot_go_on_lets_its_directory_go(tmp_path):
+    directory = run("dqn", "CartPole-v1", tmp_path / "run", **QUICK).directory
+    (directory / "episodes.jsonl.new").symlink_to("/dev/full")
+    runner = Runner.resume(directory)
+    with pytest.raises(ConfigError, match=r"cannot go on: episodes\.jsonl cannot be written: .*No space left"):
+        runner.run()
+    assert len((directory / "episodes.jsonl").read_text().splitlines()) > 3
+    (directory / "episodes.jsonl.new").unlink()
+    assert runner.run().env_steps >= 400
+
+
+def test_of_two_runs_that_begin_in_one_directory_the_second_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(RunDirectory, "check_free", lambda config: None)  # both have looked
+    settings = config("dqn", "CartPole-v1", tmp_path / "run", **QUICK)
+    first = RunDirectory.new(settings)
+    content = (first.path / "config.json").read_text()
+    with pytest.raises(ConfigError, match=r"cannot be made: .*File exists"):
+        RunDirectory.new(replace(settings, seed=1))
+    assert (first.path / "config.json").read_text() == content
+    first.unlock()
+
+
+def test_a_run_may_go_on_with_fewer_actors(tmp_path):
+    directory = run("dqn", "CartPole-v1", tmp_path / "run", actors=3, **QUICK).directory
+    content = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**content, "actors": 2, "total_env_steps": 600}))
+    result = Runner.resume(directory).run()
+    assert 600 <= result.env_steps < 620 and result.updates == pytest.approx(500 * 8 / 32, abs=5)
 
 
 def test_a_run_keeps_its_directory_locked(tmp_path):
