@@ -81,14 +81,16 @@ def test_a_start_that_is_interrupted_leaves_the_checkpoint_as_it_is(tmp_path):
     assert (tmp_path / "run" / "checkpoint.json").read_text() == before
 
 
-def test_the_guard_kills_the_groups_it_was_told_of_last():
+def test_the_guard_kills_the_groups_it_was_told_of_last(tmp_path):
     one, other = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
-    guard = Guard()
+    (tmp_path / "a folder").mkdir()
+    guard = Guard(str(tmp_path / "a folder"))
     guard.watch([one.pid, other.pid])
     guard.watch([other.pid])
     guard._shell.stdin.close()  # as the kernel does when the supervisor is killed
     assert other.wait(10) == -9
     assert guard._shell.wait(10) == 0 and one.poll() is None
+    assert not list(tmp_path.iterdir())
     guard.close()
     one.kill()
     one.wait()

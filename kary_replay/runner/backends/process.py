@@ -73,7 +73,7 @@ class ProcessBackend:
         kinds = {"learner": config.learners, "actor": plan.n_actors, "evaluator": int(config.evaluate != "never")}
         self._members = [_Member(kind, index) for kind, n in kinds.items() for index in range(n)]
         self._meeting = tempfile.mkdtemp(prefix="kary-replay-") if config.learners > 1 else None
-        self._guard = Guard()
+        self._guard = Guard(self._meeting)
         self._ending = False
         self._received = self._back = time.monotonic()
         self._reports: list[Any] = []
