@@ -218,7 +218,7 @@ class Runner:
 
     def _end(self, backend: Backend, plan: Plan, monitor: Monitor, seconds: float) -> None:
         """Let the learners end together, save, and evaluate what was put off."""
-        if plan.board.seconds == 0:  # interrupted before it began
+        if plan.board.env_steps == 0:  # interrupted before it began
             return
         if plan.board.updates > self._counters.get("updates", 0):
             for report in backend.finish():
@@ -230,8 +230,8 @@ class Runner:
                 raise WorkerFailedError(f"the last checkpoint could not be made: {error}") from None
             monitor.warn(f"there is no checkpoint of the end: {error}")
         if plan.config.evaluate != "never" and not (self._stop.is_set() or monitor.reached_target):
-            if plan.config.evaluate == "after":
-                monitor.say("evaluating the policies that were kept")
+            which = "policies that were kept" if plan.config.evaluate == "after" else "last policy"
+            monitor.say(f"evaluating the {which}")
             for report in backend.evaluate():
                 monitor.take(report)
 

@@ -182,6 +182,13 @@ def test_curves_of_any_length_fit_into_memory():
     assert len(set(np.diff(steps))) == 1 and steps[-1] > 9.9 * MOST_POINTS
 
 
+def test_the_clock_stands_still_while_no_environment_is_stepped(tmp_path):
+    """Neither the start of a run that goes on, nor a finished one that does so, takes time."""
+    first = run("dqn", "CartPole-v1", tmp_path / "run", **MODEST)
+    second = Runner.resume(tmp_path / "run").run()
+    assert (second.env_steps, second.updates, second.wall_seconds) == (first.env_steps, first.updates, first.wall_seconds)
+
+
 def test_a_resumed_run_continues_its_records(tmp_path, monkeypatch):
     """The records of the whole run and of one that was cut off after a checkpoint are the same, but for the clock."""
     commit, copies = RunDirectory.commit, []

@@ -66,6 +66,8 @@ class Actor:
             return False
         if not self.started:
             self._start()
+        if not self.row.first_step:
+            self.row.first_step = time.monotonic()
         action = self._actions()
         steps = group.step(action)
         self.row.env_steps += group.n_envs
@@ -119,8 +121,6 @@ class Actor:
 
     def _begin(self) -> None:
         self.started = True
-        if not self.row.first_step:
-            self.row.first_step = time.monotonic()
         for turn in range(len(self.groups)):
             self._request(turn)
 
