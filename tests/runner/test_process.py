@@ -1,6 +1,8 @@
 """The process backend: a run that is stopped goes on with everything it had."""
 
+import errno
 import json
+import os
 import subprocess
 import threading
 import time
@@ -9,7 +11,7 @@ import pytest
 from runs import config, run
 
 from kary_replay import PrioritizedReplayBuffer
-from kary_replay.runner import Runner
+from kary_replay.runner import RunFailedError, Runner
 from kary_replay.runner.backends import ProcessBackend
 from kary_replay.runner.backends import process as process_backend
 from kary_replay.runner.backends.guard import Guard
@@ -56,20 +58,45 @@ def test_a_run_that_was_stopped_goes_on(learners, tmp_path):
     assert second.samples_per_insert == pytest.approx(8, rel=0.3)  # the allowance, against so short a run
 
 
-def test_a_start_may_take_long_while_episodes_are_played_again(tmp_path):
+@pytest.fixture
+def backend(tmp_path):
+    """One with two actors, whose processes have not been started."""
     settings = config("dqn", "CartPole-v1", tmp_path / "run", actors=2, backend="process")
     plan = Plan.new(settings, maker(settings), 2, None, {})
     backend = ProcessBackend(plan, print, lambda: False)
-    try:
-        actors = [member for member in backend._members if member.kind == "actor"]
-        plan.board.row("actor", 0).alive()
-        backend._check_starting(actors[:1])
-        plan.board.row("actor", 1).beat = time.monotonic() - process_backend.START_SECONDS - 1
-        with pytest.raises(WorkerFailedError, match="actor-1 did not start within 120 s"):
-            backend._check_starting(actors)
-    finally:
-        backend.stop()
-        plan.close()
+    yield backend
+    backend.stop()
+    plan.close()
+
+
+def test_a_start_may_take_long_while_episodes_are_played_again(backend):
+    actors = [member for member in backend._members if member.kind == "actor"]
+    backend._plan.board.row("actor", 0).alive()
+    backend._check_starting(actors[:1])
+    backend._plan.board.row("actor", 1).beat = time.monotonic() - process_backend.START_SECONDS - 1
+    with pytest.raises(WorkerFailedError, match="actor-1 did not start within 120 s"):
+        backend._check_starting(actors)
+
+
+def test_a_process_that_cannot_be_started_anew_is_tried_again(backend, monkeypatch, capsys):
+    def full(member):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(backend, "_spawn", full)
+    actor = next(member for member in backend._members if member.kind == "actor")
+    actor.restart_at = time.monotonic()
+    backend._watch(actor)
+    assert actor.restart_at > time.monotonic() and actor.failures == 1
+    assert "actor-0 is started anew, in 0.1 s: it could not be started" in capsys.readouterr().out
+
+
+def test_workers_that_cannot_be_started_end_the_run(tmp_path, monkeypatch):
+    def full(prefix):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(process_backend.tempfile, "mkdtemp", full)
+    with pytest.raises(RunFailedError, match=r"could not be started: .*No space left.*\nNo checkpoint yet"):
+        Runner(config("dqn", "CartPole-v1", tmp_path / "run", backend="process", learners=2)).run()
 
 
 def test_a_start_that_is_interrupted_leaves_the_checkpoint_as_it_is(tmp_path):

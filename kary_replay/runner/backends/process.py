@@ -72,8 +72,8 @@ class ProcessBackend:
         config = plan.config
         kinds = {"learner": config.learners, "actor": plan.n_actors, "evaluator": int(config.evaluate != "never")}
         self._members = [_Member(kind, index) for kind, n in kinds.items() for index in range(n)]
-        self._meeting = tempfile.mkdtemp(prefix="kary-replay-") if config.learners > 1 else None
-        self._guard = Guard(self._meeting)
+        self._meeting: str | None = None  # where learners find each other
+        self._guard: Guard | None = None
         self._ending = False
         self._received = self._back = time.monotonic()
         self._reports: list[Any] = []
@@ -81,6 +81,9 @@ class ProcessBackend:
     def start(self, states: Path | None) -> None:
         """Start all processes, and wait until each is ready to work."""
         try:
+            if self._plan.config.learners > 1:
+                self._meeting = tempfile.mkdtemp(prefix="kary-replay-")
+            self._guard = Guard(self._meeting)
             for member in self._members:
                 self._spawn(member, states)
             missing = self._members
@@ -89,6 +92,8 @@ class ProcessBackend:
                 self._check_starting(missing)
             if not missing:
                 self._order(self._members, "go", "")
+        except OSError as error:
+            raise WorkerFailedError(f"the workers could not be started: {error}") from error
         finally:
             if self._meeting is not None:
                 shutil.rmtree(self._meeting, ignore_errors=True)
@@ -148,7 +153,8 @@ class ProcessBackend:
         for member in alive:
             member.process.join(max(0.0, deadline - time.monotonic()))
             self._kill(member)
-        self._guard.close()
+        if self._guard is not None:
+            self._guard.close()
 
     def _check_starting(self, missing: list[_Member]) -> None:
         """Raise if workers that should be ready seem to hang: episodes that are played again may take longer."""
@@ -168,6 +174,7 @@ class ProcessBackend:
             process.start()
         theirs.close()
         member.process, member.pipe, member.started, member.restart_at = process, pipe, time.monotonic(), None
+        assert self._guard is not None
         self._guard.watch(other.process.pid for other in self._members if other.process is not None and other.pipe is not None)
         member.problem = None
         member.ready.clear()
@@ -202,8 +209,11 @@ class ProcessBackend:
         if member.restart_at is not None:
             if time.monotonic() >= member.restart_at:  # never, if it was given up
                 member.incarnation += 1
-                self._spawn(member)
-                self._order([member], "go", "")
+                try:
+                    self._spawn(member)
+                    self._order([member], "go", "")
+                except OSError as error:  # there may be room for a process later
+                    self._failed(member, f"it could not be started: {error}")
             return
         if member.process.exitcode is not None or member.pipe is None:
             self._kill(member)
