@@ -107,6 +107,28 @@ def test_an_actor_that_fails_every_time_ends_the_run(tmp_path):
     assert workers() == []
 
 
+def test_an_actor_that_hangs_does_not_hold_up_ctrl_c(tmp_path):
+    """Not even where a checkpoint waits for its state, which takes up to half a minute."""
+    once, directory = tmp_path / "once", tmp_path / "run"
+    settings = {"environment_timeout_seconds": 60.0, "checkpoint_interval_seconds": 0.2, "env_options": {"once": str(once)}}
+    runner, ended = Runner(faulty(directory, "hangs", **settings)), []
+
+    def stop():
+        deadline = time.monotonic() + 60
+        while not (once.exists() and list(directory.glob("checkpoint-*"))) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.5)
+        runner.stop()
+        ended.append(time.monotonic())
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    assert runner.run().interrupted
+    thread.join()
+    assert time.monotonic() - ended[0] < 15
+    assert (directory / "checkpoint.json").exists() and workers() == []
+
+
 def test_checkpoints_do_not_excuse_an_actor_that_hangs(tmp_path, monkeypatch):
     """They wait for its state longer than it may be away."""
     monkeypatch.setattr(process_backend, "AWAY_SECONDS", 0.5)

@@ -23,7 +23,7 @@ from .worker_process import main
 
 __all__ = ["ProcessBackend"]
 
-GRACE_SECONDS = 0.5  # between the order to stop and the kill
+GRACE_SECONDS = 0.5  # between the order to stop and the kill, and for states that are being written after Ctrl-C
 LONGEST_BACKOFF_SECONDS = 5.0
 START_SECONDS = 120.0  # for imports and the first reset, before a worker counts as hung
 UPDATE_SECONDS = 120.0  # for an update, before a learner counts as hung
@@ -110,7 +110,11 @@ class ProcessBackend:
         kinds = ("actor", "evaluator") if self._plan.config.evaluate == "after" else ("actor",)
         members = [member for member in self._members if member.kind in kinds or member.name == "learner-0"]
         self._order(members, "save", str(folder))
-        missing = self._await(str(folder), members, within_seconds)
+        if self._interrupted():
+            missing = self._await(str(folder), members, within_seconds)
+        else:  # Ctrl-C does not wait for an actor that hangs
+            missing = self._await(str(folder), members, within_seconds, self._interrupted)
+            missing = self._await(str(folder), missing, GRACE_SECONDS if self._interrupted() else 0.0)
         if any(member.kind == "learner" for member in missing):
             raise WorkerFailedError(f"the learner did not save its state within {within_seconds:g} s")
         if any(member.kind == "evaluator" for member in missing):
