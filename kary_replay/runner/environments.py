@@ -7,6 +7,7 @@ to the same state in any environment whose randomness comes from its seed.
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -190,7 +191,7 @@ class Environments:
         try:
             observation, _ = self._envs[i].reset(seed=self._seeds[i])
         except Exception as error:
-            raise self._fault(i, f"reset raised {type(error).__name__}: {error}") from error
+            raise self._fault(i, f"reset raised {type(error).__name__}: {error}", error) from error
         self._store(self.observation, i, observation, "reset")
         for part in _parts(self.observation):
             if part.dtype.kind == "f" and not np.isfinite(part[i]).all():
@@ -201,7 +202,7 @@ class Environments:
         try:
             observation, reward, terminated, truncated, _ = env.step(action)
         except Exception as error:
-            raise self._fault(i, f"step raised {type(error).__name__}: {error}") from error
+            raise self._fault(i, f"step raised {type(error).__name__}: {error}", error) from error
         self._store(self._next, i, observation, "step")
         try:
             self._reward[i], self._terminated[i], self._truncated[i] = reward, terminated, truncated
@@ -238,8 +239,11 @@ class Environments:
                 i = int(np.flatnonzero(~np.isfinite(part.reshape(self.n_envs, -1)).all(1))[0])
                 raise self._fault(i, f"step returned the observation {part[i]}")
 
-    def _fault(self, i: int, what: str) -> EnvironmentFaultError:
+    def _fault(self, i: int, what: str, cause: Exception | None = None) -> EnvironmentFaultError:
         when = f"environment {i}, episode of seed {self._seeds[i]}, step {int(self._lengths[i])}"
+        if cause is not None:
+            last = traceback.extract_tb(cause.__traceback__)[-1]
+            when += f"; {last.filename}, line {last.lineno}"
         return EnvironmentFaultError(f"{self._name}: {what} ({when})")
 
 

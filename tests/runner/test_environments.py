@@ -9,7 +9,7 @@ from kary_replay.runner import environments
 from kary_replay.runner.environments import EnvironmentFaultError, Environments, action_scale
 
 FAULTS = {
-    "raises": r"step raised RuntimeError: the bottle is empty .environment 0, episode of seed \d+, step 6",
+    "raises": r"step raised RuntimeError: the bottle is empty .environment 0, .*, step 6; .*faulty_envs.py, line \d",
     "nan": r"step returned the observation \[.* nan .*\]",
     "nan reward": "step returned reward=nan",
     "shape": r"step returned an observation of shape \(2,\), the space has \(3,\)",
