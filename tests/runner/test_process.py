@@ -78,6 +78,14 @@ def test_a_start_may_take_long_while_episodes_are_played_again(backend):
         backend._check_starting(actors)
 
 
+def test_a_checkpoint_that_ctrl_c_interrupts_is_no_failure_of_the_learner(backend, monkeypatch, tmp_path):
+    pressed = iter([False, True, True])
+    monkeypatch.setattr(backend, "_interrupted", lambda: next(pressed))
+    monkeypatch.setattr(backend, "_await", lambda what, members, seconds, give_up=None: members)
+    with pytest.raises(OSError, match="the run was to end"):
+        backend.save(tmp_path, 30.0)
+
+
 def test_a_process_that_cannot_be_started_anew_is_tried_again(backend, monkeypatch, capsys):
     def full(member):
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))

@@ -110,11 +110,12 @@ class ProcessBackend:
         kinds = ("actor", "evaluator") if self._plan.config.evaluate == "after" else ("actor",)
         members = [member for member in self._members if member.kind in kinds or member.name == "learner-0"]
         self._order(members, "save", str(folder))
-        if self._interrupted():
-            missing = self._await(str(folder), members, within_seconds)
-        else:  # Ctrl-C does not wait for an actor that hangs
-            missing = self._await(str(folder), members, within_seconds, self._interrupted)
-            missing = self._await(str(folder), missing, GRACE_SECONDS if self._interrupted() else 0.0)
+        is_last = self._interrupted()
+        missing = self._await(str(folder), members, within_seconds, lambda: not is_last and self._interrupted())
+        if missing and not is_last and self._interrupted():  # Ctrl-C does not wait for an actor that hangs
+            missing = self._await(str(folder), missing, GRACE_SECONDS)
+            if any(member.kind == "learner" for member in missing):
+                raise InterruptedError("the run was to end")
         if any(member.kind == "learner" for member in missing):
             raise WorkerFailedError(f"the learner did not save its state within {within_seconds:g} s")
         if any(member.kind == "evaluator" for member in missing):
