@@ -5,6 +5,7 @@ To add one, write a class like those beside this file, and `register` it or name
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from ..validation import as_count, as_exponent, as_real
 from .minimizer import Minimizer, Share, flatten
 from .spaces import check_observations
 
-__all__ = ["Algorithm", "Batch", "Options"]
+__all__ = ["Algorithm", "Batch", "Options", "check_finite"]
 
 WARM_UPDATES = 4  # enough for what is done only in some updates, as TD3's policy_delay has it by default
 Batch = Mapping[str, Any]  # of tensors with a leading axis B; observations may be dicts of them
@@ -56,6 +57,13 @@ class Options:
             if not as_real(name, getattr(self, name)) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         as_exponent("tau", self.tau)
+
+
+def check_finite(name: str, value: Any, least: float = 0.0) -> None:
+    """Raise ValueError unless a hyperparameter is a finite number of at least ``least``."""
+    if not (math.isfinite(as_real(name, value)) and value >= least):
+        wanted = f"finite and at least {least:g}" if math.isfinite(least) else "finite"
+        raise ValueError(f"{name} must be {wanted}, got {value}")
 
 
 class Algorithm(ABC):

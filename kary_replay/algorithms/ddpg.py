@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .actor_critic import ActorCritic, Critics, regression
-from .algorithm import Batch, Options
+from .algorithm import Batch, Options, check_finite
 from .minimizer import Minimizer
 from .networks import MLP, Encoder
 
@@ -24,6 +24,10 @@ class DDPGOptions(Options):
 
     exploration_noise: float = 0.1
     """Standard deviation of what actors add to their actions, which are from -1 to 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_finite("exploration_noise", self.exploration_noise)
 
 
 class Actor(nn.Module):

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ..validation import as_real
 from .actor_critic import ActorCritic, Critics, regression
-from .algorithm import Batch, Options
+from .algorithm import Batch, Options, check_finite
 from .minimizer import Minimizer
 from .networks import MLP, Encoder
 from .recorded import Function
@@ -38,6 +38,8 @@ class SACOptions(Options):
         super().__post_init__()
         if self.ent_coef is not None and not as_real("ent_coef", self.ent_coef) > 0:
             raise ValueError(f"ent_coef must be above 0, or None, got {self.ent_coef}")
+        if self.target_entropy is not None:
+            check_finite("target_entropy", self.target_entropy, -math.inf)
 
 
 class GaussianActor(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..validation import as_count
 from .actor_critic import regression
-from .algorithm import Batch
+from .algorithm import Batch, check_finite
 from .ddpg import DDPG, DDPGOptions
 
 __all__ = ["TD3", "TD3Options"]
@@ -31,6 +31,8 @@ class TD3Options(DDPGOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         as_count("policy_delay", self.policy_delay)
+        for name in ("target_noise", "target_noise_clip"):
+            check_finite(name, getattr(self, name))
 
 
 class TD3(DDPG):

@@ -7,6 +7,7 @@ to the same state in any environment whose randomness comes from its seed.
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -61,7 +62,7 @@ class Environments:
     Raises
     ------
     EnvironmentFaultError
-        From any call: an environment raised, or returned NaN or a wrong shape.
+        From any call, also this one: an environment raised, or returned NaN, a wrong shape, or no numbers.
     """
 
     def __init__(
@@ -73,7 +74,10 @@ class Environments:
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._name, self._rng, self._alive = name, rng, alive
-        self._envs = [make() for _ in range(n_envs)]
+        try:
+            self._envs = [make() for _ in range(n_envs)]
+        except Exception as error:
+            raise EnvironmentFaultError(f"{name}: making it raised {type(error).__name__}: {error}") from error
         self._space = self._envs[0].observation_space
         self._scale = action_scale(self._envs[0].action_space)
         self.n_envs = n_envs
@@ -187,7 +191,7 @@ class Environments:
         try:
             observation, _ = self._envs[i].reset(seed=self._seeds[i])
         except Exception as error:
-            raise self._fault(i, f"reset raised {type(error).__name__}: {error}") from error
+            raise self._fault(i, f"reset raised {type(error).__name__}: {error}", error) from error
         self._store(self.observation, i, observation, "reset")
         for part in _parts(self.observation):
             if part.dtype.kind == "f" and not np.isfinite(part[i]).all():
@@ -198,7 +202,7 @@ class Environments:
         try:
             observation, reward, terminated, truncated, _ = env.step(action)
         except Exception as error:
-            raise self._fault(i, f"step raised {type(error).__name__}: {error}") from error
+            raise self._fault(i, f"step raised {type(error).__name__}: {error}", error) from error
         self._store(self._next, i, observation, "step")
         try:
             self._reward[i], self._terminated[i], self._truncated[i] = reward, terminated, truncated
@@ -220,7 +224,10 @@ class Environments:
                 raise self._fault(i, f"{what} returned {value!r}, which is no array") from None
             if shape != column.shape[1:]:
                 raise self._fault(i, f"{what} returned an observation of shape {shape}, the space has {column.shape[1:]}")
-            column[i] = value
+            try:
+                column[i] = value
+            except (TypeError, ValueError, OverflowError):
+                raise self._fault(i, f"{what} returned {value!r}, which is no {column.dtype}") from None
 
     def _check(self) -> None:
         """Refuse NaN and infinity in what the last step of each returned."""
@@ -232,8 +239,11 @@ class Environments:
                 i = int(np.flatnonzero(~np.isfinite(part.reshape(self.n_envs, -1)).all(1))[0])
                 raise self._fault(i, f"step returned the observation {part[i]}")
 
-    def _fault(self, i: int, what: str) -> EnvironmentFaultError:
+    def _fault(self, i: int, what: str, cause: Exception | None = None) -> EnvironmentFaultError:
         when = f"environment {i}, episode of seed {self._seeds[i]}, step {int(self._lengths[i])}"
+        if cause is not None:
+            last = traceback.extract_tb(cause.__traceback__)[-1]
+            when += f"; {last.filename}, line {last.lineno}"
         return EnvironmentFaultError(f"{self._name}: {what} ({when})")
 
 

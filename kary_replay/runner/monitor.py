@@ -59,8 +59,7 @@ class Monitor:
         self, plan: Plan, directory: RunDirectory, counters: Mapping[str, Any], console: Any, allocation: Allocation | None
     ) -> None:
         self.plan, self.directory = plan, directory
-        self._seconds_before = float(counters.get("seconds", 0.0))
-        self._progress = Progress(plan, self._seconds_before)
+        self._progress = Progress(plan)
         self._display = Display(Console() if console is None else console, plan.config, directory.path)
         self._scalars = Scalars(directory.path, int(counters.get("env_steps", 0)))
         self._allocation = allocation
@@ -81,16 +80,15 @@ class Monitor:
             self._episodes.add(report.env_steps, seconds, report.episode_return)
             self._keep(EPISODES, {**report._asdict(), "wall_seconds": round(seconds, 3)})
         elif isinstance(report, Evaluation):
-            report = report._replace(wall_seconds=report.wall_seconds + self._seconds_before)
             self.evaluations.append(report)
             self._keep(EVALUATIONS, report._asdict())
-            self._scalars.write({"return/evaluation": report.mean_return}, report.env_steps)
+            self._write({"return/evaluation": report.mean_return}, report.env_steps)
             self._compare(report)
 
     @property
     def seconds(self) -> float:
         """Since the run's first step of an environment, over all sessions."""
-        return self._progress.seconds
+        return self.plan.seconds
 
     @property
     def mean_return(self) -> float:
@@ -152,6 +150,10 @@ class Monitor:
         with self._forgiving():
             self.directory.append(name, record)
 
+    def _write(self, values: Mapping[str, float], env_steps: int) -> None:
+        with self._forgiving():
+            self._scalars.write(values, env_steps)
+
     @contextlib.contextmanager
     def _forgiving(self) -> Iterator[None]:
         """Let a run go on, or end as it does, without its records if the disk is full; say so once."""
@@ -186,7 +188,7 @@ class Monitor:
                 "workers/actors_waited": figures.actors_waited,
                 "workers/learners_waited": figures.learners_waited,
             }
-            self._scalars.write(values, figures.env_steps)
+            self._write(values, figures.env_steps)
 
     def _go_on_from(self, env_steps: int) -> None:
         """Take up the records of a run as they were at a checkpoint."""
@@ -195,6 +197,8 @@ class Monitor:
         for record in self.directory.records(EVALUATIONS):
             self.evaluations.append(Evaluation(**{**record, "returns": tuple(record["returns"])}))
             self._compare(self.evaluations[-1])
+        if self.evaluations:
+            self.plan.board.row("evaluator", 0).updates = self.evaluations[-1].updates
         for record in self.directory.records(EPISODES):
             self.recent.append(record["episode_return"])
             self._episodes.add(record["env_steps"], record["wall_seconds"], record["episode_return"])

@@ -40,6 +40,8 @@ class Plan:
     board: Board
     n_actors: int
     parameters: ParameterStream = field(init=False)
+    seconds_before: float = 0.0
+    """How long the run took before it was resumed."""
 
     @classmethod
     def new(
@@ -88,10 +90,11 @@ class Plan:
         replay = ReplayStream(buffer, config.samples_per_insert, config.learning_starts, error, origin and tuple(origin))
         board = Board(n_actors, config.learners, multiprocessing.get_context("spawn") if shared else None)
         for index, steps in enumerate(counters.get("actor_env_steps", ())):
-            board.row("actor", index).env_steps = steps
+            board.row("actor", index % n_actors).env_steps += steps  # somebody may have set another number in config.json
         for index in range(config.learners):
             board.row("learner", index).updates = counters.get("updates", 0)
         plan = cls(config, make, observation_space, action_space, replay, board, n_actors)
+        plan.seconds_before = float(counters.get("seconds", 0.0))
         n_parameters = sum(tensor.numel() for tensor in published(plan.algorithm(), plan.publishes_all))
         plan.parameters = ParameterStream(n_parameters, shared)
         return plan
@@ -111,6 +114,11 @@ class Plan:
     def rng(self, kind: str, index: int, *history: int) -> np.random.Generator:
         """Return a worker's own random stream, another one after every new start."""
         return np.random.default_rng([self.config.seed, KINDS[kind], index, *history])
+
+    @property
+    def seconds(self) -> float:
+        """Since the run's first step of an environment, over all sessions."""
+        return self.seconds_before + self.board.seconds
 
     @property
     def publishes_all(self) -> bool:

@@ -38,18 +38,11 @@ class Progress:
     ----------
     plan : Plan
         The run.
-    seconds_before : float
-        How long the run has taken before it was resumed.
     """
 
-    def __init__(self, plan: Plan, seconds_before: float) -> None:
-        self.plan, self._before = plan, seconds_before
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
         self._looks: deque[tuple[float, ...]] = deque(maxlen=WINDOW)
-
-    @property
-    def seconds(self) -> float:
-        """Since the run's first step of an environment."""
-        return self._before + self.plan.board.seconds
 
     def look(self) -> Figures:
         """Return how it goes; rates are those since a few looks ago."""
@@ -61,7 +54,7 @@ class Progress:
         rate = steps / passed if passed else math.nan
         behind = board.updates - board.column("actor", "parameter_version")[board.column("actor", "first_step") > 0]
         return Figures(
-            seconds=self.seconds,
+            seconds=plan.seconds,
             seconds_left=(plan.config.total_env_steps - board.env_steps) / rate if rate > 0 else math.nan,
             env_steps=board.env_steps,
             env_steps_per_second=rate,

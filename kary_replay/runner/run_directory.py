@@ -11,6 +11,7 @@ learning_curve.png
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -67,7 +68,8 @@ class RunDirectory:
                     path = path.with_name(f"{default_name(config)}_{number}")
             new = cls(path)
             content = {"format": FORMAT, "version": version.VERSION, **as_json(config)}
-            (path / "config.json").write_text(json.dumps(content, indent=2))
+            with (path / "config.json").open("x") as file:  # unless another run has just begun here
+                file.write(json.dumps(content, indent=2))
         except OSError as error:
             raise ConfigError(f"directory={str(path)!r} cannot be made: {error}") from None
         new.lock()
@@ -96,7 +98,11 @@ class RunDirectory:
     def check_free(config: RunnerConfig) -> None:
         """Raise ConfigError if the directory that a new run is to have is taken."""
         path = config.directory and Path(config.directory)
-        if path and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        try:
+            taken = path and path.exists() and (not path.is_dir() or any(path.iterdir()))
+        except OSError as error:
+            raise ConfigError(f"directory={config.directory!r} cannot be looked into: {error}") from None
+        if taken:
             raise ConfigError(f"directory must be new or empty, got {path}: choose another one, or go on with --resume {path}")
 
     @classmethod
@@ -106,6 +112,8 @@ class RunDirectory:
             content = json.loads((path / "config.json").read_text())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} is not the directory of a run: config.json: {error}") from None
+        if not isinstance(content, dict):
+            raise ConfigError(f"{path} is not the directory of a run: config.json has no settings")
         if content.pop("format", None) != FORMAT:
             raise ConfigError(f"{path} was written by another version of kary-replay, {content.get('version')}; "
                               f"this is {version.VERSION}")  # fmt: skip
@@ -119,8 +127,8 @@ class RunDirectory:
             content = json.loads((self.path / "checkpoint.json").read_text())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self.path} has no checkpoint to go on from: {error}") from None
-        if not isinstance(content, dict) or "folder" not in content:
-            raise ConfigError(f"{self.path / 'checkpoint.json'} is damaged: it names no folder")
+        if not isinstance(content, dict) or not {"folder", "env_steps"} <= set(content):
+            raise ConfigError(f"{self.path / 'checkpoint.json'} is damaged: it names no folder, or has no counters")
         for name, here in (("algorithm", config.algorithm), ("env", config.env_name)):
             if content.get(name, here) != here:
                 raise ConfigError(f"the checkpoint in {self.path} is of {name} {content[name]}, but config.json says {here}: "
@@ -145,7 +153,7 @@ class RunDirectory:
         return folder
 
     def commit(self, folder: Path, counters: Mapping[str, Any]) -> None:
-        """Make the checkpoint in ``folder`` the last one, and remove the others."""
+        """Make the checkpoint in ``folder`` the last one; `sweep` removes the others."""
         self.flush()
         for path in folder.glob("*.pt"):
             _sync(path)
@@ -155,16 +163,16 @@ class RunDirectory:
         _sync(new)
         os.replace(new, self.path / "checkpoint.json")
         _sync(self.path)
-        self.sweep(keep=folder.name)
 
-    def drop(self, folder: Path) -> None:
-        """Remove a checkpoint that could not be made."""
-        shutil.rmtree(folder, ignore_errors=True)
-
-    def sweep(self, keep: str | None = None) -> None:
-        """Remove checkpoints other than the last one: replaced ones, and those that a crash left half written."""
+    def sweep(self) -> None:
+        """Remove checkpoints other than the last one: replaced ones, and those that a failure or crash left half written."""
+        last = self.path / "checkpoint.json"
+        try:
+            kept = json.loads(last.read_text())["folder"] if last.exists() else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return  # it may have named any of them
         for folder in self.path.glob("checkpoint-*"):
-            if folder.name != keep and folder.is_dir():
+            if folder.name != kept and folder.is_dir():
                 shutil.rmtree(folder, ignore_errors=True)
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
@@ -200,9 +208,12 @@ class RunDirectory:
         if not (self.path / name).exists():
             return
         new = self.path / f"{name}.new"
-        with new.open("w") as file:
-            file.writelines(json.dumps(record) + "\n" for record in self.records(name) if record["env_steps"] <= env_steps)
-        os.replace(new, self.path / name)
+        try:
+            with new.open("w") as file:
+                file.writelines(json.dumps(record) + "\n" for record in self.records(name) if record["env_steps"] <= env_steps)
+            os.replace(new, self.path / name)
+        except OSError as error:
+            raise ConfigError(f"the run in {self.path} cannot go on: {name} cannot be written: {error}") from None
 
 
 def default_name(config: RunnerConfig) -> str:
@@ -211,11 +222,13 @@ def default_name(config: RunnerConfig) -> str:
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a worker's state; OSError if that fails, as on a full disk."""
+    """Write a worker's state, whole or not at all; OSError if that fails, as on a full disk."""
+    new = path.with_suffix(".new")
     try:
-        torch.save(dict(state), path)
+        torch.save(dict(state), new)
     except RuntimeError as error:
         raise OSError(f"{path}: {error}") from None
+    os.replace(new, path)
 
 
 def load_state(path: Path) -> dict[str, Any]:
@@ -228,5 +241,8 @@ def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that has no such thing for folders
+            raise
     finally:
         os.close(handle)

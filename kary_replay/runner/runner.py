@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import multiprocessing
 import os
@@ -19,6 +20,7 @@ from ..version import VERSION
 from .allocation import Allocation, allocate, n_cores, throughput
 from .backends import Backend, ProcessBackend, SerialBackend
 from .config import ConfigError, RunnerConfig
+from .environments import EnvironmentFaultError
 from .making import Maker, maker
 from .monitor import Monitor
 from .plan import Evaluation, Plan, WorkerFailedError
@@ -144,28 +146,33 @@ class Runner:
         begun = time.monotonic()
         config = self.config
         n_actors = config.actors if config.actors != "auto" else self._counters.get("n_actors") or self._measured_actors()
-        if self._directory is not None:
-            self._directory.lock()
-        try:
-            plan = Plan.new(config, self._made, int(n_actors), self._folder, self._counters)
-        except (OSError, ValueError, KeyError) as error:
-            if self._folder is None:
-                raise
-            raise ConfigError(f"the checkpoint {self._folder} is damaged: {error}") from None
-        directory = self._directory or RunDirectory.new(config)
-        monitor = Monitor(plan, directory, self._counters, self._console, self._allocation)
+        with contextlib.ExitStack() as let_go:
+            if self._directory is not None:
+                self._directory.lock()
+                let_go.callback(self._directory.unlock)
+            plan = self._plan(int(n_actors))
+            let_go.callback(plan.close)
+            directory = self._directory or RunDirectory.new(config)
+            let_go.callback(directory.unlock)
+            monitor = Monitor(plan, directory, self._counters, self._console, self._allocation)
+            return self._run(plan, directory, monitor, begun)
+
+    def _run(self, plan: Plan, directory: RunDirectory, monitor: Monitor, begun: float) -> RunResult:
+        """Start the workers, train, and end them."""
+        config, interrupted = self.config, self._stop.is_set
         backend: Backend = (
-            SerialBackend(plan) if config.backend == "serial" else ProcessBackend(plan, monitor.warn, self._stop.is_set)
+            SerialBackend(plan, interrupted) if config.backend == "serial" else ProcessBackend(plan, monitor.warn, interrupted)
         )
         threads = torch.get_num_threads()
         torch.set_num_threads(config.learner_threads if config.backend == "serial" else 1)
         try:
             with _Interrupts(self._stop), monitor:
                 backend.start(self._folder)
-                startup = time.monotonic() - begun
+                startup, trains = time.monotonic() - begun, not self._stop.is_set()
                 self._train(backend, plan, monitor)
                 seconds, waited = monitor.seconds, plan.board.waited()
-                self._end(backend, plan, monitor, seconds)
+                if trains:  # otherwise some workers may not have been there, and the checkpoint before has them all
+                    self._end(backend, plan, monitor, seconds)
                 ratio = plan.replay.limiter.ratio
         except WorkerFailedError as error:
             saved = directory.path / "checkpoint.json"
@@ -176,12 +183,19 @@ class Runner:
         finally:
             backend.stop()
             torch.set_num_threads(threads)
-            plan.close()
-            directory.unlock()
         return RunResult(
             monitor.mean_return, plan.board.env_steps, plan.board.updates, seconds, startup, directory.path,
             monitor.evaluations, self._allocation, self._stop.is_set(), ratio, waited,
         )  # fmt: skip
+
+    def _plan(self, n_actors: int) -> Plan:
+        """Return the plan of the run; ConfigError if there is no memory for it, or its checkpoint is damaged."""
+        try:
+            return Plan.new(self.config, self._made, n_actors, self._folder, self._counters)
+        except (OSError, ValueError, KeyError) as error:
+            if self._folder is None:
+                raise
+            raise ConfigError(f"the checkpoint {self._folder} is damaged: {error}") from None
 
     def _train(self, backend: Backend, plan: Plan, monitor: Monitor) -> None:
         """Have the workers work until the steps and their updates are done, the target is reached, or it is interrupted."""
@@ -204,7 +218,7 @@ class Runner:
 
     def _end(self, backend: Backend, plan: Plan, monitor: Monitor, seconds: float) -> None:
         """Let the learners end together, save, and evaluate what was put off."""
-        if plan.board.seconds == 0:  # interrupted before it began
+        if plan.board.env_steps == 0:  # interrupted before it began
             return
         if plan.board.updates > self._counters.get("updates", 0):
             for report in backend.finish():
@@ -216,8 +230,8 @@ class Runner:
                 raise WorkerFailedError(f"the last checkpoint could not be made: {error}") from None
             monitor.warn(f"there is no checkpoint of the end: {error}")
         if plan.config.evaluate != "never" and not (self._stop.is_set() or monitor.reached_target):
-            if plan.config.evaluate == "after":
-                monitor.say("evaluating the policies that were kept")
+            which = "policies that were kept" if plan.config.evaluate == "after" else "last policy"
+            monitor.say(f"evaluating the {which}")
             for report in backend.evaluate():
                 monitor.take(report)
 
@@ -236,9 +250,8 @@ class Runner:
         try:
             backend.save(folder, within_seconds)
             directory.commit(folder, counters)
-        except BaseException:
-            directory.drop(folder)
-            raise
+        finally:
+            directory.sweep()  # of what could not be made, or has been replaced: a second Ctrl-C may come at any moment
         monitor.saved()
 
     def _measured_actors(self) -> int:
@@ -250,6 +263,7 @@ class Runner:
             config,
             actors=1,
             learners=1,
+            learning_starts=1,  # rows enough to draw from: more might take minutes to collect
             backend="serial",
             samples_per_insert_error=1e15,
             total_env_steps=2**53,
@@ -265,6 +279,8 @@ class Runner:
                 actor.work(0)
             updates = throughput(learner.work, lambda: plan.board.updates, MEASURE_SECONDS)
             actor.close()
+        except EnvironmentFaultError as error:
+            raise RunFailedError(f"{error}\nNothing has been created: it was to be measured how many actors suit.") from error
         finally:
             torch.set_num_threads(threads)
             plan.close()

@@ -18,6 +18,8 @@ class Faulty(gymnasium.Env):
     def __init__(self, fault="none", at=50, length=20, once=None, render_mode=None):
         self.fault, self.at, self.length, self.once = fault, at, length, once
         self.n_steps = 0
+        if fault == "making" and self.due():
+            raise RuntimeError("no room for the bottle")
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -58,6 +60,8 @@ class Faulty(gymnasium.Env):
                 reward = np.nan
             if self.fault == "shape":
                 observation = observation[:2]
+            if self.fault == "words":
+                observation = ["one", "two", "three"]
             if self.fault == "child":
                 import subprocess
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from runs import config
 
-from kary_replay.runner import Runner, runner
+from kary_replay.runner import RunFailedError, Runner, runner
 from kary_replay.runner.allocation import allocate, n_cores
 
 CASES = {  # steps per actor, updates, steps per update, cores, learners -> actors, and why
@@ -40,3 +40,19 @@ def test_a_run_measures_prints_and_takes_what_it_chose(tmp_path, monkeypatch):
     assert f"→ {allocation.chosen.actors}" in text and allocation.reason in text
     assert result.env_steps >= 600
     assert json.loads((tmp_path / "run" / "checkpoint.json").read_text())["n_actors"] == allocation.chosen.actors
+
+
+def test_measuring_does_not_collect_what_learning_starts_with(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "MEASURE_SECONDS", 0.0)
+    work, worked = runner.Actor.work, []
+    monkeypatch.setattr(runner.Actor, "work", lambda self, patience: worked.append(1) or work(self, patience))
+    settings = {"backend": "process", "actors": "auto", "learning_starts": 4_000}
+    assert Runner(config("dqn", "CartPole-v1", tmp_path / "run", **settings))._measured_actors() >= 1
+    assert len(worked) < 10
+
+
+def test_an_environment_that_breaks_while_it_is_measured_is_named(tmp_path):
+    settings = {"backend": "process", "actors": "auto", "env_options": {"fault": "raises", "at": 1}}
+    with pytest.raises(RunFailedError, match=r"(?s)the bottle is empty.*\nNothing has been created"):
+        Runner(config("dqn", "faulty_envs:make", tmp_path / "run", **settings)).run()
+    assert not list(tmp_path.iterdir())

@@ -12,7 +12,7 @@ import pytest
 from runs import config, run
 
 from kary_replay import cli
-from kary_replay.algorithms import DQNOptions
+from kary_replay.algorithms import DQNOptions, SACOptions, TD3Options
 from kary_replay.runner import ConfigError, Runner, RunnerConfig
 from kary_replay.runner.config import as_json, from_json
 from kary_replay.runner.presets import PRESETS
@@ -97,13 +97,20 @@ BAD_OPTIONS = {
     "exploration_fraction must be at least 0": {"exploration_fraction": -1.0},
     "max_gradient_norm must be above 0": {"max_gradient_norm": 0.0},
     "hidden must be a tuple of widths": {"hidden": 64},
+    "exploration_noise must be finite and at least 0": {"exploration_noise": -0.1},
+    "target_noise must be finite and at least 0": {"target_noise": float("nan")},
+    "target_noise_clip must be a real number": {"target_noise_clip": "much"},
+    "target_entropy must be finite, got inf": {"target_entropy": float("inf")},
 }
 
 
 @pytest.mark.parametrize("message", BAD_OPTIONS)
 def test_bad_hyperparameters_are_refused(message):
+    options = BAD_OPTIONS[message]
+    kinds = DQNOptions, TD3Options, SACOptions
+    options_class = next(kind for kind in kinds if set(options) <= set(kind.__dataclass_fields__))
     with pytest.raises((ValueError, TypeError), match=message):
-        DQNOptions(**BAD_OPTIONS[message])
+        options_class(**options)
 
 
 def test_options_are_those_of_the_algorithm():
@@ -126,6 +133,7 @@ CHANGED = {  # what was changed in a run's directory: file, how, and what the me
         "of algorithm ddpg, but config.json says td3",
     ),
     "env": ("config.json", lambda content: content.update(env="MountainCarContinuous-v0"), "is of env Pendulum-v1"),
+    "counters": ("checkpoint.json", lambda content: content.pop("env_steps"), "has no counters"),
     "setting": ("config.json", lambda content: content.update(no_such=1), "another version of kary-replay"),
     "option": ("config.json", lambda content: content["options"].update(no_such=1), "another version of kary-replay"),
     "bad option": ("config.json", lambda content: content["options"].update(gamma=2), "gamma must be from 0 to 1"),

@@ -9,10 +9,11 @@ from kary_replay.runner import environments
 from kary_replay.runner.environments import EnvironmentFaultError, Environments, action_scale
 
 FAULTS = {
-    "raises": r"step raised RuntimeError: the bottle is empty .environment 0, episode of seed \d+, step 6",
+    "raises": r"step raised RuntimeError: the bottle is empty .environment 0, .*, step 6; .*faulty_envs.py, line \d",
     "nan": r"step returned the observation \[.* nan .*\]",
     "nan reward": "step returned reward=nan",
     "shape": r"step returned an observation of shape \(2,\), the space has \(3,\)",
+    "words": r"step returned \['one', 'two', 'three'\], which is no float32",
     "nan at reset": r"reset returned the observation \[.* nan\] .environment 0, episode of seed \d+, step 0",
 }
 
@@ -44,6 +45,13 @@ def test_what_a_step_returns_is_what_it_led_to_also_at_the_end_of_an_episode():
         assert np.array_equal(steps.observation, before) and steps.truncated.all() == (number % 3 == 0)
         assert np.array_equal(steps.next_observation, envs.observation) == (number % 3 != 0)
     assert [(ended.episode_return, ended.length) for ended in envs.ended] == [(3.0, 3), (0.0, 3)] * 2
+
+
+def test_making_an_environment_is_part_of_it():
+    with pytest.raises(
+        EnvironmentFaultError, match=r"^Faulty \(actor 0\): making it raised RuntimeError: no room for the bottle"
+    ):
+        faulty(fault="making")
 
 
 class Pending:

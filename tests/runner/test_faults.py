@@ -107,6 +107,37 @@ def test_an_actor_that_fails_every_time_ends_the_run(tmp_path):
     assert workers() == []
 
 
+def test_an_actor_that_hangs_does_not_hold_up_ctrl_c(tmp_path):
+    """Not even where a checkpoint waits for its state, which takes up to half a minute."""
+    once, directory = tmp_path / "once", tmp_path / "run"
+    settings = {"environment_timeout_seconds": 60.0, "checkpoint_interval_seconds": 0.2, "env_options": {"once": str(once)}}
+    runner, ended = Runner(faulty(directory, "hangs", **settings)), []
+
+    def stop():
+        deadline = time.monotonic() + 60
+        while not (once.exists() and list(directory.glob("checkpoint-*"))) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.5)
+        runner.stop()
+        ended.append(time.monotonic())
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    assert runner.run().interrupted
+    thread.join()
+    assert time.monotonic() - ended[0] < 15
+    assert (directory / "checkpoint.json").exists() and workers() == []
+
+
+def test_checkpoints_do_not_excuse_an_actor_that_hangs(tmp_path, monkeypatch):
+    """They wait for its state longer than it may be away."""
+    monkeypatch.setattr(process_backend, "AWAY_SECONDS", 0.5)
+    monkeypatch.setattr("kary_replay.runner.runner.SAVE_SECONDS", 3.0)
+    with pytest.raises(RunFailedError, match="hung: no step or reset ended for"):
+        Runner(faulty(tmp_path / "run", "hangs", on_environment_error="stop", checkpoint_interval_seconds=0.2)).run()
+    assert workers() == []
+
+
 def test_what_an_environment_started_ends_with_it(tmp_path, monkeypatch):
     monkeypatch.setenv("CHILD_FILE", str(tmp_path / "child"))
     Runner(faulty(tmp_path / "run", "child", env_options={"once": str(tmp_path / "once")})).run()

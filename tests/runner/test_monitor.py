@@ -102,12 +102,13 @@ def test_figures_are_read_off_the_board(monkeypatch):
     board = Board(2, 1)
     replay = SimpleNamespace(buffer=range(10), limiter=SimpleNamespace(ratio=8.0))
     settings = SimpleNamespace(total_env_steps=1000, learners=1)
-    progress = Progress(SimpleNamespace(board=board, replay=replay, config=settings, n_actors=2), seconds_before=5.0)
+    plan = SimpleNamespace(board=board, replay=replay, config=settings, n_actors=2, seconds=5.0)
+    progress = Progress(plan)
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     first = progress.look()
     assert np.isnan([first.env_steps_per_second, first.behind, first.actors_waited, first.seconds_left]).all()
-    now[0] = 110.0
+    now[0], plan.seconds = 110.0, 15.0
     for index, version in enumerate((40, 20)):
         row = board.row("actor", index)
         row.first_step, row.env_steps, row.parameter_version, row.waited_seconds = 100.0, 50, version, 4.0
@@ -179,6 +180,13 @@ def test_curves_of_any_length_fit_into_memory():
     steps = np.array([point[0] for point in points.kept])
     assert MOST_POINTS / 2 <= len(steps) <= MOST_POINTS
     assert len(set(np.diff(steps))) == 1 and steps[-1] > 9.9 * MOST_POINTS
+
+
+def test_the_clock_stands_still_while_no_environment_is_stepped(tmp_path):
+    """Neither the start of a run that goes on, nor a finished one that does so, takes time."""
+    first = run("dqn", "CartPole-v1", tmp_path / "run", **MODEST)
+    second = Runner.resume(tmp_path / "run").run()
+    assert (second.env_steps, second.updates, second.wall_seconds) == (first.env_steps, first.updates, first.wall_seconds)
 
 
 def test_a_resumed_run_continues_its_records(tmp_path, monkeypatch):

@@ -1,14 +1,22 @@
 """The process backend: a run that is stopped goes on with everything it had."""
 
+import errno
 import json
+import os
+import subprocess
 import threading
 import time
 
 import pytest
-from runs import config
+from runs import config, run
 
 from kary_replay import PrioritizedReplayBuffer
-from kary_replay.runner import Runner
+from kary_replay.runner import RunFailedError, Runner
+from kary_replay.runner.backends import ProcessBackend
+from kary_replay.runner.backends import process as process_backend
+from kary_replay.runner.backends.guard import Guard
+from kary_replay.runner.making import maker
+from kary_replay.runner.plan import Plan, WorkerFailedError
 
 
 def checkpoint(directory):
@@ -48,3 +56,76 @@ def test_a_run_that_was_stopped_goes_on(learners, tmp_path):
     assert counters["updates"] == second.updates
     assert buffer.n_added == pytest.approx(second.env_steps - missed, abs=32)
     assert second.samples_per_insert == pytest.approx(8, rel=0.3)  # the allowance, against so short a run
+
+
+@pytest.fixture
+def backend(tmp_path):
+    """One with two actors, whose processes have not been started."""
+    settings = config("dqn", "CartPole-v1", tmp_path / "run", actors=2, backend="process")
+    plan = Plan.new(settings, maker(settings), 2, None, {})
+    backend = ProcessBackend(plan, print, lambda: False)
+    yield backend
+    backend.stop()
+    plan.close()
+
+
+def test_a_start_may_take_long_while_episodes_are_played_again(backend):
+    actors = [member for member in backend._members if member.kind == "actor"]
+    backend._plan.board.row("actor", 0).alive()
+    backend._check_starting(actors[:1])
+    backend._plan.board.row("actor", 1).beat = time.monotonic() - process_backend.START_SECONDS - 1
+    with pytest.raises(WorkerFailedError, match="actor-1 did not start within 120 s"):
+        backend._check_starting(actors)
+
+
+def test_a_checkpoint_that_ctrl_c_interrupts_is_no_failure_of_the_learner(backend, monkeypatch, tmp_path):
+    pressed = iter([False, True, True])
+    monkeypatch.setattr(backend, "_interrupted", lambda: next(pressed))
+    monkeypatch.setattr(backend, "_await", lambda what, members, seconds, give_up=None: members)
+    with pytest.raises(OSError, match="the run was to end"):
+        backend.save(tmp_path, 30.0)
+
+
+def test_a_process_that_cannot_be_started_anew_is_tried_again(backend, monkeypatch, capsys):
+    def full(member):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(backend, "_spawn", full)
+    actor = next(member for member in backend._members if member.kind == "actor")
+    actor.restart_at = time.monotonic()
+    backend._watch(actor)
+    assert actor.restart_at > time.monotonic() and actor.failures == 1
+    assert "actor-0 is started anew, in 0.1 s: it could not be started" in capsys.readouterr().out
+
+
+def test_workers_that_cannot_be_started_end_the_run(tmp_path, monkeypatch):
+    def full(prefix):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(process_backend.tempfile, "mkdtemp", full)
+    with pytest.raises(RunFailedError, match=r"could not be started: .*No space left.*\nNo checkpoint yet"):
+        Runner(config("dqn", "CartPole-v1", tmp_path / "run", backend="process", learners=2)).run()
+
+
+def test_a_start_that_is_interrupted_leaves_the_checkpoint_as_it_is(tmp_path):
+    run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=400)
+    before = (tmp_path / "run" / "checkpoint.json").read_text()
+    runner = Runner.resume(tmp_path / "run")
+    runner.stop()
+    assert runner.run().interrupted
+    assert (tmp_path / "run" / "checkpoint.json").read_text() == before
+
+
+def test_the_guard_kills_the_groups_it_was_told_of_last(tmp_path):
+    one, other = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
+    (tmp_path / "a folder").mkdir()
+    guard = Guard(str(tmp_path / "a folder"))
+    guard.watch([one.pid, other.pid])
+    guard.watch([other.pid])
+    guard._shell.stdin.close()  # as the kernel does when the supervisor is killed
+    assert other.wait(10) == -9
+    assert guard._shell.wait(10) == 0 and one.poll() is None
+    assert not list(tmp_path.iterdir())
+    guard.close()
+    one.kill()
+    one.wait()

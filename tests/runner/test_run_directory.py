@@ -1,14 +1,19 @@
 """A run's directory: one run at a time, of one version; and what a full disk does."""
 
+import errno
 import json
+import os
+import shutil
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from runs import config, run
 
-from kary_replay.runner import ConfigError, RunFailedError, Runner
-from kary_replay.runner.run_directory import RunDirectory
+from kary_replay.runner import ConfigError, RunFailedError, Runner, run_directory
+from kary_replay.runner.run_directory import RunDirectory, load_state, save_state
+from kary_replay.runner.workers import evaluator
 
 QUICK = {"total_env_steps": 400, "checkpoint_interval_env_steps": 100}
 
@@ -23,6 +28,36 @@ def test_two_runs_cannot_share_a_directory(tmp_path):
     assert sorted(directory.rglob("*")) == before
     busy.unlock()
     assert Runner.resume(directory).run().env_steps >= 400
+
+
+def test_a_run_that_cannot_go_on_lets_its_directory_go(tmp_path):
+    directory = run("dqn", "CartPole-v1", tmp_path / "run", **QUICK).directory
+    (directory / "episodes.jsonl.new").symlink_to("/dev/full")
+    runner = Runner.resume(directory)
+    with pytest.raises(ConfigError, match=r"cannot go on: episodes\.jsonl cannot be written: .*No space left"):
+        runner.run()
+    assert len((directory / "episodes.jsonl").read_text().splitlines()) > 3
+    (directory / "episodes.jsonl.new").unlink()
+    assert runner.run().env_steps >= 400
+
+
+def test_of_two_runs_that_begin_in_one_directory_the_second_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(RunDirectory, "check_free", lambda config: None)  # both have looked
+    settings = config("dqn", "CartPole-v1", tmp_path / "run", **QUICK)
+    first = RunDirectory.new(settings)
+    content = (first.path / "config.json").read_text()
+    with pytest.raises(ConfigError, match=r"cannot be made: .*File exists"):
+        RunDirectory.new(replace(settings, seed=1))
+    assert (first.path / "config.json").read_text() == content
+    first.unlock()
+
+
+def test_a_run_may_go_on_with_fewer_actors(tmp_path):
+    directory = run("dqn", "CartPole-v1", tmp_path / "run", actors=3, **QUICK).directory
+    content = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**content, "actors": 2, "total_env_steps": 600}))
+    result = Runner.resume(directory).run()
+    assert 600 <= result.env_steps < 620 and result.updates == pytest.approx(500 * 8 / 32, abs=5)
 
 
 def test_a_run_keeps_its_directory_locked(tmp_path):
@@ -65,7 +100,7 @@ def test_a_full_disk_costs_checkpoints_and_not_the_training(backend, tmp_path, m
 
     def begin_on_a_full_disk(self, env_steps):
         folder = begin(self, env_steps)
-        (folder / "learner-0.pt").symlink_to("/dev/full")
+        (folder / "learner-0.new").symlink_to("/dev/full")
         return folder
 
     monkeypatch.setattr(RunDirectory, "begin_checkpoint", begin_on_a_full_disk)
@@ -73,6 +108,46 @@ def test_a_full_disk_costs_checkpoints_and_not_the_training(backend, tmp_path, m
         run("dqn", "CartPole-v1", tmp_path / "run", backend=backend, **QUICK)
     assert "no checkpoint, the one before stays" in " ".join("".join(capfd.readouterr()).split())
     assert not list((tmp_path / "run").glob("checkpoint*"))
+
+
+def test_a_full_disk_costs_tensorboards_scalars_and_not_the_training(tmp_path, monkeypatch, capfd):
+    def full(self, *arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_scalar", full)
+    monkeypatch.setattr("kary_replay.runner.monitor.SCALARS_SECONDS", 0.0)
+    settings = {**QUICK, "evaluate": "during", "evaluation_interval": 200, "evaluation_episodes": 1}
+    result = run("dqn", "CartPole-v1", tmp_path / "run", **settings)
+    assert result.env_steps == 400 and result.evaluations
+    assert "".join(capfd.readouterr()).count("records are incomplete: [Errno 28]") == 1
+
+
+def test_a_state_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "actor-0.pt"
+    save_state(path, {"turn": 1})
+    (tmp_path / "actor-0.new").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"actor-0\.pt"):
+        save_state(path, {"turn": 2})
+    assert load_state(path) == {"turn": 1}
+
+
+def test_whoever_presses_ctrl_c_twice_keeps_a_checkpoint(tmp_path, monkeypatch):
+    """The second time while the checkpoint before, which the new one has replaced, is being removed."""
+    runner = Runner(config("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=1_000, checkpoint_interval_env_steps=100))
+    remove, removed = shutil.rmtree, []
+
+    def interrupted(path, **options):
+        removed.append(path)
+        remove(path, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_directory.shutil, "rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run()
+    monkeypatch.undo()
+    assert len(removed) == 1
+    assert Runner.resume(tmp_path / "run").run().env_steps >= 1_000
+    assert len(list((tmp_path / "run").glob("checkpoint-*"))) == 1
 
 
 @pytest.mark.parametrize("backend", ["serial", "process"])
@@ -94,6 +169,31 @@ def test_policies_that_wait_for_their_evaluation_survive_an_interruption(backend
     second = Runner.resume(tmp_path / "run").run()
     assert second.evaluations[0].env_steps < first.env_steps
     assert second.evaluations[-1].env_steps >= 2_000
+    seconds = [found.wall_seconds for found in second.evaluations]
+    assert seconds == sorted(seconds) and 0 < seconds[0] < first.wall_seconds
+
+
+@pytest.mark.parametrize("evaluate", ["during", "after"])
+def test_no_policy_is_evaluated_twice(evaluate, tmp_path, monkeypatch):
+    """Neither when evaluations are interrupted, nor when a finished run goes on."""
+    settings = {"evaluate": evaluate, "evaluation_interval": 100, "evaluation_episodes": 1}
+    runner = Runner(config("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=600, **settings))
+    play, played = evaluator.play, []
+
+    def play_three(*arguments):
+        played.append(play(*arguments))
+        if len(played) == 3:
+            runner.stop()
+        return played[-1]
+
+    monkeypatch.setattr(evaluator, "play", play_three)
+    first = runner.run()
+    assert first.interrupted and len(first.evaluations) == 3
+    second = Runner.resume(tmp_path / "run").run()
+    third = Runner.resume(tmp_path / "run").run()
+    updates = [found.updates for found in third.evaluations]
+    assert len(updates) >= 5 and updates == sorted(set(updates))
+    assert len(played) == len(updates) and third.evaluations == second.evaluations
 
 
 def runner_steps(directory):

@@ -6,7 +6,7 @@ import pytest
 from runs import config, parameters, run, same
 
 from kary_replay.algorithms import ALGORITHMS
-from kary_replay.runner import ConfigError, Runner
+from kary_replay.runner import ConfigError, RunFailedError, Runner
 from kary_replay.runner.run_directory import RunDirectory
 
 ENVS = {"dqn": "CartPole-v1"}
@@ -60,6 +60,17 @@ DAMAGES = {
     "rows changed": lambda folder: flip(next((folder / "replay").rglob("rows.bin"))),
     "no folder named": lambda folder: (folder.parent / "checkpoint.json").write_text("{}"),
 }
+
+
+@pytest.mark.parametrize("evaluate", ["never", "after"])
+def test_a_broken_environment_ends_the_run(evaluate, tmp_path):
+    """In training, and in the evaluations after it."""
+    at = 300 if evaluate == "never" else 50  # actors have 4 environments, the evaluator 1
+    settings = {"total_env_steps": 400 if evaluate == "never" else 120, "evaluate": evaluate, "evaluation_episodes": 1}
+    env_options = {"fault": "raises", "at": at // 4 if evaluate == "never" else at, "length": 60}
+    with pytest.raises(RunFailedError, match="the bottle is empty") as caught:
+        run("dqn", "faulty_envs:make", tmp_path / "run", env_options=env_options, **settings)
+    assert ("evaluator" in str(caught.value)) == ("go on with --resume" in str(caught.value)) == (evaluate == "after")
 
 
 def flip(path):

@@ -72,6 +72,17 @@ def test_actions_are_explored_as_asked(plan_of):
     actor.close()
 
 
+def test_an_actor_that_has_not_begun_has_no_episodes_to_go_on_with(plan_of):
+    plan = plan_of(total_env_steps=400)
+    first, second = (Actor(plan, 0, lambda report: None) for _ in range(2))
+    second.load_state_dict(first.state_dict())
+    assert not second.started and second.work(0)
+    assert len(set(second.groups[0].state_dict()["seeds"] + second.groups[1].state_dict()["seeds"])) == 4
+    assert first.rng.bit_generator.state != second.rng.bit_generator.state
+    first.close()
+    second.close()
+
+
 def test_actors_wait_for_the_learner_and_it_for_them(plan_of):
     plan = plan_of(total_env_steps=10_000, samples_per_insert=32.0, samples_per_insert_error=640.0)
     actor, learner = Actor(plan, 0, lambda report: None), Learner(plan, 0, lambda report: None)

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+from collections.abc import Iterable
 
 __all__ = ["Guard"]
 
-# Reads process groups until the supervisor's end of the pipe is closed, which the kernel does however it ended.
-PROGRAM = 'while read group; do groups="$groups -$group"; done; kill -9 $groups 2> /dev/null'
+# Reads lists of process groups until the supervisor's end of the pipe is closed, which the kernel does however it ended.
+# The last list counts: the number of a group that has ended may by then belong to somebody else.
+PROGRAM = 'while read list; do groups=$list; done; kill -9 $groups 2> /dev/null; rm -rf "$1"'
 
 
 class Guard:
     """A small process beside the supervisor that outlives it and then kills the groups of processes it was told of.
 
     A worker dies with its supervisor by itself. What its environments started does not, and is found by its process group.
+
+    Parameters
+    ----------
+    folder : str, optional
+        Is removed, too.
     """
 
-    def __init__(self) -> None:
-        self._shell = subprocess.Popen(
-            ["/bin/sh", "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
-        )
+    def __init__(self, folder: str | None = None) -> None:
+        command = ["/bin/sh", "-c", PROGRAM, "guard", folder or ""]
+        self._shell = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
 
-    def watch(self, group: int) -> None:
-        """Have a group of processes killed, too, when the time has come."""
+    def watch(self, groups: Iterable[int]) -> None:
+        """Have these groups of processes killed when the time has come, and no others."""
         assert self._shell.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # somebody killed the guard
-            self._shell.stdin.write(f"{group}\n".encode())
+            self._shell.stdin.write(f"{' '.join(f'-{group}' for group in groups)}\n".encode())
             self._shell.stdin.flush()
 
     def close(self) -> None:

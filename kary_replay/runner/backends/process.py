@@ -23,11 +23,11 @@ from .worker_process import main
 
 __all__ = ["ProcessBackend"]
 
-GRACE_SECONDS = 0.5  # between the order to stop and the kill
+GRACE_SECONDS = 0.5  # between the order to stop and the kill, and for states that are being written after Ctrl-C
 LONGEST_BACKOFF_SECONDS = 5.0
 START_SECONDS = 120.0  # for imports and the first reset, before a worker counts as hung
 UPDATE_SECONDS = 120.0  # for an update, before a learner counts as hung
-AWAY_SECONDS = 5.0  # without watching: stopped, or saving; silence from before is forgiven then
+AWAY_SECONDS = 5.0  # without taking in reports, as while stopped: workers may have waited to make them, which is forgiven then
 FINISH_SECONDS = 5.0
 
 
@@ -72,22 +72,28 @@ class ProcessBackend:
         config = plan.config
         kinds = {"learner": config.learners, "actor": plan.n_actors, "evaluator": int(config.evaluate != "never")}
         self._members = [_Member(kind, index) for kind, n in kinds.items() for index in range(n)]
-        self._meeting = tempfile.mkdtemp(prefix="kary-replay-") if config.learners > 1 else None
-        self._guard = Guard()
+        self._meeting: str | None = None  # where learners find each other
+        self._guard: Guard | None = None
         self._ending = False
-        self._watched = self._back = time.monotonic()
+        self._received = self._back = time.monotonic()
         self._reports: list[Any] = []
 
     def start(self, states: Path | None) -> None:
         """Start all processes, and wait until each is ready to work."""
         try:
+            if self._plan.config.learners > 1:
+                self._meeting = tempfile.mkdtemp(prefix="kary-replay-")
+            self._guard = Guard(self._meeting)
             for member in self._members:
                 self._spawn(member, states)
-            missing = self._await("", self._members, START_SECONDS, self._interrupted)
-            if missing and not self._interrupted():
-                names = ", ".join(member.name for member in missing)
-                raise WorkerFailedError(f"{names} did not start within {START_SECONDS:g} s: does making the environment hang?")
-            self._order(self._members, "go", "")
+            missing = self._members
+            while missing and not self._interrupted():
+                missing = self._await("", missing, START_SECONDS, self._interrupted)
+                self._check_starting(missing)
+            if not missing:
+                self._order(self._members, "go", "")
+        except OSError as error:
+            raise WorkerFailedError(f"the workers could not be started: {error}") from error
         finally:
             if self._meeting is not None:
                 shutil.rmtree(self._meeting, ignore_errors=True)
@@ -95,10 +101,6 @@ class ProcessBackend:
     def poll(self, seconds: float) -> list[Any]:
         """Gather reports for so long, or until there is one; start anew who died or hangs."""
         self._receive(seconds)
-        now = time.monotonic()
-        if now - self._watched > AWAY_SECONDS + seconds:
-            self._back = now
-        self._watched = now
         for member in self._members:
             self._watch(member)
         return self._taken()
@@ -108,9 +110,16 @@ class ProcessBackend:
         kinds = ("actor", "evaluator") if self._plan.config.evaluate == "after" else ("actor",)
         members = [member for member in self._members if member.kind in kinds or member.name == "learner-0"]
         self._order(members, "save", str(folder))
-        missing = self._await(str(folder), members, within_seconds)
+        is_last = self._interrupted()
+        missing = self._await(str(folder), members, within_seconds, lambda: not is_last and self._interrupted())
+        if missing and not is_last and self._interrupted():  # Ctrl-C does not wait for an actor that hangs
+            missing = self._await(str(folder), missing, GRACE_SECONDS)
+            if any(member.kind == "learner" for member in missing):
+                raise InterruptedError("the run was to end")
         if any(member.kind == "learner" for member in missing):
             raise WorkerFailedError(f"the learner did not save its state within {within_seconds:g} s")
+        if any(member.kind == "evaluator" for member in missing):
+            self._warn("the checkpoint is without the policies that wait for their evaluation")
         failed = [member.refusal for member in members if member.refusal]
         if failed:
             raise OSError(failed[0])
@@ -149,7 +158,16 @@ class ProcessBackend:
         for member in alive:
             member.process.join(max(0.0, deadline - time.monotonic()))
             self._kill(member)
-        self._guard.close()
+        if self._guard is not None:
+            self._guard.close()
+
+    def _check_starting(self, missing: list[_Member]) -> None:
+        """Raise if workers that should be ready seem to hang: episodes that are played again may take longer."""
+        row, now = self._plan.board.row, time.monotonic()
+        hung = [member.name for member in missing if now - row(member.kind, member.index).beat > START_SECONDS]
+        if hung and not self._interrupted():
+            names = ", ".join(hung)
+            raise WorkerFailedError(f"{names} did not start within {START_SECONDS:g} s: does making the environment hang?")
 
     def _spawn(self, member: _Member, states: Path | None = None) -> None:
         pipe, theirs = self._context.Pipe()
@@ -159,10 +177,10 @@ class ProcessBackend:
         n_threads = self._plan.config.learner_threads if member.kind == "learner" else 1
         with _for_children(n_threads):
             process.start()
-        assert process.pid is not None
-        self._guard.watch(process.pid)
         theirs.close()
         member.process, member.pipe, member.started, member.restart_at = process, pipe, time.monotonic(), None
+        assert self._guard is not None
+        self._guard.watch(other.process.pid for other in self._members if other.process is not None and other.pipe is not None)
         member.problem = None
         member.ready.clear()
 
@@ -170,6 +188,10 @@ class ProcessBackend:
         """Take in the reports that come within so long."""
         pipes: dict[Any, _Member] = {member.pipe: member for member in self._members if member.pipe is not None}
         readable: list[Any] = connections.wait(list(pipes), seconds)
+        now = time.monotonic()
+        if now - self._received > AWAY_SECONDS + seconds:
+            self._back = now
+        self._received = now
         for pipe in readable:
             member = pipes[pipe]
             try:
@@ -192,8 +214,11 @@ class ProcessBackend:
         if member.restart_at is not None:
             if time.monotonic() >= member.restart_at:  # never, if it was given up
                 member.incarnation += 1
-                self._spawn(member)
-                self._order([member], "go", "")
+                try:
+                    self._spawn(member)
+                    self._order([member], "go", "")
+                except OSError as error:  # there may be room for a process later
+                    self._failed(member, f"it could not be started: {error}")
             return
         if member.process.exitcode is not None or member.pipe is None:
             self._kill(member)
@@ -251,8 +276,9 @@ class ProcessBackend:
     ) -> list[_Member]:
         """Wait until members have said that they are ready with something; return those that have not."""
         deadline = time.monotonic() + seconds
-        waiting, missing = list(members), []
-        while waiting and time.monotonic() < deadline and not give_up():
+        waiting, missing, late = list(members), list[_Member](), False
+        while waiting and not late and not give_up():
+            late = time.monotonic() >= deadline  # this process may have been stopped: what has come meanwhile counts
             self._receive(0.02)
             for member in list(waiting):
                 if what in member.ready:
@@ -272,6 +298,7 @@ class ProcessBackend:
     def _order(self, members: list[_Member], order: str, argument: str) -> None:
         for member in members:
             member.ready.discard(argument or order)
+            member.refusal = ""
             if member.pipe is not None:
                 with contextlib.suppress(OSError):
                     member.pipe.send((order, argument))

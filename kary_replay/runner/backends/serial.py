@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +22,33 @@ class SerialBackend:
     ----------
     plan : Plan
         The run.
+    interrupted : function
+        Whether the run is to end; evaluations that were put off are given up then.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, interrupted: Callable[[], bool]) -> None:
+        self._plan, self._interrupted = plan, interrupted
         self._workers: dict[str, Worker] = {}
         self._reports: list[Any] = []
 
     def start(self, states: Path | None) -> None:
         """Make the workers; the learner first, whose parameters actors begin with."""
         plan, report = self._plan, self._reports.append
-        self._workers["learner-0"] = Learner(plan, 0, report)
-        for index in range(plan.n_actors):
-            self._workers[f"actor-{index}"] = Actor(plan, index, report)
-        if plan.config.evaluate != "never":
-            self._workers["evaluator-0"] = Evaluator(plan, 0, report)
-        for name, worker in self._workers.items():
-            if states is not None and (name == "learner-0" or (states / f"{name}.pt").exists()):
-                worker.load_state_dict(load_state(states / f"{name}.pt"))
+        with _faults_end_the_run():
+            self._workers["learner-0"] = Learner(plan, 0, report)
+            for index in range(plan.n_actors):
+                self._workers[f"actor-{index}"] = Actor(plan, index, report)
+            if plan.config.evaluate != "never":
+                self._workers["evaluator-0"] = Evaluator(plan, 0, report)
+            for name, worker in self._workers.items():
+                if states is not None and (name == "learner-0" or (states / f"{name}.pt").exists()):
+                    worker.load_state_dict(load_state(states / f"{name}.pt"))
 
     def poll(self, seconds: float) -> list[Any]:
         """Give every worker one turn."""
-        try:
+        with _faults_end_the_run():
             for worker in self._workers.values():
                 worker.work(0)
-        except EnvironmentFaultError as error:  # not started anew: it would break at the same step again
-            raise WorkerFailedError(str(error)) from error
         return self._taken()
 
     def save(self, folder: Path, within_seconds: float) -> None:
@@ -62,7 +65,8 @@ class SerialBackend:
         """Play the evaluations that were put off."""
         evaluator = self._workers.get("evaluator-0")
         if isinstance(evaluator, Evaluator):
-            evaluator.finish()
+            with _faults_end_the_run():
+                evaluator.finish(self._interrupted)
         return self._taken()
 
     def stop(self) -> None:
@@ -75,3 +79,12 @@ class SerialBackend:
         reports = self._reports[:]
         self._reports.clear()
         return reports
+
+
+@contextlib.contextmanager
+def _faults_end_the_run() -> Iterator[None]:
+    """Start nothing anew: an environment would break at the same step again."""
+    try:
+        yield
+    except EnvironmentFaultError as error:
+        raise WorkerFailedError(str(error)) from error

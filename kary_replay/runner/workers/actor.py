@@ -66,6 +66,8 @@ class Actor:
             return False
         if not self.started:
             self._start()
+        if not self.row.first_step:
+            self.row.first_step = time.monotonic()
         action = self._actions()
         steps = group.step(action)
         self.row.env_steps += group.n_envs
@@ -91,11 +93,14 @@ class Actor:
             "rng": self.rng.bit_generator.state,
             "turn": self.turn,
             "exploration": [value.tolist() for value in self.exploration],
-            "groups": [group.state_dict() for group in self.groups],
+            "groups": [group.state_dict() for group in self.groups] if self.started else [],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a state: play the running episodes again."""
+        """Take up a state: play the running episodes again, if any had begun."""
+        if not state["groups"]:
+            self.rng.bit_generator.state = state["rng"]
+            return
         for group, writer, saved in zip(self.groups, self.writers, state["groups"], strict=True):
             group.load_state_dict(saved, writer, writer.n_step - 1)
         self.rng.bit_generator.state = state["rng"]  # last: episodes that begin anew draw from it
@@ -116,8 +121,6 @@ class Actor:
 
     def _begin(self) -> None:
         self.started = True
-        if not self.row.first_step:
-            self.row.first_step = time.monotonic()
         for turn in range(len(self.groups)):
             self._request(turn)
 

@@ -32,6 +32,11 @@ class Evaluator:
         0.
     report : function
         Is told every `Evaluation`.
+
+    Notes
+    -----
+    Its row's ``updates`` are those of the policy that was evaluated last, also before the run was resumed: none is evaluated
+    twice.
     """
 
     def __init__(self, plan: Plan, index: int, report: Callable[[Any], None]) -> None:
@@ -54,10 +59,10 @@ class Evaluator:
             self._play_kept()
         return True
 
-    def finish(self) -> None:
-        """Evaluate the parameters that were kept, and the last ones."""
+    def finish(self, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Evaluate the parameters that were kept, and the last ones; ``give_up`` is asked before each of them."""
         self._keep()
-        self._play_kept()
+        self._play_kept(give_up)
 
     def _keep(self) -> bool:
         """Keep the parameters; return False if there are none that updates have led to and that were not kept before."""
@@ -68,7 +73,9 @@ class Evaluator:
         self.version, env_steps = version, board.env_steps
         self.due = self._after(env_steps)
         vector, updates = newest
-        self.kept.append((env_steps, updates, board.seconds, vector))
+        if updates == self.row.updates > 0:
+            return False
+        self.kept.append((env_steps, updates, self.plan.seconds, vector))
         return True
 
     def _after(self, env_steps: int) -> int:
@@ -76,12 +83,13 @@ class Evaluator:
         interval = self.plan.config.evaluation_interval
         return (env_steps // interval + 1) * interval
 
-    def _play_kept(self) -> None:
-        while self.kept:
+    def _play_kept(self, give_up: Callable[[], bool] = lambda: False) -> None:
+        while self.kept and not give_up():
             env_steps, updates, seconds, vector = self.kept.pop(0)
             load_vector(self.tensors, vector)
             returns = play(self.algorithm, self.envs, self.plan.config.evaluation_episodes)
             self.row.episodes += len(returns)
+            self.row.updates = updates
             self.report(Evaluation(env_steps, updates, seconds, float(np.mean(returns)), tuple(returns)))
 
     def state_dict(self) -> dict[str, Any]:
@@ -91,8 +99,12 @@ class Evaluator:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up a state."""
-        self.due = state["due"]
-        self.kept = [(env_steps, updates, seconds, vector.numpy()) for env_steps, updates, seconds, vector in state["kept"]]
+        self.due, last = state["due"], self.row.updates
+        self.kept = [
+            (env_steps, updates, seconds, vector.numpy())
+            for env_steps, updates, seconds, vector in state["kept"]
+            if updates > last or not last
+        ]
 
     def close(self) -> None:
         """Close the environments."""
