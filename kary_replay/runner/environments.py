@@ -19,7 +19,7 @@ from gymnasium import spaces
 __all__ = ["EnvironmentFaultError", "Environments", "Steps", "action_scale", "random_actions"]
 
 MAX_SEED = 2**31 - 1
-LONGEST_REPLAY = 1_000_000  # steps; of a longer episode actions are not kept, and a new one begins when a run goes on
+LONGEST_REPLAY = 100_000  # steps; of a longer episode actions are not kept, and a new one begins when a run goes on
 
 
 class EnvironmentFaultError(RuntimeError):

@@ -87,7 +87,9 @@ class Plan:
         error = max(config.options.batch_size, 2 * moved, min(32 * config.options.batch_size, slack))
         error = config.samples_per_insert_error or error
         origin = counters.get("origin")
-        replay = ReplayStream(buffer, config.samples_per_insert, config.learning_starts, error, origin and tuple(origin))
+        # A full buffer has fewer rows than its capacity while some are being overwritten.
+        min_size = min(config.learning_starts, max(1, config.buffer_capacity - n_actors * config.envs_per_actor))
+        replay = ReplayStream(buffer, config.samples_per_insert, min_size, error, origin and tuple(origin))
         board = Board(n_actors, config.learners, multiprocessing.get_context("spawn") if shared else None)
         for index, steps in enumerate(counters.get("actor_env_steps", ())):
             board.row("actor", index % n_actors).env_steps += steps  # somebody may have set another number in config.json
