@@ -10,6 +10,7 @@ import builtins
 import importlib.util
 import re
 import shlex
+from unittest import mock
 
 import pytest
 from pages import FENCE, PAGES, ROOT, blocks_of, inline_code_of, name_of, prose_of
@@ -87,7 +88,13 @@ def check_command_line(words):
     """Parse what follows `kary-replay`. Words in capitals stand for others, and options in brackets for any."""
     pytest.importorskip("tyro")
     from kary_replay import cli
+    from kary_replay.algorithms import ALGORITHMS
 
+    with mock.patch.dict(ALGORITHMS):  # for what a recipe registers
+        return _check_command_line(cli, words)
+
+
+def _check_command_line(cli, words):
     words = [word for word in words if word != "[OPTIONS]"]
     if not words or words == ["--version"]:
         return
