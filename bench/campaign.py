@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 
 from bench import machine
+from bench.report import machine_text
+from bench.report import write as write_section
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -116,6 +118,32 @@ def command(
         conduct(arguments.output, arguments.resume, planned, identity, execute, describe)
     (arguments.docs / "images").mkdir(parents=True, exist_ok=True)
     report(arguments.output, arguments.docs)
+
+
+def threshold_page(
+    name: str,
+    title: str,
+    tasks: Mapping[str, Sequence[Any]],
+    identity: Sequence[str],
+    draw: Callable[[Sequence[Record], Path], None],
+    table: Callable[[Sequence[Record]], list[str]],
+    results: Path,
+    docs: Path,
+) -> None:
+    """Write docs/NAME.md: the picture, and a table for each task (algorithm, environment, threshold, …)."""
+    described, records = read(results)
+    draw(records, docs / "images" / f"{name}.png")
+    lines = [
+        *machine_text(described),
+        "Medians over seeds, in brackets the quartiles; a run that never got there counts as ∞.",
+        "",
+        f"![{title}](images/{name}.png)",
+        "",
+    ]
+    for task, (algorithm, env, threshold, *_) in tasks.items():
+        if some := chosen(records, task=task):
+            lines += [f"### {algorithm.upper()}, {env}, to a mean return of {threshold:g}", "", *table(some)]
+    write_section(docs / f"{name}.md", title, [*lines, *failures(records, identity)])
 
 
 def chosen(records: Sequence[Record], **wanted: Any) -> list[Record]:

@@ -17,7 +17,7 @@ from matplotlib import pyplot as plt
 from bench import campaign
 from bench.campaign import Job, Record, chosen, quartiles, spread
 from bench.plots import BLUE, GREEN, ORANGE, STYLE
-from bench.report import machine_text, markdown_table, write
+from bench.report import markdown_table
 
 BATCHES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 SHORT_BATCHES = (64, 1024)
@@ -115,18 +115,7 @@ def _panel(axes: Any, task: str, records: Sequence[Record]) -> None:
 
 def report(results: Path, docs: Path) -> None:
     """Write docs/large_batch.md and its picture."""
-    described, records = campaign.read(results)
-    draw(records, docs / "images" / "large_batch.png")
-    lines = [
-        *machine_text(described),
-        "Medians over seeds, in brackets the quartiles; a run that never got there counts as ∞.",
-        "",
-    ]
-    lines += ["![Large batches](images/large_batch.png)", ""]
-    for task, (algorithm, env, threshold, *_) in TASKS.items():
-        if some := chosen(records, task=task):
-            lines += [f"### {algorithm.upper()}, {env}, to a mean return of {threshold:g}", "", *table(some)]
-    write(docs / "large_batch.md", "Large batches", [*lines, *campaign.failures(records, IDENTITY)])
+    campaign.threshold_page("large_batch", "Large batches", TASKS, IDENTITY, draw, table, results, docs)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from bench import campaign
 from bench.campaign import Job, Record, chosen, quartiles, spread
 from bench.large_batch import reached
 from bench.plots import BLUE, ORANGE, STYLE
-from bench.report import machine_text, markdown_table, write
+from bench.report import markdown_table
 
 # name -> algorithm, environment, threshold, environment steps of a run, of a short run, between two evaluations
 TASKS: dict[str, tuple[str, str, float, int, int, int]] = {
@@ -131,18 +131,7 @@ def _bars(axes: Any, records: Sequence[Record], key: str, title: str, colour: st
 
 def report(results: Path, docs: Path) -> None:
     """Write docs/runner_ablation.md and its picture."""
-    described, records = campaign.read(results)
-    draw(records, docs / "images" / "runner_ablation.png")
-    lines = [
-        *machine_text(described),
-        "Medians over seeds, in brackets the quartiles; a run that never got there counts as ∞.",
-        "",
-    ]
-    lines += ["![Runner ablation](images/runner_ablation.png)", ""]
-    for task, (algorithm, env, threshold, *_) in TASKS.items():
-        if some := chosen(records, task=task):
-            lines += [f"### {algorithm.upper()}, {env}, to a mean return of {threshold:g}", "", *table(some)]
-    write(docs / "runner_ablation.md", "What the runner's parts are worth", [*lines, *campaign.failures(records, IDENTITY)])
+    campaign.threshold_page("runner_ablation", "What the runner's parts are worth", TASKS, IDENTITY, draw, table, results, docs)
 
 
 if __name__ == "__main__":

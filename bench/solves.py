@@ -7,7 +7,6 @@ steps are used up. HalfCheetah takes half an hour and runs only if it is named: 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from dataclasses import asdict
@@ -18,7 +17,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
-from bench import machine
+from bench import campaign, machine
 from bench.plots import BLUE, STYLE
 from bench.report import DOCS, machine_text, markdown_table, write
 
@@ -85,7 +84,7 @@ def report(records: list[dict[str, Any]], described: dict[str, Any], docs: Path 
         "seconds",
         "samples per insert off by",
     ]
-    lines = [*machine_text({**described, "results": OUTPUT.name}), *markdown_table(header, rows), ""]
+    lines = [*machine_text(described), *markdown_table(header, rows), ""]
     for task in NIGHTLY:
         runs = [record for record in records if record["task"] == task]
         if runs:
@@ -124,10 +123,10 @@ def main() -> int:
     parser.add_argument("--report", action="store_true", help="only write the page")
     parser.add_argument("--docs", type=Path, default=DOCS, help="where the page is")
     arguments = parser.parse_args()
-    old = json.loads(OUTPUT.read_text()) if OUTPUT.exists() else {"records": []}
-    described = {**old.get("machine", {}), **({} if arguments.report else machine.describe())}
+    _, old = campaign.read(OUTPUT) if OUTPUT.exists() else ({}, [])
+    described = machine.describe()
     kept = arguments.resume or arguments.report
-    records = [record for record in old["records"] if kept or record["task"] not in arguments.tasks]
+    records = [record for record in old if kept or record["task"] not in arguments.tasks]
     there = {(record["task"], record["seed"]) for record in records}
     for seed in range(0 if arguments.report else arguments.seeds):
         for task in arguments.tasks:
@@ -136,11 +135,11 @@ def main() -> int:
             record = train(task, seed)
             records.append(record)
             described["cores_used_by_others"] = max(run["cores_used_by_others"] for run in records)
-            lines = ",\n".join(json.dumps(record) for record in records)
-            OUTPUT.write_text(f'{{"machine": {json.dumps(described)},\n"records": [\n{lines}\n]}}\n')
+            campaign.write(OUTPUT, described, records)
             print(
                 {key: record[key] for key in ("task", "seed", "solved", "mean_return", "env_steps", "wall_seconds")}, flush=True
             )
+    described, records = campaign.read(OUTPUT)
     report(records, described, arguments.docs)
     return 0 if all(record["solved"] for record in records) else 1
 

@@ -1,5 +1,8 @@
 """Small runs for the tests of the runner."""
 
+import threading
+import time
+
 import torch
 
 from kary_replay.algorithms import ALGORITHMS
@@ -21,6 +24,22 @@ def config(algorithm, env, directory, options=None, **settings):
 
 def run(*args, **kwargs):
     return Runner(config(*args, **kwargs)).run()
+
+
+def stopped(runner, enough, seconds=60):
+    """Run, and stop the run as soon as ``enough()``; return its result."""
+
+    def stop():
+        deadline = time.monotonic() + seconds
+        while not enough() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        runner.stop()
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    result = runner.run()
+    thread.join()
+    return result
 
 
 def parameters(directory):

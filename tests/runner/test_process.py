@@ -4,11 +4,10 @@ import errno
 import json
 import os
 import subprocess
-import threading
 import time
 
 import pytest
-from runs import config, run
+from runs import config, run, stopped
 
 from kary_replay import PrioritizedReplayBuffer
 from kary_replay.runner import RunFailedError, Runner
@@ -35,16 +34,8 @@ def test_a_run_that_was_stopped_goes_on(learners, tmp_path):
         )
     )  # fmt: skip
 
-    def stop():
-        episodes, deadline = directory / "episodes.jsonl", time.monotonic() + 60
-        while not (episodes.exists() and episodes.stat().st_size > 1000) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        runner.stop()
-
-    thread = threading.Thread(target=stop)
-    thread.start()
-    first = runner.run()
-    thread.join()
+    episodes = directory / "episodes.jsonl"
+    first = stopped(runner, lambda: episodes.exists() and episodes.stat().st_size > 1000)
     assert first.interrupted and 0 < first.env_steps < 2_500
     counters, buffer = checkpoint(directory)
     assert first.env_steps / 2 < buffer.n_added < counters["env_steps"] + 1_000  # actors go on while the buffer is saved

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from runs import config, run
+from runs import config, run, stopped
 
 from kary_replay.runner import ConfigError, RunFailedError, Runner, run_directory
 from kary_replay.runner.run_directory import RunDirectory, load_state, save_state
@@ -155,16 +155,7 @@ def test_policies_that_wait_for_their_evaluation_survive_an_interruption(backend
     settings = {"evaluate": "after", "evaluation_interval": 100, "evaluation_episodes": 2, "learning_starts": 64}
     runner = Runner(config("dqn", "CartPole-v1", tmp_path / "run", backend=backend, total_env_steps=2_000, **settings))
 
-    def stop():
-        deadline = time.monotonic() + 60
-        while runner_steps(tmp_path / "run") < 500 and time.monotonic() < deadline:
-            time.sleep(0.005)
-        runner.stop()
-
-    thread = threading.Thread(target=stop)
-    thread.start()
-    first = runner.run()
-    thread.join()
+    first = stopped(runner, lambda: runner_steps(tmp_path / "run") >= 500)
     assert first.interrupted and not first.evaluations
     second = Runner.resume(tmp_path / "run").run()
     assert second.evaluations[0].env_steps < first.env_steps

@@ -152,7 +152,8 @@ class ProcessBackend:
     def stop(self) -> None:
         """End all processes: ask first, then kill."""
         self._ending = True
-        alive = [member for member in self._members if member.process is not None]
+        # not those that have been killed already: the number of their group may by now belong to others
+        alive = [member for member in self._members if member.process is not None and member.restart_at is None]
         self._order(alive, "stop", "")
         deadline = time.monotonic() + GRACE_SECONDS
         for member in alive:
