@@ -1,4 +1,4 @@
-# `make run` and `make test` need Python >= 3.10 with its headers, a C++ compiler and make; they set up the rest in .venv.
+# `make run` and `make test` need Python >= 3.11 with its headers, a C++ compiler and make; they set up the rest in .venv.
 
 PYTHON ?= python3
 VENV := .venv
@@ -30,8 +30,8 @@ test-core:
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@command -v $(PYTHON) > /dev/null || { echo "there is no $(PYTHON) here; name a Python: make PYTHON=python3.12 ..."; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-		{ echo "$(PYTHON) is older than Python 3.10; name a newer one: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is older than Python 3.11, which Tianshou needs; name a newer one: make PYTHON=python3.12 ..."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "setuptools>=77" wheel "Cython>=3.1" "numpy>=2.0"
 	# torch first and by itself, so that nothing else may choose another build of it
@@ -81,7 +81,7 @@ rivals-try: $(VENV)/installed
 	$(BIN)/python -m pip --python $(@D)/bin/python install --quiet --constraint constraints.txt --requirement $<
 	touch $@
 
-# do the presets solve their tasks? minutes; the nightly ones take half an hour each
+# do the presets solve their tasks? minutes; the nightly one takes longer than these together
 solves: $(VENV)/built
 	$(BIN)/python -m bench.solves
 

@@ -20,7 +20,7 @@ extensions = [
         [f"kary_replay/{name}.pyx"],
         language="c++",
         include_dirs=["kary_replay", np.get_include()],
-        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), ("KARY_REPLAY_FLAGS", f'"{" ".join(flags)}"')],
         depends=[
             f"kary_replay/{header}.hpp" for header in ("atomic", "block", "lock", "participants", "philox", "rank", "sum_tree")
         ],

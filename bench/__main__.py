@@ -8,11 +8,11 @@ its counterpart in docs/. `--parts` picks some; `--resume` goes on with a long o
 from __future__ import annotations
 
 import argparse
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 
@@ -76,25 +76,33 @@ def commands(name: str, full: bool, resume: bool) -> list[list[str]]:
     return [[*run, "--output", str(output), *docs]]
 
 
-def sections(page: Path) -> list[str]:
-    """Return the headings of a page, those of sizes that only one form has left out."""
-    return re.findall(r"^#+ .+$", page.read_text(), re.MULTILINE)
+def structure(page: Path) -> list[str]:
+    """Return the headings of a page, and under each the heads of its tables."""
+    lines, heading = page.read_text().splitlines(), ""
+    found = []
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if line.startswith("#"):
+            heading = line
+            found.append(heading)
+        elif following.startswith("| --- |"):
+            found.append(f"{heading}: {line}")
+    return found
 
 
 def differences(docs: Path, made: Path) -> list[str]:
-    """Name the sections that only one of two folders of pages has."""
+    """Name the sections and tables that only one of two folders of pages has."""
     lines = []
     for page in sorted(made.glob("*.md")):
-        theirs, ours = sections(docs / page.name) if (docs / page.name).exists() else [], sections(page)
+        theirs, ours = structure(docs / page.name) if (docs / page.name).exists() else [], structure(page)
         lines += [f"{page.name}: only in docs/: {title}" for title in theirs if title not in ours]
         lines += [f"{page.name}: not in docs/: {title}" for title in ours if title not in theirs]
     return lines
 
 
 def run_part(name: str, full: bool, resume: bool) -> bool:
-    """Run one part, and say whether it went well. What a short one left behind is removed first."""
-    if not full:
-        (RESULTS / SHORT / f"{name}.json").unlink(missing_ok=True)
+    """Run one part, and say whether it went well. What was measured before is removed first, unless it is to be resumed."""
+    if not resume:
+        (RESULTS / ("" if full else SHORT) / f"{name}.json").unlink(missing_ok=True)
     return all(subprocess.run([sys.executable, *command], cwd=ROOT).returncode == 0 for command in commands(name, full, resume))
 
 
@@ -105,6 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--resume", action="store_true", help="go on with whole training runs that were cut off")
     chosen = parser.parse_args(arguments)
+    if find_spec("cpprb") is None:
+        raise SystemExit("the rival cpprb is not installed, which has no wheels for Python 3.13: run this with 3.11 or 3.12")
     seconds, failed = {}, []
     for name in chosen.parts:
         print(f"\n===== {name}: {PARTS[name].what}", flush=True)
@@ -114,7 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds[name] = perf_counter() - start
     print("\n===== minutes: " + ", ".join(f"{name} {value / 60:.1f}" for name, value in seconds.items()), end="")
     print(f"; together {sum(seconds.values()) / 60:.1f}")
-    if not chosen.full:
+    if chosen.full:
+        subprocess.run([sys.executable, "-m", "bench.headline"], cwd=ROOT, check=not failed)
+    else:
         print(f"Pages and pictures: {(RESULTS / SHORT / 'docs').relative_to(ROOT)}")
         print(*differences(ROOT / "docs", RESULTS / SHORT / "docs"), sep="\n")
     if failed:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ Record = dict[str, Any]
 def run(job: Job, worker: str, interpreter: Path | str = sys.executable, timeout: float = TIMEOUT) -> Record:
     """Run `python -m worker JOB` and return the job with what the worker wrote; a failed run has `error` and is not solved."""
     neighbours = machine.Neighbours()
-    record: Record = {**job, "versions": machine.versions()}
+    record: Record = {**job, **stamp(), "versions": machine.versions()}
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "outcome.json"
         sent = json.dumps({**job, "output": str(output), "spawned": time.time()})
@@ -49,6 +50,11 @@ def run(job: Job, worker: str, interpreter: Path | str = sys.executable, timeout
     return record
 
 
+def stamp() -> Record:
+    """Say when a run began, and of which commit."""
+    return {"began": datetime.now(timezone.utc).isoformat(timespec="seconds"), "commit": machine.commit()}
+
+
 def write(path: Path, described: dict[str, Any], records: Sequence[Record]) -> None:
     """Write what there is so far; a crash leaves the old file or the new one."""
     lines = ",\n".join(json.dumps(record) for record in records)
@@ -59,9 +65,15 @@ def write(path: Path, described: dict[str, Any], records: Sequence[Record]) -> N
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
-    """Return the machine, with the name of the file, and the records of a results file."""
+    """Return the machine and the records of a results file; the machine also has its name, and all dates and commits."""
     document = json.loads(path.read_text())
-    return {**document["machine"], "results": path.name}, document["records"]
+    described, records = document["machine"], document["records"]
+    for key, found in (("date", [record["began"][:10] for record in records if "began" in record]),
+                       ("commit", [record["commit"] for record in records if "commit" in record])):  # fmt: skip
+        if found:
+            first = [] if len(found) == len(records) else [described[key]]  # of records from before each had its own
+            described[key] = ", ".join(dict.fromkeys([*first, *found]))
+    return {**described, "results": path.name}, records
 
 
 def conduct(
@@ -144,6 +156,12 @@ def threshold_page(
         if some := chosen(records, task=task):
             lines += [f"### {algorithm.upper()}, {env}, to a mean return of {threshold:g}", "", *table(some)]
     write_section(docs / f"{name}.md", title, [*lines, *failures(records, identity)])
+
+
+def interleaved(names: Sequence[str]) -> bool:
+    """Return whether each had its turn before anyone had the next, where the names stand in the order of the runs."""
+    n = len(set(names)) or 1
+    return all(len(set(names[i : i + n])) == len(names[i : i + n]) for i in range(0, len(names), n))
 
 
 def chosen(records: Sequence[Record], **wanted: Any) -> list[Record]:

@@ -72,16 +72,19 @@ def update_rows(records: Sequence[Record]) -> list[Row]:
 
 
 def solved_rows(records: Sequence[dict[str, Any]]) -> list[Row]:
-    """How long it takes until a task is solved."""
+    """How long it takes until a task is solved, from the first environment step and from the start of the program."""
     rows = []
     for task, title in SOLVED.items():
-        runs = {rival: chosen(records, task=task, units=64, rival=rival) for rival in ("tianshou", "sb3", "runner")}
-        medians = {rival: quartiles(times(some))[1] for rival, some in runs.items() if some}
-        mine = medians.get("runner", math.inf)
-        if math.isfinite(mine):
-            names = {"Tianshou": "tianshou", "SB3": "sb3"}
-            factors = {rival: medians[key] / mine for rival, key in names.items() if math.isfinite(medians.get(key, math.inf))}
-            rows.append(row(title, f"{seconds(mine)} s", factors))
+        for suffix, startup in (("", False), (", start-up included", True)):
+            medians = {}
+            for name, rival in (("Tianshou", "tianshou"), ("SB3", "sb3"), ("ours", "runner")):
+                runs = chosen(records, task=task, units=64, rival=rival)
+                found = [time + startup * run["startup_seconds"] for time, run in zip(times(runs), runs, strict=True)]
+                medians[name] = quartiles(found)[1] if found else math.inf
+            mine = medians.pop("ours")
+            if math.isfinite(mine):
+                factors = {name: median / mine for name, median in medians.items() if math.isfinite(median)}
+                rows.append(row(title + suffix, f"{seconds(mine)} s", factors))
     return rows
 
 

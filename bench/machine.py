@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-import sysconfig
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+from kary_replay.about import BUILD
 
 LIBRARIES = (
     "numpy",
@@ -73,21 +74,6 @@ def _memory_gib() -> float | None:
     return None
 
 
-def _compiler() -> dict[str, Any]:
-    """Return what kary_replay says it was built with, else the compiler found now."""
-    import kary_replay
-
-    info = getattr(kary_replay, "build_info", None)
-    if callable(info):
-        info = info()
-    if isinstance(info, dict):
-        return info
-    command = (os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++").split()[0]
-    # The first word is the command, which may be a path; the version is what matters.
-    line = _first_line(Path(command).name, "--version")
-    return {"found_now": line, "flags": "not recorded"}
-
-
 def versions() -> dict[str, str]:
     result = {"python": platform.python_version(), "implementation": platform.python_implementation()}
     for name in LIBRARIES:
@@ -98,9 +84,11 @@ def versions() -> dict[str, str]:
     return result
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
+    """Return the commit, and whether anything but results and pages made of them differs from it."""
     commit = _first_line("git", "rev-parse", "--short=12", "HEAD")
-    if commit and _first_line("git", "status", "--porcelain", "--untracked-files=no"):
+    others = ("--", ":/", ":/!bench/results", ":/!docs", ":/!README.md")
+    if commit and _first_line("git", "status", "--porcelain", "--untracked-files=no", *others):
         commit += " with uncommitted changes"
     return commit
 
@@ -138,9 +126,9 @@ def describe() -> dict[str, Any]:
         "memory_gib": _memory_gib(),
         "system": platform.system(),
         "transparent_huge_pages": _text("/sys/kernel/mm/transparent_hugepage/enabled"),
-        "compiler": _compiler(),
+        "compiler": BUILD,
         "versions": versions(),
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 

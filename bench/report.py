@@ -48,7 +48,8 @@ ABLATIONS = {
 
 ADAPTERS = {
     "SB3: sample + update_priorities": "A learner's two calls on the buffer, as SB3 makes them: tensors out, TD errors in.",
-    "SB3: training": "Environment steps per second of `learn()`, stock algorithms and settings; learning rate 0 for both.",
+    "SB3: training": "Environment steps per second of `learn()`, stock algorithms and settings; learning rate 0 and constant "
+    "exploration for both.",
     "Tianshou: sample + update_weight": "The same two calls on Tianshou's prioritized buffers, stock and ours.",
     "Tianshou: updates": "`algorithm.update()`: draw, n-step targets, gradients, priorities; no environments, no trainer.",
     "Tianshou: training": "Environment steps per second of Tianshou's trainer, stock algorithms with its examples' settings.",
@@ -157,12 +158,12 @@ def machine_text(machine: dict[str, Any]) -> list[str]:
     processor, versions = machine["processor"], machine["versions"]
     caches = ", ".join(f"{level} {size}" for level, size in processor["caches_per_instance"].items())
     model = f"{processor['model']} (family {processor.get('family', '?')}, model {processor.get('model_number', '?')})"
-    compiler = "; ".join(f"{key.replace('_', ' ')}: {value}" for key, value in machine["compiler"].items())
+    compiler = machine["compiler"]  # results from before the package knew it have what was found then
     return [
         f"- **Machine:** {model}, {processor['cores']} cores, caches {caches}, {machine['memory_gib']} GiB, "
         f"{machine['system']}, huge pages `{machine['transparent_huge_pages']}`; "
         f"other processes used {machine['cores_used_by_others']} cores meanwhile",
-        f"- **Compiler:** {compiler}",
+        f"- **Compiler:** {compiler.get('compiler', compiler.get('found_now'))}; flags: {compiler['flags']}",
         "- **Versions:** " + ", ".join(f"{name} {version}" for name, version in versions.items() if version),
         *(f"- **In an environment of its own:** {name}: {text}" for name, text in machine.get("rivals", {}).items()),
         f"- **Measured:** {machine['date']}, commit {machine['commit']}",
@@ -182,6 +183,10 @@ def _sections(titles: dict[str, str], records: Sequence[Record]) -> list[str]:
         lines += thread_table(chosen) if scenario in PAIRS else scenario_table(chosen)
         for note in dict.fromkeys(f"{name}: {text}" for record in chosen for name, text in record.notes.items()):
             lines += [note, ""]
+        if doubtful := [
+            f"{point(record.parameters)} ({len(record.repetitions[record.ours])})" for record in chosen if record.doubtful()
+        ]:
+            lines += [f"Other processes disturbed most repetitions, and all count, of: {'; '.join(doubtful)}.", ""]
     return lines
 
 

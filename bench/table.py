@@ -30,6 +30,15 @@ def point(parameters: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
+def disturbance(record: Record) -> str:
+    """Say how many repetitions other processes disturbed, and what became of these; nothing if there were none."""
+    n, disturbed = len(record.repetitions[record.ours]), max(map(len, record.disturbed.values()), default=0)
+    if not disturbed:
+        return ""
+    kept = "counted all the same, for too few were not" if record.doubtful() else "left out"
+    return f"up to {disturbed} of {n} repetitions disturbed by other processes: {kept}"
+
+
 def render(records: Sequence[Record]) -> str:
     """One block per scenario; one line per contender with its median, our advantage, its quartiles, and the verdict."""
     lines: list[str] = []
@@ -45,12 +54,8 @@ def render(records: Sequence[Record]) -> str:
             quartiles = scatter.get(name)
             spread = f"  [{quartiles[0]:.2f} … {quartiles[2]:.2f}]" if quartiles else ""
             lines.append(f"    {name:<42} {quantity(medians[name], record.unit):>12}  {ratio:7.2f}×{spread}")
-        n = len(record.repetitions[record.ours])
-        counted = min(len(record.counted(name)) for name in record.repetitions)
-        disturbed = max(map(len, record.disturbed.values()), default=0)
-        if disturbed:
-            kept = "counted all the same, for too few were not" if counted == n else "left out"
-            lines.append(f"    up to {disturbed} of {n} repetitions disturbed by other processes: {kept}")
+        if text := disturbance(record):
+            lines.append(f"    {text}")
         for bar in record.bars:
             verdict = "met" if bar["met"] else "MISSED"
             lines.append(f"    bar {bar['text']}: {verdict} at {bar['reached']:.2f}")

@@ -19,7 +19,7 @@ SAMPLE_BARS = (Bar(PRIORITIZED, 4.0), Bar((sb3_buffer.NAME,), 2.5))
 
 @pytest.fixture(scope="module")
 def buffers(slots: int, short: bool) -> Iterator[Cast]:
-    """All of them, filled: more than 8 GB at 1e7 slots."""
+    """All of them, filled: more than 12 GB at 1e7 slots."""
     with cast(slots, short=short) as made:
         yield made
     gc.collect()

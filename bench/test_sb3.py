@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from stable_baselines3 import DQN, SAC
+from stable_baselines3 import DDPG, DQN, SAC, TD3
 from stable_baselines3.common.buffers import ReplayBuffer
 
 from bench.rivals.sb3_prioritized import OURS, PYTHON, UNIFORM, Buffers, fill
@@ -27,6 +27,8 @@ WINDOW = 4  # training windows are this many times longer than those of the thre
 # is timed with other episodes. Exploration is constant, so that every window has its share of greedy steps.
 RUNS = {
     "DQN, CartPole-v1": (DQN, "CartPole-v1", {"exploration_initial_eps": 0.05, "exploration_final_eps": 0.05}),
+    "DDPG, HalfCheetah-v5": (DDPG, "HalfCheetah-v5", {}),
+    "TD3, HalfCheetah-v5": (TD3, "HalfCheetah-v5", {}),
     "SAC, HalfCheetah-v5": (SAC, "HalfCheetah-v5", {}),
 }
 

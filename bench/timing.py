@@ -1,8 +1,8 @@
 """Interleaved repetitions: every round times ours and each rival, one after the other.
 
 Two runs made minutes apart differ by more than some of the ratios here (clock speed, neighbours, page placement). So the
-rivals are timed in the `setup` callback of the very round in which pytest-benchmark times ours, and a slow spell of the
-machine hits both sides of a ratio.
+rivals are timed in the `setup` and `teardown` callbacks of the very round in which pytest-benchmark times ours, in an order
+that rotates, and a slow spell of the machine hits both sides of a ratio.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from statistics import median, quantiles
 from time import perf_counter, thread_time
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ MAX_NEIGHBOURS = 0.1  # cores that other processes may use while a window of the
 WINDOW_ATTEMPTS = 3  # a disturbed window is measured again
 MIN_UNDISTURBED = 5  # rounds; with fewer, every round counts
 Inputs = Sequence[tuple[Any, ...]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,11 @@ class Record:
         if n_rounds - len(left_out) < MIN_UNDISTURBED:
             left_out = set()
         return [number for number in range(n_rounds) if number not in left_out]
+
+    def doubtful(self) -> bool:
+        """Return whether disturbed rounds count, because there are too few others."""
+        disturbed = {number for numbers in self.disturbed.values() for number in numbers}
+        return bool(disturbed) and len(self.repetitions[self.ours]) - len(disturbed) < MIN_UNDISTURBED
 
     def medians(self) -> dict[str, float]:
         """Each contender's median over the rounds that count for it."""
@@ -203,15 +209,17 @@ def interleave(benchmark: Any, ours: Contender, rivals: Sequence[Contender], rou
         n_round, watch = 0, Watch()
         record.disturbed = {c.name: [] for c in contenders}
 
+        def measure(rival: Contender) -> None:
+            n_calls, before = prepared[rival.name]
+            seconds, was_disturbed = rival.timed(n_calls, before)
+            repetitions[rival.name].append(seconds / (n_calls * rival.operations))
+            if was_disturbed:
+                record.disturbed[rival.name].append(n_round)
+
         def setup() -> tuple[tuple[Any, ...], dict[str, Any]]:
             nonlocal watch
-            for i in range(len(rivals)):
-                rival = rivals[(i + n_round) % len(rivals)]  # none is always first
-                n_calls, before = prepared[rival.name]
-                seconds, was_disturbed = rival.timed(n_calls, before)
-                repetitions[rival.name].append(seconds / (n_calls * rival.operations))
-                if was_disturbed:
-                    record.disturbed[rival.name].append(n_round)
+            for rival in turns(contenders, ours, n_round)[0]:
+                measure(rival)
             # pytest-benchmark allows one iteration with a setup; ours loops inside, so tell it what to divide by.
             benchmark.stats.iterations = calls[ours.name] * ours.operations
             inputs = ours.inputs(calls[ours.name])
@@ -223,6 +231,8 @@ def interleave(benchmark: Any, ours: Contender, rivals: Sequence[Contender], rou
             nonlocal n_round
             if watch.disturbed():
                 record.disturbed[ours.name].append(n_round)
+            for rival in turns(contenders, ours, n_round)[1]:
+                measure(rival)
             n_round += 1
 
         benchmark.pedantic(run, setup=setup, teardown=teardown, rounds=rounds)
@@ -230,6 +240,14 @@ def interleave(benchmark: Any, ours: Contender, rivals: Sequence[Contender], rou
     finally:
         gc.enable()
     return record
+
+
+def turns(contenders: Sequence[T], ours: T, n_round: int) -> tuple[list[T], list[T]]:
+    """Return who comes before us in a round, and who after: the first of one round is the last of the next."""
+    first = n_round % len(contenders)
+    order = [*contenders[first:], *contenders[:first]]
+    place = order.index(ours)
+    return order[:place], order[place + 1 :]
 
 
 def interleave_windows(
@@ -240,7 +258,7 @@ def interleave_windows(
     `watch=False` where the work is done in processes of our own, which would be taken for others.
     """
     repetitions: dict[str, list[float]] = {name: [] for name in windows}
-    others = [name for name in windows if name != ours]
+    names, n_round = list(windows), 0
     disturbed: dict[str, list[int]] = {name: [] for name in windows}
 
     def measure(name: str) -> None:
@@ -255,16 +273,26 @@ def interleave_windows(
             disturbed[name].append(len(repetitions[name]) - 1)
 
     def setup() -> tuple[tuple[str], dict[str, Any]]:
-        for name in others:
+        for name in turns(names, ours, n_round)[0]:
             measure(name)
         return (ours,), {}
 
+    def teardown(*_: Any) -> None:
+        nonlocal n_round
+        for name in turns(names, ours, n_round)[1]:
+            measure(name)
+        n_round += 1
+
+    record = Record(scenario="", parameters={}, unit="rows/s", ours=ours, repetitions=repetitions)
+    record.disturbed = disturbed
+    if not benchmark.enabled:  # a smoke test, one window each
+        for name in names:
+            measure(name)
+        return record
     gc.collect()
     gc.disable()
     try:
-        benchmark.pedantic(measure, setup=setup, rounds=rounds if benchmark.enabled else 1)
+        benchmark.pedantic(measure, setup=setup, teardown=teardown, rounds=rounds)
     finally:
         gc.enable()
-    record = Record(scenario="", parameters={}, unit="rows/s", ours=ours, repetitions=repetitions)
-    record.disturbed = disturbed
     return record

@@ -10,11 +10,12 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from .block import BUILD
 from .prioritized_replay_buffer import PrioritizedReplayBuffer
 from .types import Field
 from .version import VERSION
 
-__all__ = ["about"]
+__all__ = ["BUILD", "about"]
 
 PACKAGES = ("numpy", "torch", "gymnasium", "stable-baselines3", "sb3-contrib", "tianshou")
 FEATURES = (  # as /proc/cpuinfo names them: x86, then ARM
@@ -36,6 +37,7 @@ def about() -> str:
         "Python": f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}",
         **{name: version for name, version in versions.items() if version},
         "not installed": ", ".join(name for name, version in versions.items() if not version) or "–",
+        "compiled with": " ".join(BUILD.values()),
         "system": platform.platform(),
         "processor": model,
         "features": features,

@@ -1,3 +1,5 @@
+BUILD: dict[str, str]
+
 def start_time(pid: int) -> int: ...
 
 class Block:

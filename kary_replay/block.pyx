@@ -32,6 +32,20 @@ cdef extern from * nogil:
     """
     int ADVISE_HUGE_PAGES
 
+cdef extern from *:
+    """
+    #ifdef __clang__
+    #define KARY_REPLAY_COMPILER __VERSION__
+    #else
+    #define KARY_REPLAY_COMPILER "GCC " __VERSION__
+    #endif
+    #ifndef KARY_REPLAY_FLAGS
+    #define KARY_REPLAY_FLAGS "not recorded"
+    #endif
+    """
+    const char* KARY_REPLAY_COMPILER
+    const char* KARY_REPLAY_FLAGS
+
 cdef extern from "<pthread.h>" nogil:
     ctypedef struct pthread_mutex_t:
         pass
@@ -41,6 +55,8 @@ cdef extern from "block.hpp" namespace "kary" nogil:
     ctypedef struct HeaderWithLock "kary::Header":
         pthread_mutex_t lock
 
+
+BUILD = {"compiler": KARY_REPLAY_COMPILER.decode(), "flags": KARY_REPLAY_FLAGS.decode()}
 
 cdef size_t HUGE_PAGE = 2 << 20
 

@@ -136,8 +136,10 @@ def _train(arguments: list[str]) -> int:
         last = f"all of it is in {result.directory}; to watch it: kary-replay play {result.directory}"
     elif (result.directory / "checkpoint.json").exists():
         last = f"go on with: kary-replay train --resume {result.directory}"
+    elif result.env_steps:
+        last = f"there is no checkpoint in {result.directory}"
     else:
-        last = f"there is no checkpoint yet in {result.directory}"
+        last = "it had not begun, and nothing is kept"
     with contextlib.suppress(OSError):  # if nobody reads it
         print(
             f"{outcome}: return {number(result.mean_return)} after {result.env_steps:,} environment steps, "

@@ -132,7 +132,7 @@ def private_uses(path):
     text = path.read_text(encoding="utf-8")
     if path.suffix in (".pyx", ".pxd"):
         return []
-    public = {"errors", "types", "sum_tree", "prefetch", "adapters", "algorithms", "runner"}
+    public = {"about", "errors", "types", "sum_tree", "prefetch", "adapters", "algorithms", "runner"}
     aliases, found = set(), []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):

@@ -14,7 +14,7 @@ pytest.importorskip("tianshou")
 from bench import __main__ as suite
 from bench import campaign, grid, large_batch, runner_ablation, runner_run, scaling
 from bench.rivals import remote
-from bench.timing import calibrate
+from bench.timing import calibrate, interleave_windows, turns
 
 CAMPAIGNS = {"scaling": scaling, "large_batch": large_batch, "runner_ablation": runner_ablation}
 
@@ -118,6 +118,50 @@ def test_differences_of_pages(tmp_path):
         (tmp_path / folder / "page.md").write_text("\n\n".join(titles))
     found = suite.differences(tmp_path / "docs", tmp_path / "made")
     assert found == ["page.md: only in docs/: ## Gone", "page.md: not in docs/: ## New"]
+
+
+def test_tables_of_other_columns_differ(tmp_path):
+    for folder, columns in (("docs", "| a | b |"), ("made", "| a | c |")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "page.md").write_text(f"# One\n\n{columns}\n| --- | --- |\n| 1 | 2 |\n")
+    found = suite.differences(tmp_path / "docs", tmp_path / "made")
+    assert found == ["page.md: only in docs/: # One: | a | b |", "page.md: not in docs/: # One: | a | c |"]
+
+
+def test_the_first_of_one_round_is_the_last_of_the_next():
+    orders = [[*before, "ours", *after] for before, after in (turns(["ours", "a", "b"], "ours", n) for n in range(4))]
+    assert orders == [["ours", "a", "b"], ["a", "b", "ours"], ["b", "ours", "a"], ["ours", "a", "b"]]
+
+
+class Benchmark:
+    """What pytest-benchmark does in pedantic mode."""
+
+    enabled = True
+
+    def pedantic(self, target, setup, teardown, rounds):
+        for _ in range(rounds):
+            arguments, options = setup()
+            target(*arguments, **options)
+            teardown(*arguments, **options)
+
+
+def test_windows_are_measured_in_turn():
+    order = []
+    windows = {name: lambda name=name: order.append(name) or float(len(order)) for name in ("ours", "a", "b")}
+    record = interleave_windows(Benchmark(), "ours", windows, rounds=3, watch=False)
+    assert "".join(order).replace("ours", "o") == "oababobo" + "a"
+    assert all(len(values) == 3 for values in record.repetitions.values()) and not record.doubtful()
+
+
+def test_runs_that_were_not_made_in_turn_are_noticed():
+    assert campaign.interleaved(["a", "b", "b", "a", "a"])
+    assert not campaign.interleaved(["a", "a", "b", "b"])
+
+
+def test_records_of_several_commits_are_all_named(tmp_path):
+    path, described = tmp_path / "results.json", {"date": "2026-01-01", "commit": "first"}
+    campaign.write(path, described, [{"seed": 0}, {"seed": 1, "began": "2026-02-03T04:05:06", "commit": "second"}])
+    assert campaign.read(path)[0] == {"date": "2026-01-01, 2026-02-03", "commit": "first, second", "results": "results.json"}
 
 
 def test_counts():

@@ -4,13 +4,15 @@ Blocks of one file run in order and share their names, as a reader would type th
 test_docs_commands.py.
 """
 
+import ast
 import doctest
 import importlib
 import inspect
+import re
 
 import numpy as np
 import pytest
-from pages import PAGES, ROOT, blocks_of, name_of
+from pages import PAGES, ROOT, blocks_of, inline_code_of, name_of
 
 import kary_replay
 
@@ -102,6 +104,26 @@ def run_page(page):
 def test_blocks_of_a_page(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # for what they write
     run_page(page)
+
+
+CALL = re.compile(r"kr\.[\w.]+\(.*\)")
+
+
+def calls_in_text():
+    """Yield the calls of the package that stand in prose and tables."""
+    for page in PAGES:
+        for code in inline_code_of(page.read_text(encoding="utf-8")):
+            if CALL.fullmatch(code):
+                yield pytest.param(code, id=f"{page.stem} {code[:40]}")
+
+
+@pytest.mark.parametrize("code", list(calls_in_text()))
+def test_calls_in_text_fit_what_is_called(code):
+    call = ast.parse(code.replace("…", "..."), mode="eval").body
+    function = eval(ast.unparse(call.func), {"kr": kary_replay})
+    signature = inspect.signature(function)
+    bind = signature.bind_partial if "…" in code else signature.bind
+    bind(*call.args, **{keyword.arg: keyword.value for keyword in call.keywords})
 
 
 def test_the_reader_of_pages_finds_what_fails(tmp_path):

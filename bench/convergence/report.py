@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from bench.campaign import chosen, failures, quartiles
+from bench.campaign import chosen, failures, interleaved, quartiles, read
+from bench.convergence import tried
 from bench.convergence.__main__ import IDENTITY, OUTPUT
 from bench.convergence.tasks import RIVALS, TASKS, Task
 from bench.plots import BLUE, ORANGE, PURPLE, SKY, STYLE
@@ -182,10 +182,16 @@ def draw(records: Sequence[Record], units: int, path: Path) -> None:
         plt.close(figure)
 
 
-def page(document: Record, images: Path) -> list[str]:
+def order(records: Sequence[Record]) -> list[str]:
+    """Name the tasks whose runs were not made in turn; records are in the order of their runs."""
+    tasks = [name for name in TASKS if not interleaved([record["rival"] for record in chosen(records, task=name)])]
+    names = ", ".join(label(TASKS[name]) for name in tasks)
+    return [f"Not all runs of these were made in turn, some were repeated later: {names}.", ""] if tasks else []
+
+
+def page(described: dict[str, Any], records: Sequence[Record], images: Path) -> list[str]:
     """Write the generated part of docs/runner_benchmarks.md, and draw its pictures."""
-    records = document["records"]
-    lines = ["## Convergence", "", *machine_text({**document["machine"], "results": OUTPUT.name}), READING, ""]
+    lines = ["## Convergence", "", *machine_text(described), READING, ""]
     for units in sorted({record["units"] for record in records}):
         some = chosen(records, units=units)
         name = f"convergence_{units}"
@@ -196,8 +202,9 @@ def page(document: Record, images: Path) -> list[str]:
             f"![Convergence, {units} units](images/{name}.png)",
             "",
             *table(some),
+            *order(some),
         ]
-    return [*lines, *failures(records, IDENTITY), "### Settings", "", *settings(records)]
+    return [*lines, *failures(records, IDENTITY), *tried.section(), "### Settings", "", *settings(records)]
 
 
 def main() -> None:
@@ -207,7 +214,7 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=DOCS, help="where the page and its images are")
     arguments = parser.parse_args()
     (arguments.docs / "images").mkdir(parents=True, exist_ok=True)
-    lines = page(json.loads(arguments.results.read_text()), arguments.docs / "images")
+    lines = page(*read(arguments.results), arguments.docs / "images")
     write(arguments.docs / "runner_benchmarks.md", "Benchmarks of the runner", lines)
 
 

@@ -46,8 +46,8 @@ class RunnerConfig:
     """Processes that step environments; auto: measured, see docs/runner.md."""
     learners: int = 1
     """Processes that train; each takes its part of every batch."""
-    backend: Literal["process", "serial"] = "process"
-    """Where workers run: processes of this machine, or one after another in this one, reproducible bit for bit."""
+    backend: Literal["process", "serial"] = field(default_factory=lambda: "process" if _processes_can_share() else "serial")
+    """Where workers run: processes of this machine (Linux), or one after another in this one, reproducible bit for bit."""
     seed: int = 0
     """Seed of everything random: weights, environments, exploration, draws from the buffer."""
     total_env_steps: int = PRESET
@@ -89,7 +89,7 @@ class RunnerConfig:
     directory: str | None = None
     """Folder of the run, new or empty; by default runs/ALGORITHM_ENV_sSEED, with a number if that is taken."""
     device: str = "cpu"
-    """Where learners compute, as torch names it: cpu, cuda, cuda:1."""
+    """Where learners compute, as torch names it: cpu, cuda:1, or cuda, with which each learner has a GPU of its own."""
     prefetch: int | None = None
     """Batches that a thread of the learner draws ahead; None: one for a GPU, none for a CPU. Resumption is not exact then."""
     learner_threads: int = 1
@@ -120,6 +120,10 @@ class RunnerConfig:
     def algorithm_class(self) -> type[Algorithm]:
         """The algorithm."""
         return find(self.algorithm)
+
+    def learner_device(self, index: int) -> str:
+        """Where one of the learners computes."""
+        return f"cuda:{index}" if self.device == "cuda" else self.device
 
     @property
     def env_name(self) -> str:
@@ -205,12 +209,16 @@ def _check_together(config: RunnerConfig) -> None:
             f"learning_starts must be at most buffer_capacity={config.buffer_capacity}, got {config.learning_starts}: "
             f"learning would never start"
         )
-    if config.backend == "process" and not sys.platform.startswith("linux"):
+    if config.backend == "process" and not _processes_can_share():
         raise ConfigError("backend='process' needs the shared memory of Linux: use backend='serial' here")
     if config.backend == "serial" and config.learners > 1:
         raise ConfigError(f"learners must be 1 with backend='serial', got {config.learners}: several need processes")
     if config.target_return is not None and config.evaluate != "during":
         raise ConfigError(f"target_return needs evaluate='during', got evaluate={config.evaluate!r}")
+
+
+def _processes_can_share() -> bool:
+    return sys.platform.startswith("linux")
 
 
 def check_algorithm(name: Any) -> None:

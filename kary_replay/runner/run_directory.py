@@ -94,6 +94,10 @@ class RunDirectory:
             self._lock.close()
             self._lock = None
 
+    def discard(self) -> None:
+        """Remove the directory."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
     @staticmethod
     def check_free(config: RunnerConfig) -> None:
         """Raise ConfigError if the directory that a new run is to have is taken."""

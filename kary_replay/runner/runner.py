@@ -97,7 +97,7 @@ class Runner:
     def __init__(self, config: RunnerConfig, *, console: Any = None) -> None:
         _check_main()
         RunDirectory.check_free(config)
-        _check_device(config.device)
+        _check_device(config)
         self.config = config
         self._made = _made(config)
         self._console = console
@@ -155,7 +155,10 @@ class Runner:
             directory = self._directory or RunDirectory.new(config)
             let_go.callback(directory.unlock)
             monitor = Monitor(plan, directory, self._counters, self._console, self._allocation)
-            return self._run(plan, directory, monitor, begun)
+            result = self._run(plan, directory, monitor, begun)
+            if result.interrupted and not result.env_steps and self._folder is None:  # nothing to go on from
+                directory.discard()
+            return result
 
     def _run(self, plan: Plan, directory: RunDirectory, monitor: Monitor, begun: float) -> RunResult:
         """Start the workers, train, and end them."""
@@ -320,12 +323,21 @@ def _check_main() -> None:
         )
 
 
-def _check_device(name: str) -> None:
+def _check_device(config: RunnerConfig) -> None:
     """Raise ConfigError if this machine lacks the device: here, so that a policy trained on a GPU plays without one."""
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        n_devices = torch.cuda.device_count()
-        raise ConfigError(f"device must be there, got {name!r}: torch finds {n_devices} CUDA devices; use device='cpu'")
+    if torch.device(config.device).type != "cuda":
+        return
+    devices = {torch.device(config.learner_device(index)) for index in range(config.learners)}
+    if len(devices) < config.learners:
+        raise ConfigError(
+            f"each of learners={config.learners} needs a GPU of its own: give device='cuda', not {config.device!r}"
+        )
+    n_devices = torch.cuda.device_count()
+    if max(device.index for device in devices) >= n_devices:
+        raise ConfigError(
+            f"device must be there, got {config.device!r} with learners={config.learners}: torch finds {n_devices} CUDA "
+            f"devices; use {'fewer learners or ' if n_devices else ''}device='cpu'"
+        )
 
 
 def _made(config: RunnerConfig) -> tuple[Maker, Any, Any]:

@@ -16,6 +16,7 @@ from kary_replay.algorithms import DQNOptions, SACOptions, TD3Options
 from kary_replay.runner import ConfigError, Runner, RunnerConfig
 from kary_replay.runner.config import as_json, from_json
 from kary_replay.runner.presets import PRESETS
+from kary_replay.runner.run_directory import RunDirectory
 
 
 def make():
@@ -36,7 +37,8 @@ REFUSED = [  # settings of a process run with a batch of 32, and what the messag
     ({"prefetch": 10**9}, "prefetch must be None or an integer from 0 to 64"),
     ({"seed": 2**64}, r"seed must be below 2\*\*63"),
     ({"device": "gpu"}, "device must be one of torch's"),
-    ({"device": "cuda:99"}, "device must be there, got 'cuda:99'"),
+    ({"device": "cuda:99"}, "device must be there, got 'cuda:99' with learners=1: torch finds"),
+    ({"device": "cuda:0", "learners": 2}, "each of learners=2 needs a GPU of its own: give device='cuda', not 'cuda:0'"),
     ({"target_return": float("nan"), "evaluate": "during"}, "target_return must be None or a finite number"),
     ({"target_return": 475.0}, "target_return needs evaluate='during'"),
     ({"env_options": {"space": object()}}, "env_options must be a dict of what JSON has"),
@@ -74,6 +76,14 @@ def test_a_function_of_an_interactive_session_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("env", ["faulty_envs:make", "faulty_envs:Faulty-v0", functools.partial(faulty_envs.make, length=3)])
 def test_ways_to_name_an_environment(env, tmp_path):
     assert Runner(config("dqn", env, tmp_path / "run", total_env_steps=120)).run().env_steps >= 120
+
+
+def test_where_processes_cannot_share_memory_all_workers_are_in_one(monkeypatch):
+    assert RunnerConfig("dqn", "CartPole-v1").backend == ("process" if sys.platform.startswith("linux") else "serial")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert RunnerConfig("dqn", "CartPole-v1").backend == "serial"
+    with pytest.raises(ConfigError, match="backend='process' needs the shared memory of Linux: use backend='serial' here"):
+        RunnerConfig("dqn", "CartPole-v1", backend="process")
 
 
 def test_a_directory_is_a_path():
@@ -170,8 +180,6 @@ def test_a_run_of_another_kind_is_not_gone_on_with(command, changed, finished, c
 
 
 def test_a_run_without_a_checkpoint_is_not_gone_on_with(tmp_path, capsys):
-    runner = Runner(config("dqn", "CartPole-v1", tmp_path / "run"))
-    runner.stop()
-    assert runner.run().interrupted
+    RunDirectory.new(config("dqn", "CartPole-v1", tmp_path / "run")).unlock()
     assert cli.main(["train", "--resume", str(tmp_path / "run")]) == 2
     assert "has no checkpoint to go on from" in capsys.readouterr().err

@@ -18,6 +18,14 @@ from kary_replay.runner.workers import evaluator
 QUICK = {"total_env_steps": 400, "checkpoint_interval_env_steps": 100}
 
 
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_a_run_that_is_interrupted_before_it_begins_leaves_nothing(backend, tmp_path):
+    runner = Runner(config("dqn", "CartPole-v1", tmp_path / "run", backend=backend))
+    runner.stop()
+    result = runner.run()
+    assert result.interrupted and result.env_steps == 0 and not list(tmp_path.iterdir())
+
+
 def test_two_runs_cannot_share_a_directory(tmp_path):
     directory = run("dqn", "CartPole-v1", tmp_path / "run", **QUICK).directory
     before = sorted(directory.rglob("*"))

@@ -25,8 +25,9 @@ def test_every_line_has_a_name_and_a_value():
     shown = as_dict(run("-m", "kary_replay"))
     assert shown["kary-replay"].strip().startswith(VERSION)
     assert shown["numpy"].strip() == np.__version__
-    assert {"Python", "system", "processor", "features", "cores", "shared memory"} <= set(shown)
+    assert {"Python", "compiled with", "system", "processor", "features", "cores", "shared memory"} <= set(shown)
     assert all(value.strip() for value in shown.values())
+    assert "-O3" in shown["compiled with"] or "sanitize" in shown["compiled with"]
 
 
 def test_arguments_are_for_the_command_line():

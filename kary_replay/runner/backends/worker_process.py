@@ -115,6 +115,8 @@ def join(plan: Plan, index: int, rendezvous: str | None) -> Share:
 
     count = plan.config.learners
     on_gpu = plan.config.device.startswith("cuda")
+    if on_gpu:
+        torch.cuda.set_device(plan.config.learner_device(index))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("nccl" if on_gpu else "gloo", init_method=f"file://{rendezvous}", rank=index, world_size=count)
 

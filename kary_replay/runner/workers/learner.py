@@ -45,7 +45,7 @@ class Learner:
     def __init__(self, plan: Plan, index: int, report: Callable[[Any], None], share: Share | None = None) -> None:
         config = plan.config
         self.plan, self.index, self.row = plan, index, plan.board.row("learner", index)
-        self.algorithm = plan.algorithm(config.device, share)
+        self.algorithm = plan.algorithm(config.learner_device(index), share)
         self.batch_size = config.options.batch_size // config.learners
         self.tensors = published(self.algorithm, plan.publishes_all)
         device, ahead = self.algorithm.device, config.prefetch
