@@ -128,7 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         subprocess.run([sys.executable, "-m", "bench.headline"], cwd=ROOT, check=not failed)
     else:
         print(f"Pages and pictures: {(RESULTS / SHORT / 'docs').relative_to(ROOT)}")
-        print(*differences(ROOT / "docs", RESULTS / SHORT / "docs"), sep="\n")
+        found = differences(ROOT / "docs", RESULTS / SHORT / "docs")
+        print(*(found or ["Their sections and tables are those of docs/."]), sep="\n")
     if failed:
         print("failed: " + ", ".join(failed))
     return bool(failed)
