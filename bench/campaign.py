@@ -94,7 +94,8 @@ def conduct(
         old, records = read(output)
         if old["processor"] != described["processor"]:
             raise SystemExit(f"{output.name} was measured on another machine; its runs cannot be compared with new ones")
-        records = [record for record in records if "error" not in record]
+        before = {"began": old["date"], "commit": old["commit"]}  # where records did not have their own yet
+        records = [{**before, **record} for record in records if "error" not in record]
     there = {tuple(record[key] for key in identity) for record in records}
     for job in jobs:
         if tuple(job[key] for key in identity) in there:
