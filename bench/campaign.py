@@ -170,6 +170,11 @@ def chosen(records: Sequence[Record], **wanted: Any) -> list[Record]:
     return [record for record in records if all(record[key] == value for key, value in wanted.items())]
 
 
+def times(records: Sequence[Record]) -> list[float]:
+    """Seconds until solved; infinity where a run was not."""
+    return [record["wall_seconds"] if record["solved"] else np.inf for record in records]
+
+
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """Order statistics, so that infinite values stay what they are."""
     ordered = sorted(values)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.convergence.report import chosen, quartiles, seconds, times
+from bench.campaign import chosen, quartiles, times
+from bench.convergence.report import seconds
 from bench.report import BENCH, markdown_table, results_links, write
 from bench.report import load as load_records
 from bench.table import quantity

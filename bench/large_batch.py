@@ -18,6 +18,7 @@ from bench import campaign
 from bench.campaign import Job, Record, chosen, quartiles, spread
 from bench.plots import BLUE, GREEN, ORANGE, STYLE
 from bench.report import markdown_table
+from bench.timing import rotated
 
 BATCHES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 SHORT_BATCHES = (64, 1024)
@@ -40,10 +41,9 @@ def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
     """Every batch size once, then all of them again with the next seed."""
     batches = SHORT_BATCHES if short else BATCHES
     for seed in range(seeds):
-        turn = seed % len(batches)
         for task in tasks:
             algorithm, env, threshold, rate, usual, long_steps, short_steps, interval = TASKS[task]
-            for batch_size in (*batches[turn:], *batches[:turn]):
+            for batch_size in rotated(batches, seed):
                 options = {"batch_size": batch_size, "learning_rate": rate * float(np.sqrt(batch_size / usual))}
                 settings = {"total_env_steps": short_steps if short else long_steps, "evaluation_interval": interval}
                 yield {

@@ -18,6 +18,7 @@ from bench.campaign import Job, Record, chosen, quartiles, spread
 from bench.large_batch import reached
 from bench.plots import BLUE, ORANGE, STYLE
 from bench.report import markdown_table
+from bench.timing import rotated
 
 # name -> algorithm, environment, threshold, environment steps of a run, of a short run, between two evaluations
 TASKS: dict[str, tuple[str, str, float, int, int, int]] = {
@@ -57,11 +58,10 @@ def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
     """Every variant once, then all of them again with the next seed."""
     names = SHORT_VARIANTS if short else tuple(VARIANTS)
     for seed in range(seeds):
-        turn = seed % len(names)
         for task in tasks:
             algorithm, env, threshold, long_steps, short_steps, interval = TASKS[task]
             common = {"total_env_steps": short_steps if short else long_steps, "evaluation_interval": interval, "actors": 1}
-            for name in (*names[turn:], *names[:turn]):
+            for name in rotated(names, seed):
                 changed = {"samples_per_insert_error": tightest(task)} if name == TIGHT else VARIANTS[name]
                 yield {
                     "task": task, "algorithm": algorithm, "env": env, "threshold": threshold, "variant": name, "seed": seed,

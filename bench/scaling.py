@@ -16,6 +16,7 @@ from bench import campaign, grid
 from bench.campaign import Job, Record, chosen, quartiles, spread
 from bench.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, STYLE
 from bench.report import machine_text, markdown_table, write
+from bench.timing import rotated
 
 # what an environment step costs -> algorithm, environment, environment steps of a run, of a short run
 TASKS = {
@@ -35,8 +36,7 @@ def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
         for task in tasks:
             algorithm, env, long_steps, short_steps = TASKS[task]
             settings = {"total_env_steps": short_steps if short else long_steps, "learning_starts": LEARNING_STARTS}
-            turn = seed % len(pairs)
-            for actors, learners in (*pairs[turn:], *pairs[:turn]):
+            for actors, learners in rotated(pairs, seed):
                 if 64 % learners == 0:  # divides every preset's batch size, as it must
                     yield {
                         "task": task, "algorithm": algorithm, "env": env, "actors": actors, "learners": learners, "seed": seed,

@@ -242,10 +242,15 @@ def interleave(benchmark: Any, ours: Contender, rivals: Sequence[Contender], rou
     return record
 
 
+def rotated(things: Sequence[T], turn: int) -> list[T]:
+    """Return the things in the order of a turn: the first of one turn is the last of the next."""
+    first = turn % len(things)
+    return [*things[first:], *things[:first]]
+
+
 def turns(contenders: Sequence[T], ours: T, n_round: int) -> tuple[list[T], list[T]]:
-    """Return who comes before us in a round, and who after: the first of one round is the last of the next."""
-    first = n_round % len(contenders)
-    order = [*contenders[first:], *contenders[:first]]
+    """Return who comes before us in a round, and who after."""
+    order = rotated(contenders, n_round)
     place = order.index(ours)
     return order[:place], order[place + 1 :]
 

@@ -15,6 +15,7 @@ from bench import campaign, machine
 from bench.convergence.tasks import RIVALS, TASKS, UNITS, takes_part
 from bench.rivals import remote
 from bench.table import quantity
+from bench.timing import rotated
 
 OUTPUT = campaign.RESULTS / "convergence.json"
 WORKER = "bench.convergence.worker"
@@ -28,8 +29,7 @@ def jobs(
     for task in tasks:
         for width in units:
             for seed in range(seeds):
-                turn = seed % len(rivals)
-                for rival in (*rivals[turn:], *rivals[:turn]):
+                for rival in rotated(rivals, seed):
                     if takes_part(rival, task):
                         yield {"task": task, "units": width, "rival": rival, "seed": seed, "budget": budget}
 

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from bench.campaign import chosen, failures, interleaved, quartiles, read
+from bench.campaign import chosen, failures, interleaved, quartiles, read, times
 from bench.convergence import tried
 from bench.convergence.__main__ import IDENTITY, OUTPUT
 from bench.convergence.tasks import RIVALS, TASKS, Task
@@ -30,16 +30,6 @@ READING = (
     "settings come from: [bench/README.md](../bench/README.md#convergence)."
 )
 Record = dict[str, Any]
-
-
-def label(task: Task) -> str:
-    """Name a task as people would."""
-    return f"{task.algorithm.upper()}, {task.env_id}"
-
-
-def times(records: Sequence[Record]) -> list[float]:
-    """Seconds until solved; infinity where a run was not."""
-    return [record["wall_seconds"] if record["solved"] else np.inf for record in records]
 
 
 def seconds(value: float) -> str:
@@ -66,7 +56,7 @@ def table(records: Sequence[Record]) -> list[str]:
             ratio = f"{best / median:.2f}×" if np.isfinite(best) and np.isfinite(median) else "–"
             rows.append(
                 [
-                    label(task),
+                    task.label,
                     NAMES[rival],
                     f"{bold}{seconds(median)}{bold} [{seconds(low)}–{seconds(high)}]",
                     f"{len(solved)}/{len(runs)}",
@@ -96,7 +86,7 @@ def settings(records: Sequence[Record]) -> list[str]:
         for rival in RIVALS:
             for run in chosen(records, task=name, rival=rival):
                 words = ", ".join(f"{key} {value}" for key, value in run.get("settings", {}).items() if key not in HIDDEN)
-                rows.append([label(task), NAMES[rival], words])
+                rows.append([task.label, NAMES[rival], words])
     return markdown_table(["task", "", "settings"], list(map(list, dict.fromkeys(map(tuple, rows)))))
 
 
@@ -146,7 +136,7 @@ def _panel(axes: Axes, task: Task, records: Sequence[Record]) -> None:
     axes.set_xlim(0, horizon)
     if task.env_id in FLOORS:
         axes.set_ylim(bottom=max(axes.get_ylim()[0], FLOORS[task.env_id]))
-    axes.set_title(label(task))
+    axes.set_title(task.label)
     axes.set_xlabel("seconds of training")
     axes.set_ylabel("mean return")
     axes.grid()
@@ -185,7 +175,7 @@ def draw(records: Sequence[Record], units: int, path: Path) -> None:
 def order(records: Sequence[Record]) -> list[str]:
     """Name the tasks whose runs were not made in turn; records are in the order of their runs."""
     tasks = [name for name in TASKS if not interleaved([record["rival"] for record in chosen(records, task=name)])]
-    names = ", ".join(label(TASKS[name]) for name in tasks)
+    names = ", ".join(TASKS[name].label for name in tasks)
     return [f"Not all runs of these were made in turn, some were repeated later: {names}.", ""] if tasks else []
 
 

@@ -16,6 +16,11 @@ class Task:
     snapshot_every: int  # environment steps
     snapshots_per_chunk: int = 4  # training goes on for so long before its snapshots are evaluated
 
+    @property
+    def label(self) -> str:
+        """The task as people would name it."""
+        return f"{self.algorithm.upper()}, {self.env_id}"
+
 
 TASKS = {
     "cartpole_dqn": Task("dqn", "CartPole-v1", 475.0, 300_000, 500, 10),

@@ -7,13 +7,14 @@ more environments, two threads of torch. Interleaved, as the benchmark itself. `
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from bench import campaign
 from bench.convergence.tasks import TASKS
 from bench.report import markdown_table, results_links
+from bench.timing import rotated
 
 OUTPUT = campaign.RESULTS / "convergence_tried.json"
 WORKER = "bench.convergence.worker"
@@ -49,8 +50,7 @@ def jobs(seeds: int) -> Iterator[dict[str, Any]]:
     for task, variants in TRIED.items():
         names = list(variants)
         for seed in range(seeds):
-            turn = seed % len(names)
-            for name in (*names[turn:], *names[:turn]):
+            for name in rotated(names, seed):
                 yield {"task": task, "units": 64, "rival": "sb3", "seed": seed, "variant": name, "settings": variants[name]}
 
 
@@ -60,11 +60,6 @@ def describe(record: Record) -> str:
     return f"{record['task']:<16} {record['variant']:<36} seed {record['seed']}  {found}"
 
 
-def seconds(records: Sequence[Record]) -> list[float]:
-    """Seconds until solved; infinity where a run was not."""
-    return [record["wall_seconds"] if record["solved"] else float("inf") for record in records]
-
-
 def section() -> list[str]:
     """Return the lines of the page, if it has been measured."""
     if not OUTPUT.exists():
@@ -72,14 +67,13 @@ def section() -> list[str]:
     described, records = campaign.read(OUTPUT)
     rows = []
     for task, variants in TRIED.items():
-        tuned = campaign.quartiles(seconds(campaign.chosen(records, task=task, variant=ZOO)))[1]
+        tuned = campaign.quartiles(campaign.times(campaign.chosen(records, task=task, variant=ZOO)))[1]
         for name in variants:
             runs = campaign.chosen(records, task=task, variant=name)
-            times = seconds(runs)
+            times = campaign.times(runs)
             factor = tuned / campaign.quartiles(times)[1]
             solved = f"{sum(run['solved'] for run in runs)}/{len(runs)}"
-            title = f"{TASKS[task].algorithm.upper()}, {TASKS[task].env_id}"
-            rows.append([title, name, campaign.spread(times), solved, f"{factor:.2f}×" if factor else "–"])
+            rows.append([TASKS[task].label, name, campaign.spread(times), solved, f"{factor:.2f}×" if factor else "–"])
     return [
         "### Other settings of Stable-Baselines3",
         "",

@@ -7,7 +7,6 @@ import difflib
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,6 +15,7 @@ import torch
 
 from ..algorithms import ALGORITHMS, Algorithm, Options, find
 from ..prefetch import MAX_DEPTH
+from ..shared_memory import is_supported
 from .presets import preset
 
 __all__ = ["ConfigError", "RunnerConfig", "as_json", "check_algorithm", "from_json", "suggestion"]
@@ -46,7 +46,7 @@ class RunnerConfig:
     """Processes that step environments; auto: measured, see docs/runner.md."""
     learners: int = 1
     """Processes that train; each takes its part of every batch."""
-    backend: Literal["process", "serial"] = field(default_factory=lambda: "process" if _processes_can_share() else "serial")
+    backend: Literal["process", "serial"] = field(default_factory=lambda: "process" if is_supported() else "serial")
     """Where workers run: processes of this machine (Linux), or one after another in this one, reproducible bit for bit."""
     seed: int = 0
     """Seed of everything random: weights, environments, exploration, draws from the buffer."""
@@ -209,16 +209,12 @@ def _check_together(config: RunnerConfig) -> None:
             f"learning_starts must be at most buffer_capacity={config.buffer_capacity}, got {config.learning_starts}: "
             f"learning would never start"
         )
-    if config.backend == "process" and not _processes_can_share():
+    if config.backend == "process" and not is_supported():
         raise ConfigError("backend='process' needs the shared memory of Linux: use backend='serial' here")
     if config.backend == "serial" and config.learners > 1:
         raise ConfigError(f"learners must be 1 with backend='serial', got {config.learners}: several need processes")
     if config.target_return is not None and config.evaluate != "during":
         raise ConfigError(f"target_return needs evaluate='during', got evaluate={config.evaluate!r}")
-
-
-def _processes_can_share() -> bool:
-    return sys.platform.startswith("linux")
 
 
 def check_algorithm(name: Any) -> None:
