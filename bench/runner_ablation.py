@@ -51,7 +51,7 @@ def tightest(task: str) -> float:
 
     config = RunnerConfig(*TASKS[task][:2])
     due = config.envs_per_actor // config.groups * config.samples_per_insert
-    return float(max(config.options.batch_size // config.learners, due))
+    return float(max(config.options.batch_size, due))
 
 
 def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:

@@ -7,6 +7,7 @@ more environments, two threads of torch. Interleaved, as the benchmark itself. `
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -67,13 +68,14 @@ def section() -> list[str]:
     described, records = campaign.read(OUTPUT)
     rows = []
     for task, variants in TRIED.items():
-        tuned = campaign.quartiles(campaign.times(campaign.chosen(records, task=task, variant=ZOO)))[1]
-        for name in variants:
-            runs = campaign.chosen(records, task=task, variant=name)
-            times = campaign.times(runs)
-            factor = tuned / campaign.quartiles(times)[1]
+        found = {name: campaign.chosen(records, task=task, variant=name) for name in variants}
+        if not all(found.values()):
+            continue
+        medians = {name: campaign.quartiles(campaign.times(runs))[1] for name, runs in found.items()}
+        for name, runs in found.items():
             solved = f"{sum(run['solved'] for run in runs)}/{len(runs)}"
-            rows.append([TASKS[task].label, name, campaign.spread(times), solved, f"{factor:.2f}×" if factor else "–"])
+            factor = f"{medians[ZOO] / medians[name]:.2f}×" if math.isfinite(medians[ZOO] + medians[name]) else "–"
+            rows.append([TASKS[task].label, name, campaign.spread(campaign.times(runs)), solved, factor])
     return [
         "### Other settings of Stable-Baselines3",
         "",

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from ..validation import as_count, as_exponent, as_real
-from .minimizer import Minimizer, Share, flatten
+from .minimizer import Minimizer, Share, flatten, take_up
 from .spaces import check_observations
 
-__all__ = ["Algorithm", "Batch", "Options", "check_finite"]
+__all__ = ["Algorithm", "Batch", "Options", "check_above_0", "check_finite"]
 
 WARM_UPDATES = 4  # enough for what is done only in some updates, as TD3's policy_delay has it by default
 Batch = Mapping[str, Any]  # of tensors with a leading axis B; observations may be dicts of them
@@ -54,9 +54,14 @@ class Options:
             as_count("a width in hidden", width)
         as_exponent("gamma", self.gamma)
         for name in ("learning_rate", "tau"):
-            if not as_real(name, getattr(self, name)) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+            check_above_0(name, getattr(self, name))
         as_exponent("tau", self.tau)
+
+
+def check_above_0(name: str, value: Any) -> None:
+    """Raise ValueError unless a hyperparameter is a finite number above 0."""
+    if not 0 < as_real(name, value) < math.inf:
+        raise ValueError(f"{name} must be finite and above 0, got {value}")
 
 
 def check_finite(name: str, value: Any, least: float = 0.0) -> None:
@@ -204,10 +209,9 @@ class Algorithm(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a state, in place."""
+        """Take up a state, in place; ValueError if it is that of networks of other sizes."""
         for name, minimizer in self.minimizers.items():
             minimizer.load_state_dict(state["minimizers"][name])
-        for name, target in self.targets.items():
-            target.copy_(state["targets"][name])
+        take_up(self.targets, state["targets"])
         self.generator.set_state(state["generator"])
         self.n_updates = state["n_updates"]

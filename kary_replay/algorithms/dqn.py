@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..validation import as_count
-from .algorithm import Algorithm, Batch, Options
+from .algorithm import Algorithm, Batch, Options, check_above_0
 from .minimizer import Minimizer
 from .networks import MLP, Encoder
 from .spaces import check_actions_are_discrete
@@ -49,16 +50,16 @@ class DQNOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if as_count("n_atoms", self.n_atoms) > 1 and not self.v_min < self.v_max:
-            raise ValueError(f"v_min must be below v_max, got {self.v_min} and {self.v_max}")
+        if as_count("n_atoms", self.n_atoms) > 1 and not -math.inf < self.v_min < self.v_max < math.inf:
+            raise ValueError(f"v_min must be below v_max, both finite, got {self.v_min} and {self.v_max}")
         for name in ("exploration_initial", "exploration_final"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be a probability, 0 to 1, got {getattr(self, name)}")
         if not self.exploration_fraction >= 0:
             raise ValueError(f"exploration_fraction must be at least 0, got {self.exploration_fraction}")
-        for name in ("huber_delta", "max_gradient_norm"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        check_above_0("huber_delta", self.huber_delta)
+        if not self.max_gradient_norm > 0:
+            raise ValueError(f"max_gradient_norm must be above 0, got {self.max_gradient_norm}")
 
 
 class QNetwork(nn.Module):

@@ -1,27 +1,27 @@
 """Gradient steps with little overhead: one flat vector of parameters, one recorded program, one optimizer call.
 
-With small networks on a CPU a gradient step costs what its hundred operations cost to *launch*, not what they compute.
+With small networks a gradient step costs what its hundred operations cost to *launch*, not what they compute.
 Three things help, and none changes a result:
 
 - the parameters of a network are views of one vector, so that the optimizer, the averaging over learners, target networks
   and publishing take one operation each, whatever the number of layers;
 - the loss and its gradient are recorded once, as a list of torch's own operations, and from then on run by TorchScript's
-  interpreter, without Python and without autograd;
+  interpreter, or as one CUDA graph, without Python and without autograd;
 - Adam is fused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .recorded import Function, Recorded
+from .recorded import PROGRAMS, Function, Recorded
 
-__all__ = ["Minimizer", "Share", "flatten"]
+__all__ = ["Minimizer", "Share", "flatten", "take_up"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,15 @@ def flatten(modules: Iterable[nn.Module]) -> Tensor:
     return flat
 
 
+def take_up(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Set tensors to those of a state, in place; ValueError, before any is changed, if those have other sizes."""
+    for name, tensor in tensors.items():
+        if tensor.shape != state[name].shape:
+            raise ValueError(f"{name} must be {tensor.numel()} numbers, as these networks have, got {state[name].numel()}")
+    for name, tensor in tensors.items():
+        tensor.copy_(state[name])
+
+
 class Minimizer:
     """Adam on one loss over the parameters of some modules.
 
@@ -73,7 +82,7 @@ class Minimizer:
     share : Share
         With several learners, how they average gradients.
     record : bool
-        False: run the loss anew each time, for instance to debug it. On other devices than a CPU it always is.
+        False: run the loss anew each time, for instance to debug it. On other devices than CPUs and GPUs of CUDA it always is.
 
     Notes
     -----
@@ -96,7 +105,7 @@ class Minimizer:
         self._parameters = [parameter for module in modules for parameter in module.parameters()]
         self._loss, self._max_norm, self._average = loss, max_gradient_norm, (share or Share()).average
         self._learning_rate = learning_rate
-        self._compute = Recorded(self._gradient) if record and self.flat.device.type == "cpu" else self._gradient
+        self._compute = Recorded(self._gradient) if record and self.flat.device.type in PROGRAMS else self._gradient
         self._mean, self._square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)  # of gradients, as Adam keeps them
         self._n_steps, self._one = torch.zeros((), device=self.flat.device), torch.ones((), device=self.flat.device)
 
@@ -120,9 +129,8 @@ class Minimizer:
         return {name: tensor.clone() for name, tensor in self._state().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a state, in place."""
-        for name, tensor in self._state().items():
-            tensor.copy_(state[name])
+        """Take up a state, in place; ValueError if it is that of networks of other sizes."""
+        take_up(self._state(), state)
 
     def _state(self) -> dict[str, Tensor]:
         return {"parameters": self.flat, "mean": self._mean, "square": self._square, "n_steps": self._n_steps}

@@ -1,4 +1,7 @@
-"""Functions of tensors whose operations are recorded once and then run without Python and without autograd."""
+"""Functions of tensors whose operations are recorded once and then run without Python and without autograd.
+
+On a CPU TorchScript's interpreter runs a recording, on a GPU it is one CUDA graph.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-__all__ = ["Function", "Recorded"]
+from .captured import Captured
+
+__all__ = ["PROGRAMS", "Function", "Recorded"]
 
 Function = Callable[..., tuple[Tensor, ...]]
 RECORDING = threading.Lock()  # torch's tracers keep their state in globals
@@ -30,12 +35,14 @@ class Recorded:
     ------
     RuntimeError
         At the first call, if the function asks for a value that its arguments or parameters determine, as ``if`` and ``item``
-        do, or selects as many rows as some condition holds for: the recording could not ask again.
+        do, or selects as many rows as some condition holds for: the recording could not ask again. On a GPU also if it uses
+        tensors of another device.
 
     Notes
     -----
     The same operations on the same numbers give the same results, bit for bit; but for ``torch.addmm`` onto a matrix, which
-    TorchScript rounds once more. The tensors that are returned are for use under ``torch.inference_mode``; outside, clone them.
+    TorchScript rounds once more. The tensors that are returned are for use under ``torch.inference_mode``; outside, clone them,
+    and on a GPU also if they are to outlast the next call.
     """
 
     def __init__(self, function: Function) -> None:
@@ -72,15 +79,23 @@ class Recorded:
                 as_linear(node)
         graph.graph.eliminate_dead_code()
         graph.recompile()
-        if any(is_list_of_bools(argument) for node in graph.graph.nodes for argument in node.args):
-            # As the gradients of convolutions and norms have, and torch.jit.trace does not take. Run by Python they are still
-            # without autograd, and take so long themselves that it does not matter.
-            return graph
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
-            warnings.filterwarnings("ignore", message=".*torch.jit.*", category=FutureWarning)
-            program: Function = torch.jit.trace(graph, tuple(tensors), check_trace=False)  # type: ignore[no-untyped-call]
-        return program
+        return PROGRAMS[tensors[0].device.type](graph, tensors)
+
+
+def scripted(graph: Any, tensors: list[Tensor]) -> Any:
+    """Return a recorded graph as a program of TorchScript."""
+    if any(is_list_of_bools(argument) for node in graph.graph.nodes for argument in node.args):
+        # As the gradients of convolutions and norms have, and torch.jit.trace does not take. Run by Python they are still
+        # without autograd, and take so long themselves that it does not matter.
+        return graph
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message=".*torch.jit.*", category=FutureWarning)
+        return torch.jit.trace(graph, tuple(tensors), check_trace=False)  # type: ignore[no-untyped-call]
+
+
+PROGRAMS: dict[str, Callable[[Any, list[Tensor]], Function]] = {"cpu": scripted, "cuda": Captured}
+"""What makes a recorded graph run, by the device that its tensors are on."""
 
 
 def has_unknown_shape(node: torch.fx.Node) -> bool:

@@ -43,7 +43,12 @@ def n_cores() -> int:
 
 
 def allocate(
-    steps_per_actor: float, updates_per_second: float, steps_per_update: float, cores: int, learners: int
+    steps_per_actor: float,
+    updates_per_second: float,
+    steps_per_update: float,
+    cores: int,
+    learners: int,
+    learner_threads: int = 1,
 ) -> Allocation:
     """Choose the number of actors.
 
@@ -52,11 +57,11 @@ def allocate(
     steps_per_actor : float
         Environment steps that one actor takes per second.
     updates_per_second : float
-        Updates by all learners.
+        Updates, each by all learners together.
     steps_per_update : float
         Environment steps due for one update: batch_size / samples_per_insert.
-    cores, learners : int
-        Cores at hand, and those taken by learners.
+    cores, learners, learner_threads : int
+        Cores at hand; learners, and the threads of each, for which there is to be a core.
 
     Returns
     -------
@@ -64,7 +69,7 @@ def allocate(
         With the fewest actors that collect within 1% of the most that any split gives.
     """
     learned = updates_per_second * steps_per_update
-    most = max(1, cores - learners)
+    most = max(1, cores - learners * learner_threads)
     options = tuple(Option(n, n * steps_per_actor, learned) for n in range(1, most + 1))
     best = max(option.env_steps_per_second for option in options)
     chosen = next(option for option in options if option.env_steps_per_second >= ENOUGH * best)

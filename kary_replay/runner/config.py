@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import math
 import os
@@ -107,6 +108,10 @@ class RunnerConfig:
             raise ConfigError(f"env must be a gymnasium id, module:function, or a function that makes one, got {self.env!r}")
         if not isinstance(self.directory, (str, os.PathLike, type(None))):
             raise ConfigError(f"directory must be a path, got {self.directory!r}")
+        given, options = self.env, self.env_options
+        if isinstance(given, functools.partial) and not given.args and _has_json([given.keywords, options]):
+            object.__setattr__(self, "env", given.func)  # so that config.json can name it
+            object.__setattr__(self, "env_options", {**given.keywords, **options})
         if isinstance(self.directory, os.PathLike):
             object.__setattr__(self, "directory", os.fspath(self.directory))
         for name, value in preset(self.algorithm, self.env_name, self.options).items():
@@ -175,14 +180,21 @@ def _check_values(config: RunnerConfig) -> None:
     _check_together(config)
 
 
-def _check_kinds(config: RunnerConfig) -> None:
+def _has_json(value: Any) -> bool:
+    """Return whether JSON has such values."""
     try:
-        json.dumps(dict(config.env_options))
-    except (TypeError, ValueError) as error:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _check_kinds(config: RunnerConfig) -> None:
+    if not (isinstance(config.env_options, Mapping) and _has_json(dict(config.env_options))):
         raise ConfigError(
-            f"env_options must be a dict of what JSON has, for config.json keeps it, got {config.env_options!r} ({error}): "
-            f"make anything else in a function, and give it as env"
-        ) from None
+            f"env_options must be a dict of what JSON has, for config.json keeps it, got {config.env_options!r}: make anything "
+            f"else in a function, and give it as env"
+        )
     try:
         torch.device(config.device)
     except (RuntimeError, TypeError):
@@ -198,10 +210,10 @@ def _check_together(config: RunnerConfig) -> None:
         )
     if config.envs_per_actor % config.groups:
         raise ConfigError(f"groups must divide envs_per_actor={config.envs_per_actor}, got {config.groups}")
-    due = max(options.batch_size // config.learners, config.envs_per_actor // config.groups * config.samples_per_insert)
+    due = max(options.batch_size, config.envs_per_actor // config.groups * config.samples_per_insert)
     if config.samples_per_insert_error is not None and not config.samples_per_insert_error >= due:
         raise ConfigError(
-            f"samples_per_insert_error must be at least {due:g}, got {config.samples_per_insert_error}: one batch, or what is "
+            f"samples_per_insert_error must be at least {due:g}, got {config.samples_per_insert_error}: a batch, or what is "
             f"due for one step of a group of environments, moves the balance by so much"
         )
     if config.learning_starts > config.buffer_capacity:

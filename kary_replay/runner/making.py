@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import pickle
 import sys
@@ -9,10 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 
 from .config import ConfigError, RunnerConfig, suggestion
 
-__all__ = ["Maker", "maker"]
+__all__ = ["Maker", "is_importable", "maker"]
 
 
 class Maker:
@@ -20,12 +23,25 @@ class Maker:
 
     def __init__(self, config: RunnerConfig) -> None:
         self.env, self.options, self.name = config.env, dict(config.env_options), config.env_name
+        if (
+            isinstance(self.env, str) and self.env in gymnasium.registry
+        ):  # its specification: other processes may not have registered it
+            self.env = gymnasium.registry[self.env]
 
     def __call__(self, **options: Any) -> Any:
         """Return a new environment."""
         options = {**self.options, **options}
-        found = imported(self.env) if isinstance(self.env, str) and ":" in self.env else self.env
-        return gymnasium.make(found, disable_env_checker=True, **options) if isinstance(found, str) else found(**options)
+        found = imported(self.env) if isinstance(self.env, str) else self.env
+        is_registered = isinstance(found, (str, EnvSpec))
+        return gymnasium.make(found, disable_env_checker=True, **options) if is_registered else found(**options)
+
+    @property
+    def function(self) -> Any:
+        """What makes the environment in the end, as far as that is known; a string names it."""
+        function = self.env.entry_point if isinstance(self.env, EnvSpec) else self.env
+        while isinstance(function, functools.partial):
+            function = function.func
+        return function
 
 
 def imported(path: str) -> Callable[..., Any] | str:
@@ -55,30 +71,41 @@ def maker(config: RunnerConfig) -> tuple[Maker, Any, Any]:
                 f"env={env!r} cannot be imported: {type(error).__name__}: {error}. Write module:function or module:id, with "
                 f"a module that Python finds from here"
             ) from None
-    elif not isinstance(env, str):
-        _check_picklable(config, env)
     make = Maker(config)
+    if config.backend != "serial":
+        _check_picklable(env, make)
     try:
         made = make()
     except Exception as error:
         raise ConfigError(f"env={config.env_name!r} could not be made: {type(error).__name__}: {error}") from error
-    observation_space, action_space = made.observation_space, made.action_space
-    made.close()
+    observation_space, action_space = (getattr(made, name, None) for name in ("observation_space", "action_space"))
+    if not (isinstance(observation_space, gymnasium.Space) and isinstance(action_space, gymnasium.Space)):
+        raise ConfigError(
+            f"env={config.env_name!r} made no environment, which has an observation_space and an action_space, but {made!r}"
+        )
+    with contextlib.suppress(Exception):  # it has said what was to be known
+        made.close()
     config.algorithm_class.check_spaces(observation_space, action_space)
     return make, observation_space, action_space
 
 
-def _check_picklable(config: RunnerConfig, env: Any) -> None:
-    if config.backend == "serial":
-        return
+def is_importable(config: RunnerConfig) -> bool:
+    """Return whether the name that config.json has for the environment leads to it."""
     try:
-        pickle.dumps(env)
+        return isinstance(config.env, str) or imported(config.env_name) == config.env
+    except Exception:
+        return False
+
+
+def _check_picklable(env: Any, make: Maker) -> None:
+    try:
+        pickle.dumps(make)
     except Exception as error:
         raise ConfigError(
             f"env={env!r} cannot be sent to other processes ({error}). Put the function that makes the environment at the top "
             f'level of a module, and pass it, or "module:function"; or use backend="serial"'
         ) from None
-    if getattr(env, "__module__", None) == "__main__" and not _main_is_a_file():
+    if getattr(make.function, "__module__", None) == "__main__" and not _main_is_a_file():
         raise ConfigError(
             f"env={env!r} is defined in an interactive session, where other processes cannot import it. Put it into a module, "
             f'and pass "module:function"; or use backend="serial"'

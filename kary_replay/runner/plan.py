@@ -19,13 +19,9 @@ from .making import Maker
 from .streams.parameters import ParameterStream
 from .streams.replay import ReplayStream, fields_for
 
-__all__ = ["Ended", "Evaluation", "Plan", "Problem", "Ready", "WorkerFailedError"]
+__all__ = ["Ended", "Evaluation", "Plan", "Problem", "Ready"]
 
 KINDS = {"actor": 0, "learner": 1, "evaluator": 2}
-
-
-class WorkerFailedError(RuntimeError):
-    """A worker has failed for good: the message has its traceback."""
 
 
 @dataclass
@@ -66,21 +62,23 @@ class Plan:
         ------
         ConfigError
             If there is not enough memory for the buffer.
+        OSError, ValueError, KeyError
+            If what was saved cannot be read.
         """
         make, observation_space, action_space = made
         shared = config.backend != "serial"
-        if states is not None:
-            buffer = PrioritizedReplayBuffer.load(states / "replay", shared=shared)
-        else:
-            fields = fields_for(observation_space, action_space)
-            try:
+        try:
+            if states is not None:
+                buffer = PrioritizedReplayBuffer.load(states / "replay", shared=shared)
+            else:
+                fields = fields_for(observation_space, action_space)
                 buffer = PrioritizedReplayBuffer(
                     config.buffer_capacity, fields, alpha=config.alpha, beta=config.beta, seed=config.seed, shared=shared
                 )
-            except (MemoryError, OSError, ValueError) as cause:
-                raise ConfigError(
-                    f"buffer_capacity={config.buffer_capacity} is more than memory has room for: {cause}"
-                ) from None
+        except (MemoryError, OSError, ValueError) as cause:
+            if states is not None and not isinstance(cause, MemoryError):
+                raise
+            raise ConfigError(f"buffer_capacity={config.buffer_capacity} is more than memory has room for: {cause}") from None
         moved = config.envs_per_actor // config.groups * config.samples_per_insert
         # Room for pauses of the operating system, but for no more than one per cent of the run.
         slack = 0.0 if config.backend == "serial" else 0.01 * config.total_env_steps * config.samples_per_insert

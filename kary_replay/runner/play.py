@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 from pathlib import Path
@@ -101,7 +102,8 @@ def _rendered(make: Maker, mode: str, seed: int) -> tuple[Any, str]:
     except Exception as error:  # of any graphics library
         hint = "; on a machine without a screen, try it with MUJOCO_GL=egl" if "GL" in str(error) else ""
         return env, f"rendering failed with {type(error).__name__}: {error}{hint}"
-    env.close()
+    with contextlib.suppress(Exception):
+        env.close()
     return seen, ""
 
 

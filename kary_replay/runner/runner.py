@@ -17,19 +17,19 @@ from typing import Any
 import torch
 
 from ..version import VERSION
-from .allocation import Allocation, allocate, n_cores, throughput
+from .allocation import Allocation
 from .backends import Backend, ProcessBackend, SerialBackend
 from .config import ConfigError, RunnerConfig
-from .environments import EnvironmentFaultError
-from .making import Maker, maker
+from .failures import WorkerFailedError
+from .making import Maker, is_importable, maker
+from .measuring import measured_allocation
 from .monitor import Monitor
-from .plan import Evaluation, Plan, WorkerFailedError
+from .plan import Evaluation, Plan
 from .run_directory import RunDirectory
-from .workers import Actor, Learner
+from .trained import saved_algorithm
 
 __all__ = ["RunFailedError", "RunResult", "Runner"]
 
-MEASURE_SECONDS = 1.0  # of each side, for the allocation
 POLL_SECONDS = 0.1
 SAVE_SECONDS, LAST_SAVE_SECONDS = 30.0, 1.0  # for workers to write their states; the second after Ctrl-C
 
@@ -119,6 +119,7 @@ class Runner:
                               f"only with the version that it began with")  # fmt: skip
         folder, counters = found.checkpoint(config)
         runner = cls(dataclasses.replace(config, directory=None), console=console)
+        saved_algorithm(folder, config, runner._made)
         runner._directory, runner._folder, runner._counters = found, folder, counters
         return runner
 
@@ -170,6 +171,11 @@ class Runner:
         torch.set_num_threads(config.learner_threads if config.backend == "serial" else 1)
         try:
             with _Interrupts(self._stop), monitor:
+                if not is_importable(config):
+                    monitor.warn(
+                        f"{config.env_name} does not lead to env={config.env!r}, so this run cannot be resumed, played or "
+                        "exported later: give a function at the top level of a module"
+                    )
                 backend.start(self._folder)
                 startup, trains = time.monotonic() - begun, not self._stop.is_set()
                 self._train(backend, plan, monitor)
@@ -182,7 +188,7 @@ class Runner:
             where = (
                 f"The last checkpoint is in {directory.path}: go on with --resume" if saved.exists() else "No checkpoint yet"
             )
-            raise RunFailedError(f"{error}\n{where}.") from None
+            raise RunFailedError(f"{error}\n{where}.") from error.__cause__
         finally:
             backend.stop()
             torch.set_num_threads(threads)
@@ -262,33 +268,11 @@ class Runner:
         config = self.config
         if config.backend == "serial":
             return 1
-        alone = dataclasses.replace(
-            config,
-            actors=1,
-            learners=1,
-            learning_starts=1,  # rows enough to draw from: more might take minutes to collect
-            backend="serial",
-            samples_per_insert_error=1e15,
-            total_env_steps=2**53,
-        )
-        plan = Plan.new(alone, self._made, 1, None, {})
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
         try:
-            learner = Learner(plan, 0, lambda _: None)
-            actor = Actor(plan, 0, lambda _: None)
-            steps = throughput(actor.work, lambda: plan.board.env_steps, MEASURE_SECONDS)
-            while len(plan.replay.buffer) < plan.replay.limiter.min_size:
-                actor.work(0)
-            updates = throughput(learner.work, lambda: plan.board.updates, MEASURE_SECONDS)
-            actor.close()
-        except EnvironmentFaultError as error:
-            raise RunFailedError(f"{error}\nNothing has been created: it was to be measured how many actors suit.") from error
-        finally:
-            torch.set_num_threads(threads)
-            plan.close()
-        per_update = config.options.batch_size / config.samples_per_insert
-        self._allocation = allocate(steps, updates, per_update, n_cores(), config.learners)
+            self._allocation = measured_allocation(config, self._made)
+        except WorkerFailedError as error:
+            nothing = "Nothing has been created: it was to be measured how many actors suit."
+            raise RunFailedError(f"{error}\n{nothing}") from error.__cause__
         return self._allocation.chosen.actors
 
 
@@ -326,6 +310,11 @@ def _check_main() -> None:
 def _check_device(config: RunnerConfig) -> None:
     """Raise ConfigError if this machine lacks the device: here, so that a policy trained on a GPU plays without one."""
     if torch.device(config.device).type != "cuda":
+        try:
+            torch.zeros(1, device=config.device).cpu()
+        except (RuntimeError, NotImplementedError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"device must be there, got {config.device!r}: {reason}; use device='cpu'") from None
         return
     devices = {torch.device(config.learner_device(index)) for index in range(config.learners)}
     if len(devices) < config.learners:

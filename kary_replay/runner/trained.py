@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..algorithms import Algorithm
-from .config import RunnerConfig
+from .config import ConfigError, RunnerConfig
 from .inference import as_tensors
 from .making import Maker, maker
 from .run_directory import RunDirectory, load_state
 
-__all__ = ["Trained", "trained"]
+__all__ = ["Trained", "saved_algorithm", "trained"]
 
 
 class Trained(NamedTuple):
@@ -36,7 +36,19 @@ def trained(directory: str | os.PathLike[str]) -> Trained:
     """Read a run's last checkpoint; ConfigError if the directory has none."""
     found, config = RunDirectory.existing(Path(directory))
     folder, _ = found.checkpoint(config)
-    make, observation_space, action_space = maker(config)
+    made = maker(config)
+    return Trained(found.path, config, made[0], saved_algorithm(folder, config, made))
+
+
+def saved_algorithm(folder: Path, config: RunnerConfig, made: tuple[Maker, Any, Any]) -> Algorithm:
+    """Return the algorithm of a checkpoint, on the CPU; ConfigError if that has other networks than the configuration says."""
+    _, observation_space, action_space = made
     algorithm = config.algorithm_class(observation_space, action_space, config.options, seed=config.seed)
-    algorithm.load_state_dict(load_state(folder / "learner-0.pt")["algorithm"])
-    return Trained(found.path, config, make, algorithm)
+    try:
+        algorithm.load_state_dict(load_state(folder / "learner-0.pt")["algorithm"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the checkpoint {folder} is of other networks than config.json and the environment make ({error}): set back what "
+            f"was changed, or begin a run of its own"
+        ) from None
+    return algorithm

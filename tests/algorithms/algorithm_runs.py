@@ -23,11 +23,12 @@ SPACES = {"vector": VECTOR, "image": IMAGE, "dict": DICT}
 DISCRETE, BOX = gym.spaces.Discrete(3), gym.spaces.Box(-2, 2, (2,), np.float32)
 
 
-def make(name, observation_space=VECTOR, action_space=None, *, record=False, share=None, seed=0, **options):
+def make(name, observation_space=VECTOR, action_space=None, *, record=False, share=None, seed=0, device="cpu", **options):
     """Return an algorithm with small networks; unrecorded, for a recording takes longer than most tests."""
     cls = ALGORITHMS[name]
     options = replace(cls.options_class(hidden=(16, 8)), **options)
-    algorithm = cls(observation_space, action_space or (DISCRETE if "dqn" in name else BOX), options, seed=seed, share=share)
+    action_space = action_space or (DISCRETE if "dqn" in name else BOX)
+    algorithm = cls(observation_space, action_space, options, seed=seed, device=device, share=share)
     for minimizer in algorithm.minimizers.values():
         if not record:
             minimizer._compute = minimizer._gradient

@@ -2,12 +2,15 @@
 
 import io
 import json
+import math
+import time
 
 import pytest
+import torch
 from rich.console import Console
 from runs import config
 
-from kary_replay.runner import RunFailedError, Runner, runner
+from kary_replay.runner import RunFailedError, Runner, RunnerConfig, measuring
 from kary_replay.runner.allocation import allocate, n_cores
 
 CASES = {  # steps per actor, updates, steps per update, cores, learners -> actors, and why
@@ -17,6 +20,7 @@ CASES = {  # steps per actor, updates, steps per update, cores, learners -> acto
     "two hundredths are not": ((1000.0, 306.0, 10.0, 8, 1), 4, "4 actors keep"),
     "not enough cores": ((1000.0, 5000.0, 10.0, 8, 1), 7, "so they get all the other cores (7 of 8)"),
     "several learners": ((1000.0, 5000.0, 10.0, 8, 4), 4, "(4 of 8)"),
+    "threads of learners": ((1000.0, 5000.0, 10.0, 8, 2, 3), 2, "(2 of 8)"),
     "one core": ((1000.0, 5000.0, 10.0, 1, 1), 1, "(1 of 1)"),
 }
 
@@ -26,11 +30,11 @@ def test_the_fewest_actors_that_keep_learners_busy(case):
     measured, actors, reason = CASES[case]
     allocation = allocate(*measured)
     assert allocation.chosen.actors == actors and reason in allocation.reason
-    assert [option.actors for option in allocation.options] == list(range(1, max(1, measured[3] - measured[4]) + 1))
+    assert [option.actors for option in allocation.options] == list(range(1, max(1, measured[3] - math.prod(measured[4:])) + 1))
 
 
 def test_a_run_measures_prints_and_takes_what_it_chose(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "MEASURE_SECONDS", 0.2)
+    monkeypatch.setattr(measuring, "MEASURE_SECONDS", 0.2)
     console = Console(file=io.StringIO(), width=100, record=True)
     settings = config("dqn", "CartPole-v1", tmp_path / "run", backend="process", actors="auto", total_env_steps=600)
     result = Runner(settings, console=console).run()
@@ -43,12 +47,52 @@ def test_a_run_measures_prints_and_takes_what_it_chose(tmp_path, monkeypatch):
 
 
 def test_measuring_does_not_collect_what_learning_starts_with(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "MEASURE_SECONDS", 0.0)
-    work, worked = runner.Actor.work, []
-    monkeypatch.setattr(runner.Actor, "work", lambda self, patience: worked.append(1) or work(self, patience))
+    monkeypatch.setattr(measuring, "MEASURE_SECONDS", 0.0)
+    work, worked = measuring.Actor.work, []
+    monkeypatch.setattr(measuring.Actor, "work", lambda self, patience: worked.append(1) or work(self, patience))
     settings = {"backend": "process", "actors": "auto", "learning_starts": 4_000}
     assert Runner(config("dqn", "CartPole-v1", tmp_path / "run", **settings))._measured_actors() >= 1
     assert len(worked) < 10
+
+
+def test_a_learner_is_measured_with_its_share_of_a_batch_and_its_threads(tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "MEASURE_SECONDS", 0.0)
+    work, seen = measuring.Learner.work, set()
+    monkeypatch.setattr(
+        measuring.Learner,
+        "work",
+        lambda self, patience: seen.add((self.batch_size, torch.get_num_threads())) or work(self, patience),
+    )
+    settings = {"backend": "process", "actors": "auto", "learners": 4, "learner_threads": 2}
+    allocation = Runner(config("dqn", "CartPole-v1", tmp_path / "run", **settings))
+    assert allocation._measured_actors() >= 1 and seen == {(8, 2)}
+
+
+def test_an_environment_that_hangs_while_it_is_measured_is_named(tmp_path, monkeypatch):
+    settings = {"backend": "process", "actors": "auto", "environment_timeout_seconds": 1.0}
+    before = time.monotonic()
+    with pytest.raises(RunFailedError, match=r"environment faulty_envs:make hung: .* for 1 s.*\nNothing has been created"):
+        Runner(config("dqn", "faulty_envs:make", tmp_path / "run", env_options={"fault": "hangs", "at": 5}, **settings)).run()
+    assert time.monotonic() - before < 30 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("policy", ["restart", "stop"])
+def test_an_environment_that_breaks_now_and_then_is_measured_all_the_same(policy, tmp_path, monkeypatch):
+    """Every 30th step of an environment raises, which in a run would have its actor started anew."""
+    monkeypatch.setattr(measuring, "MEASURE_SECONDS", 0.2)
+    settings = {"backend": "process", "actors": "auto", "on_environment_error": policy, "max_restarts": 1}
+    runner = Runner(config("dqn", "faulty_envs:make", tmp_path / "run", env_options={"fault": "raises", "at": 30}, **settings))
+    if policy == "restart":
+        assert runner._measured_actors() >= 1
+    else:
+        with pytest.raises(RunFailedError, match="the bottle is empty"):
+            runner._measured_actors()
+
+
+def test_a_learner_that_fails_while_it_is_measured_is_named(tmp_path):
+    settings = RunnerConfig("failing_algorithms:Failing", "CartPole-v1", directory=str(tmp_path / "run"), backend="process")
+    with pytest.raises(RunFailedError, match=r"(?s)learner-0 failed: Traceback.*diverged.*\nNothing has been created"):
+        Runner(settings).run()
 
 
 def test_an_environment_that_breaks_while_it_is_measured_is_named(tmp_path):

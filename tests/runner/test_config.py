@@ -11,7 +11,7 @@ import gymnasium
 import pytest
 from runs import config, run
 
-from kary_replay import cli
+from kary_replay import PrioritizedReplayBuffer, cli
 from kary_replay.algorithms import DQNOptions, SACOptions, TD3Options
 from kary_replay.runner import ConfigError, Runner, RunnerConfig
 from kary_replay.runner.config import as_json, from_json
@@ -22,6 +22,18 @@ from kary_replay.runner.run_directory import RunDirectory
 def make():
     return gymnasium.make("CartPole-v1")
 
+
+def forget():
+    make()
+
+
+class Clumsy(gymnasium.Wrapper):
+    def close(self):
+        raise RuntimeError("the door is stuck")
+
+
+gymnasium.register("Lambda-v0", entry_point=lambda: make())
+gymnasium.register("Session-v0", entry_point=faulty_envs.make)
 
 REFUSED = [  # settings of a process run with a batch of 32, and what the message has
     ({"learners": 64}, "learners must divide batch_size=32"),
@@ -36,7 +48,9 @@ REFUSED = [  # settings of a process run with a batch of 32, and what the messag
     ({"prefetch": -1}, "prefetch must be None or an integer from 0 to 64"),
     ({"prefetch": 10**9}, "prefetch must be None or an integer from 0 to 64"),
     ({"seed": 2**64}, r"seed must be below 2\*\*63"),
+    ({"learners": 2, "samples_per_insert_error": 20.0}, "samples_per_insert_error must be at least 32"),
     ({"device": "gpu"}, "device must be one of torch's"),
+    ({"device": "meta"}, "device must be there, got 'meta': .*; use device='cpu'"),
     ({"device": "cuda:99"}, "device must be there, got 'cuda:99' with learners=1: torch finds"),
     ({"device": "cuda:0", "learners": 2}, "each of learners=2 needs a GPU of its own: give device='cuda', not 'cuda:0'"),
     ({"target_return": float("nan"), "evaluate": "during"}, "target_return must be None or a finite number"),
@@ -44,6 +58,8 @@ REFUSED = [  # settings of a process run with a batch of 32, and what the messag
     ({"env_options": {"space": object()}}, "env_options must be a dict of what JSON has"),
     ({"backend": "ray"}, "backend must be one of process, serial, got 'ray'"),
     ({"env": lambda: make()}, r"cannot be sent to other processes.*at the top level of a module"),
+    ({"env": "Lambda-v0"}, r"cannot be sent to other processes.*at the top level of a module"),
+    ({"env": forget}, "made no environment, which has an observation_space and an action_space, but None"),
     ({"env": 5}, "env must be a gymnasium id, module:function, or a function"),
     ({"total_env_steps": 2**60}, "total_env_steps must be at most 9007199254740992"),
     ({"env": functools.partial(make, size=3)}, "could not be made: TypeError"),
@@ -78,6 +94,40 @@ def test_ways_to_name_an_environment(env, tmp_path):
     assert Runner(config("dqn", env, tmp_path / "run", total_env_steps=120)).run().env_steps >= 120
 
 
+def test_processes_make_what_was_registered_in_this_session_alone(tmp_path):
+    result = Runner(config("dqn", "Session-v0", tmp_path / "run", backend="process", total_env_steps=120)).run()
+    assert result.env_steps >= 120
+
+
+def test_what_a_partial_holds_is_kept_in_config_json(tmp_path):
+    settings = config("dqn", functools.partial(faulty_envs.make, length=3), tmp_path / "run", total_env_steps=120)
+    assert (settings.env, settings.env_options) == (faulty_envs.make, {"length": 3})
+    Runner(settings).run()
+    _, again = RunDirectory.existing(tmp_path / "run")
+    assert (again.env, again.env_options) == ("faulty_envs:make", {"length": 3})
+
+
+@pytest.mark.parametrize("env", [lambda: make(), functools.partial(faulty_envs.Faulty, "none")])
+def test_a_run_whose_environment_has_no_name_says_that_it_cannot_go_on(env, tmp_path, capsys):
+    assert Runner(config("dqn", env, tmp_path / "run", total_env_steps=120)).run().env_steps >= 120
+    assert "so this run cannot be resumed, played or exported later" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_environment_that_cannot_be_closed_can_be_used(tmp_path):
+    assert Runner(config("dqn", lambda: Clumsy(make()), tmp_path / "run", total_env_steps=120)).run().env_steps >= 120
+
+
+def test_too_little_memory_to_go_on_is_no_damage(tmp_path, monkeypatch):
+    run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=120)
+
+    def load(*args, **kwargs):
+        raise MemoryError("500 GB are needed")
+
+    monkeypatch.setattr(PrioritizedReplayBuffer, "load", load)
+    with pytest.raises(ConfigError, match="buffer_capacity=5000 is more than memory has room for: 500 GB are needed"):
+        Runner.resume(tmp_path / "run").run()
+
+
 def test_where_processes_cannot_share_memory_all_workers_are_in_one(monkeypatch):
     assert RunnerConfig("dqn", "CartPole-v1").backend == ("process" if sys.platform.startswith("linux") else "serial")
     monkeypatch.setattr(sys, "platform", "darwin")
@@ -103,6 +153,9 @@ def test_a_program_without_a_main_guard_is_told_so(tmp_path):
 
 
 BAD_OPTIONS = {
+    "huber_delta must be finite and above 0, got inf": {"huber_delta": float("inf")},
+    "learning_rate must be finite and above 0, got nan": {"learning_rate": float("nan")},
+    "v_min must be below v_max, both finite": {"n_atoms": 51, "v_max": float("inf")},
     "exploration_final must be a probability": {"exploration_final": 1.5},
     "exploration_fraction must be at least 0": {"exploration_fraction": -1.0},
     "max_gradient_norm must be above 0": {"max_gradient_norm": 0.0},
@@ -147,6 +200,7 @@ CHANGED = {  # what was changed in a run's directory: file, how, and what the me
     "setting": ("config.json", lambda content: content.update(no_such=1), "another version of kary-replay"),
     "option": ("config.json", lambda content: content["options"].update(no_such=1), "another version of kary-replay"),
     "bad option": ("config.json", lambda content: content["options"].update(gamma=2), "gamma must be from 0 to 1"),
+    "widths": ("config.json", lambda content: content["options"].update(hidden=[32, 32]), "is of other networks than config"),
     "no options": ("config.json", lambda content: content.pop("options"), "KeyError: 'options'"),
     "folder": ("checkpoint.json", lambda content: content.update(folder="nowhere"), "which is gone"),
 }

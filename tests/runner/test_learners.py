@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from runs import config
+from runs import SMALL, config
 
-from kary_replay.algorithms import ALGORITHMS
-from kary_replay.runner import Runner
+from kary_replay.algorithms import ALGORITHMS, DQNOptions
+from kary_replay.runner import RunFailedError, Runner, RunnerConfig
 from kary_replay.runner.backends.worker_process import join
 
 OBSERVATION = spaces.Box(-1, 1, (4,), np.float32)
@@ -86,6 +86,16 @@ def test_learners_of_a_run_end_together(learners, tmp_path):
     ).run()  # fmt: skip
     assert result.env_steps >= 2_000
     assert result.samples_per_insert == pytest.approx(24, rel=0.1)  # the allowance, against so short a run
+
+
+def test_the_learner_that_failed_is_named_with_its_reason(tmp_path):
+    """The others fail with it, for they wait for it; all of them are named."""
+    settings = RunnerConfig(
+        "failing_algorithms:Failing", "CartPole-v1", directory=str(tmp_path / "run"), options=DQNOptions(batch_size=24),
+        **{**SMALL, "backend": "process", "learners": 2},
+    )  # fmt: skip
+    with pytest.raises(RunFailedError, match=r"(?s)learner-1 failed: Traceback.*ValueError: diverged"):
+        Runner(settings).run()
 
 
 def test_learners_end_when_the_last_rows_are_too_few_for_all_of_them(tmp_path):

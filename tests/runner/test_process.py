@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import subprocess
+import threading
 import time
 
 import pytest
@@ -14,8 +15,9 @@ from kary_replay.runner import RunFailedError, Runner
 from kary_replay.runner.backends import ProcessBackend
 from kary_replay.runner.backends import process as process_backend
 from kary_replay.runner.backends.guard import Guard
+from kary_replay.runner.failures import WorkerFailedError
 from kary_replay.runner.making import maker
-from kary_replay.runner.plan import Plan, WorkerFailedError
+from kary_replay.runner.plan import Plan
 
 
 def checkpoint(directory):
@@ -75,6 +77,38 @@ def test_a_checkpoint_that_ctrl_c_interrupts_is_no_failure_of_the_learner(backen
     monkeypatch.setattr(backend, "_await", lambda what, members, seconds, give_up=None: members)
     with pytest.raises(OSError, match="the run was to end"):
         backend.save(tmp_path, 30.0)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_large_buffer(backend, monkeypatch, tmp_path):
+    """While a buffer is saved, which here takes for ever, KeyboardInterrupt gets through at once."""
+
+    def press_again(seconds):
+        raise KeyboardInterrupt
+
+    written, done = threading.Event(), threading.Event()
+    monkeypatch.setattr(PrioritizedReplayBuffer, "save", lambda self, path: (written.set(), done.wait(60)))
+    monkeypatch.setattr(backend, "_await", lambda what, members, seconds, give_up=None: [])
+    monkeypatch.setattr(backend, "_receive", press_again)
+    before = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        backend.save(tmp_path, 30.0)
+    assert time.monotonic() - before < 5 and written.wait(5)
+    done.set()
+
+
+def test_the_last_policy_is_published_and_evaluated(tmp_path):
+    settings = {"backend": "process", "evaluate": "after", "evaluation_episodes": 2, "publish_interval": 100_000}
+    result = run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=600, **settings)
+    assert result.evaluations[-1].updates == result.updates > 0
+
+
+def test_policies_that_are_lost_are_told_of(tmp_path, capsys):
+    settings = config("dqn", "CartPole-v1", tmp_path / "run", backend="process", evaluate="after")
+    plan = Plan.new(settings, maker(settings), 1, None, {})
+    backend = ProcessBackend(plan, print, lambda: False)
+    backend._failed(backend._members[-1], "killed by SIGKILL")
+    assert "the policies that waited for their evaluation are lost: killed by SIGKILL" in capsys.readouterr().out
+    plan.close()
 
 
 def test_a_process_that_cannot_be_started_anew_is_tried_again(backend, monkeypatch, capsys):

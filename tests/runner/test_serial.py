@@ -3,10 +3,10 @@
 import shutil
 
 import pytest
-from runs import config, parameters, run, same
+from runs import SMALL, config, parameters, run, same
 
 from kary_replay.algorithms import ALGORITHMS
-from kary_replay.runner import ConfigError, RunFailedError, Runner
+from kary_replay.runner import ConfigError, RunFailedError, Runner, RunnerConfig
 from kary_replay.runner.run_directory import RunDirectory
 
 ENVS = {"dqn": "CartPole-v1"}
@@ -73,6 +73,15 @@ def test_a_broken_environment_ends_the_run(evaluate, tmp_path):
     assert ("evaluator" in str(caught.value)) == ("go on with --resume" in str(caught.value)) == (evaluate == "after")
 
 
+def test_a_learner_that_fails_ends_the_run(tmp_path):
+    settings = RunnerConfig("failing_algorithms:Failing", "CartPole-v1", directory=str(tmp_path / "run"), **SMALL)
+    with pytest.raises(
+        RunFailedError, match=r"(?s)learner-0 failed: Traceback.*ValueError: diverged.*No checkpoint yet"
+    ) as caught:
+        Runner(settings).run()
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
 def flip(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -87,8 +96,9 @@ def test_a_damaged_checkpoint_is_refused_by_name(damage, tmp_path):
         Runner.resume(result.directory).run()
 
 
-def test_the_last_policy_is_evaluated(tmp_path):
+@pytest.mark.parametrize("publish_interval", [1, 1_000])
+def test_the_last_policy_is_evaluated(publish_interval, tmp_path):
     settings = {"total_env_steps": 400, "evaluate": "during", "evaluation_interval": 150, "evaluation_episodes": 2}
-    result = run("dqn", "CartPole-v1", tmp_path / "run", **settings)
-    assert [found.env_steps for found in result.evaluations] == [150, 300, 400]
+    result = run("dqn", "CartPole-v1", tmp_path / "run", publish_interval=publish_interval, **settings)
+    assert [found.env_steps for found in result.evaluations] == ([150, 300, 400] if publish_interval == 1 else [150, 400])
     assert result.evaluations[-1].updates == result.updates

@@ -11,13 +11,15 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import connection as connections
 from pathlib import Path
 from typing import Any
 
-from ..plan import Plan, Problem, Ready, WorkerFailedError
+from ..background import in_background
+from ..failures import WorkerFailedError
+from ..plan import Plan, Problem, Ready
 from .guard import Guard
 from .worker_process import main
 
@@ -29,6 +31,7 @@ START_SECONDS = 120.0  # for imports and the first reset, before a worker counts
 UPDATE_SECONDS = 120.0  # for an update, before a learner counts as hung
 AWAY_SECONDS = 5.0  # without taking in reports, as while stopped: workers may have waited to make them, which is forgiven then
 FINISH_SECONDS = 5.0
+TOGETHER_SECONDS = 0.2  # in which learners fail after the first one
 
 
 @dataclass
@@ -123,11 +126,10 @@ class ProcessBackend:
         failed = [member.refusal for member in members if member.refusal]
         if failed:
             raise OSError(failed[0])
-        with ThreadPoolExecutor(1) as pool:
-            saving = pool.submit(self._plan.replay.buffer.save, folder / "replay")
-            while not saving.done():  # full pipes would hold up the workers
-                self._receive(0.02)
-            saving.result()
+        saving = in_background(partial(self._plan.replay.buffer.save, folder / "replay"))
+        while not saving.done():  # full pipes would hold up the workers
+            self._receive(0.02)
+        saving.result()
 
     def finish(self) -> list[Any]:
         """Have learners end together after one more update."""
@@ -233,7 +235,8 @@ class ProcessBackend:
             return
         self._kill(member)
         if trains:
-            self._failed(member, f"it hung: no update ended for {silent:.0f} s")
+            others = ", it or another learner, for which it waits" if config.learners > 1 else ""
+            self._failed(member, f"it hung{others}: no update ended for {silent:.0f} s")
         else:
             self._failed(member, f"environment {config.env_name} hung: no step or reset ended for {silent:.0f} s "
                                  f"(environment_timeout_seconds={limit:g})", True)  # fmt: skip
@@ -253,7 +256,9 @@ class ProcessBackend:
             self._warn(f"{member.name} failed: {cause}")
             return
         is_environment |= member.problem is not None and member.problem.is_environment
-        if member.kind == "learner" or (is_environment and config.on_environment_error == "stop"):
+        if member.kind == "learner":
+            raise self._learner_failed(member, cause)
+        if is_environment and config.on_environment_error == "stop":
             raise WorkerFailedError(f"{member.name} failed: {cause}")
         row = self._plan.board.row(member.kind, member.index)
         # An environment that breaks in every episode must end the run, at whatever step it does; a process that others kill
@@ -268,9 +273,23 @@ class ProcessBackend:
             member.restart_at = math.inf  # what has been learned is worth more than knowing how much that is
             self._warn(f"{often}\nThe run goes on without evaluations.")
             return
+        if member.kind == "evaluator" and config.evaluate == "after":
+            cause = f"the policies that waited for their evaluation are lost: {cause}"
         wait = min(0.1 * 2 ** min(member.failures - 1, 10), LONGEST_BACKOFF_SECONDS)
         member.restart_at = time.monotonic() + wait
         self._warn(f"{member.name} is started anew, in {wait:.1f} s: {cause}")
+
+    def _learner_failed(self, member: _Member, cause: str) -> WorkerFailedError:
+        """Return the error of a learner, and of those that fail with it: when one does, so does the others' next average."""
+        causes = [f"{member.name} failed: {cause}"]
+        others = [other for other in self._members if other.kind == "learner" and other is not member]
+        if others:
+            time.sleep(TOGETHER_SECONDS)
+            self._receive(0)
+        for other in others:
+            if other.problem is not None or other.process.exitcode is not None:
+                causes.append(f"{other.name} failed: {self._cause(other)}")
+        return WorkerFailedError("\n".join(causes))
 
     def _await(
         self, what: str, members: list[_Member], seconds: float, give_up: Callable[[], bool] = lambda: False
@@ -287,7 +306,7 @@ class ProcessBackend:
                 elif member.pipe is None or member.process.exitcode is not None:
                     if member.kind == "learner" or what == "":
                         self._kill(member)
-                        raise WorkerFailedError(f"{member.name} failed: {self._cause(member)}")
+                        raise self._learner_failed(member, self._cause(member))
                     waiting.remove(member)
                     missing.append(member)
         return waiting + missing

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..environments import EnvironmentFaultError
-from ..plan import Plan, WorkerFailedError
+from ..failures import failing_ends_the_run
+from ..plan import Plan
 from ..run_directory import load_state, save_state
 from ..workers import Actor, Evaluator, Learner, Worker
 
@@ -33,21 +32,23 @@ class SerialBackend:
 
     def start(self, states: Path | None) -> None:
         """Make the workers; the learner first, whose parameters actors begin with."""
-        plan, report = self._plan, self._reports.append
-        with _faults_end_the_run():
-            self._workers["learner-0"] = Learner(plan, 0, report)
-            for index in range(plan.n_actors):
-                self._workers[f"actor-{index}"] = Actor(plan, index, report)
-            if plan.config.evaluate != "never":
-                self._workers["evaluator-0"] = Evaluator(plan, 0, report)
-            for name, worker in self._workers.items():
-                if states is not None and (name == "learner-0" or (states / f"{name}.pt").exists()):
+        n_evaluators = int(self._plan.config.evaluate != "never")
+        kinds: list[tuple[type[Learner | Actor | Evaluator], str, int]] = [
+            (Learner, "learner", 1), (Actor, "actor", self._plan.n_actors), (Evaluator, "evaluator", n_evaluators)
+        ]  # fmt: skip
+        for made, kind, n in kinds:
+            for index in range(n):
+                with failing_ends_the_run(f"{kind}-{index}"):
+                    self._workers[f"{kind}-{index}"] = made(self._plan, index, self._reports.append)
+        for name, worker in self._workers.items():
+            if states is not None and (name == "learner-0" or (states / f"{name}.pt").exists()):
+                with failing_ends_the_run(name):
                     worker.load_state_dict(load_state(states / f"{name}.pt"))
 
     def poll(self, seconds: float) -> list[Any]:
         """Give every worker one turn."""
-        with _faults_end_the_run():
-            for worker in self._workers.values():
+        for name, worker in self._workers.items():  # starting nothing anew: what broke would break at the same step again
+            with failing_ends_the_run(name):
                 worker.work(0)
         return self._taken()
 
@@ -62,10 +63,11 @@ class SerialBackend:
         return self._taken()
 
     def evaluate(self) -> list[Any]:
-        """Play the evaluations that were put off."""
-        evaluator = self._workers.get("evaluator-0")
-        if isinstance(evaluator, Evaluator):
-            with _faults_end_the_run():
+        """Play the evaluations that were put off, and of the last policy."""
+        learner, evaluator = self._workers["learner-0"], self._workers.get("evaluator-0")
+        if isinstance(learner, Learner) and isinstance(evaluator, Evaluator):
+            with failing_ends_the_run("evaluator-0"):
+                learner.publish()
                 evaluator.finish(self._interrupted)
         return self._taken()
 
@@ -79,12 +81,3 @@ class SerialBackend:
         reports = self._reports[:]
         self._reports.clear()
         return reports
-
-
-@contextlib.contextmanager
-def _faults_end_the_run() -> Iterator[None]:
-    """Start nothing anew: an environment would break at the same step again."""
-    try:
-        yield
-    except EnvironmentFaultError as error:
-        raise WorkerFailedError(str(error)) from error

@@ -78,7 +78,7 @@ class Learner:
         self.row.updates += 1
         updates = int(self.row.updates)
         if self.index == 0:
-            if updates % self.plan.config.publish_interval == 0:
+            if updates % self.plan.config.publish_interval == 0 or updates == self.last_update:
                 self.publish()
             if updates % SETTINGS_INTERVAL == 0:
                 self._anneal()

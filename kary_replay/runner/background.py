@@ -1,0 +1,26 @@
+"""Work that goes on beside the main thread, and that nobody has to wait for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+__all__ = ["in_background"]
+
+T = TypeVar("T")
+
+
+def in_background(work: Callable[[], T]) -> Future[T]:
+    """Do it in a thread of its own, that the end of the program does not wait for as it does for an executor's."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="kary-replay", daemon=True).start()
+    return future
