@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,9 +46,10 @@ TRIED: dict[str, dict[str, dict[str, Any]]] = {
 Record = dict[str, Any]
 
 
-def jobs(seeds: int) -> Iterator[dict[str, Any]]:
+def jobs(tasks: Sequence[str], seeds: int) -> Iterator[dict[str, Any]]:
     """Every run, seed by seed, in rotating order."""
-    for task, variants in TRIED.items():
+    for task in tasks:
+        variants = TRIED[task]
         names = list(variants)
         for seed in range(seeds):
             for name in rotated(names, seed):
@@ -89,13 +90,14 @@ def section() -> list[str]:
 def main() -> None:
     """Run what is not there yet."""
     parser = argparse.ArgumentParser(prog="python -m bench.convergence.tried", description=__doc__.splitlines()[0])
+    parser.add_argument("--tasks", nargs="+", choices=TRIED, default=list(TRIED))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--resume", action="store_true", help="keep the runs that there are, failed ones excepted")
     arguments = parser.parse_args()
     if not arguments.resume:
         OUTPUT.unlink(missing_ok=True)
     execute = partial(campaign.run, worker=WORKER)
-    campaign.conduct(OUTPUT, arguments.resume, jobs(arguments.seeds), IDENTITY, execute, describe)
+    campaign.conduct(OUTPUT, arguments.resume, jobs(arguments.tasks, arguments.seeds), IDENTITY, execute, describe)
 
 
 if __name__ == "__main__":

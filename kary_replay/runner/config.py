@@ -109,7 +109,8 @@ class RunnerConfig:
         if not isinstance(self.directory, (str, os.PathLike, type(None))):
             raise ConfigError(f"directory must be a path, got {self.directory!r}")
         given, options = self.env, self.env_options
-        if isinstance(given, functools.partial) and not given.args and _has_json([given.keywords, options]):
+        is_dict = isinstance(options, Mapping)
+        if isinstance(given, functools.partial) and not given.args and is_dict and _survives_json([given.keywords, options]):
             object.__setattr__(self, "env", given.func)  # so that config.json can name it
             object.__setattr__(self, "env_options", {**given.keywords, **options})
         if isinstance(self.directory, os.PathLike):
@@ -180,21 +181,22 @@ def _check_values(config: RunnerConfig) -> None:
     _check_together(config)
 
 
-def _has_json(value: Any) -> bool:
-    """Return whether JSON has such values."""
+def _survives_json(value: Any) -> bool:
+    """Return whether JSON gives back the same, as it does not for tuples."""
     try:
-        json.dumps(value)
+        return bool(json.loads(json.dumps(value)) == value)
     except (TypeError, ValueError):
         return False
-    return True
 
 
 def _check_kinds(config: RunnerConfig) -> None:
-    if not (isinstance(config.env_options, Mapping) and _has_json(dict(config.env_options))):
+    try:
+        json.dumps(dict(config.env_options))
+    except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"env_options must be a dict of what JSON has, for config.json keeps it, got {config.env_options!r}: make anything "
-            f"else in a function, and give it as env"
-        )
+            f"env_options must be a dict of what JSON has, for config.json keeps it, got {config.env_options!r} ({error}): "
+            f"make anything else in a function, and give it as env"
+        ) from None
     try:
         torch.device(config.device)
     except (RuntimeError, TypeError):

@@ -22,18 +22,19 @@ class Maker:
     """Makes the environment of a configuration; picklable."""
 
     def __init__(self, config: RunnerConfig) -> None:
-        self.env, self.options, self.name = config.env, dict(config.env_options), config.env_name
-        if (
-            isinstance(self.env, str) and self.env in gymnasium.registry
-        ):  # its specification: other processes may not have registered it
-            self.env = gymnasium.registry[self.env]
+        self.options, self.name = dict(config.env_options), config.env_name
+        self.env: Any = config.env
+        if isinstance(self.env, str):
+            with contextlib.suppress(Exception):  # some cannot be pickled, but are registered wherever their module is imported
+                self.env = pickle.loads(pickle.dumps(gymnasium.registry[self.env]))  # others, in no other process
 
     def __call__(self, **options: Any) -> Any:
         """Return a new environment."""
         options = {**self.options, **options}
-        found = imported(self.env) if isinstance(self.env, str) else self.env
-        is_registered = isinstance(found, (str, EnvSpec))
-        return gymnasium.make(found, disable_env_checker=True, **options) if is_registered else found(**options)
+        found = imported(self.env) if isinstance(self.env, str) and ":" in self.env else self.env
+        if isinstance(found, (str, EnvSpec)):
+            return gymnasium.make(found, disable_env_checker=True, **options)
+        return found(**options)
 
     @property
     def function(self) -> Any:

@@ -86,6 +86,7 @@ def _steps_per_second(plan: Plan) -> float:
             episodes, incarnation = row.episodes, incarnation + 1
             if config.on_environment_error == "stop" or failures > config.max_restarts:
                 raise
+            row.first_step = 0.0  # making them may take long again
             actor.close()
             actor = Actor(plan, 0, _ignore, incarnation)
             return True

@@ -142,7 +142,8 @@ class Runner:
 
         Notes
         -----
-        When it returns or raises, no process and no shared memory of the run is left.
+        When it returns or raises, no process and no shared memory of the run is left; after a second Ctrl-C a thread may still
+        be saving the buffer.
         """
         begun = time.monotonic()
         config = self.config
@@ -201,6 +202,8 @@ class Runner:
         """Return the plan of the run; ConfigError if there is no memory for it, or its checkpoint is damaged."""
         try:
             return Plan.new(self.config, self._made, n_actors, self._folder, self._counters)
+        except ConfigError:
+            raise
         except (OSError, ValueError, KeyError) as error:
             if self._folder is None:
                 raise

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from kary_replay import PrioritizedReplayBuffer, cli
 from kary_replay.algorithms import DQNOptions, SACOptions, TD3Options
 from kary_replay.runner import ConfigError, Runner, RunnerConfig
 from kary_replay.runner.config import as_json, from_json
+from kary_replay.runner.making import maker
 from kary_replay.runner.presets import PRESETS
 from kary_replay.runner.run_directory import RunDirectory
 
@@ -32,7 +34,6 @@ class Clumsy(gymnasium.Wrapper):
         raise RuntimeError("the door is stuck")
 
 
-gymnasium.register("Lambda-v0", entry_point=lambda: make())
 gymnasium.register("Session-v0", entry_point=faulty_envs.make)
 
 REFUSED = [  # settings of a process run with a batch of 32, and what the message has
@@ -56,9 +57,9 @@ REFUSED = [  # settings of a process run with a batch of 32, and what the messag
     ({"target_return": float("nan"), "evaluate": "during"}, "target_return must be None or a finite number"),
     ({"target_return": 475.0}, "target_return needs evaluate='during'"),
     ({"env_options": {"space": object()}}, "env_options must be a dict of what JSON has"),
+    ({"env_options": 5, "env": functools.partial(make)}, "env_options must be a dict of what JSON has"),
     ({"backend": "ray"}, "backend must be one of process, serial, got 'ray'"),
     ({"env": lambda: make()}, r"cannot be sent to other processes.*at the top level of a module"),
-    ({"env": "Lambda-v0"}, r"cannot be sent to other processes.*at the top level of a module"),
     ({"env": forget}, "made no environment, which has an observation_space and an action_space, but None"),
     ({"env": 5}, "env must be a gymnasium id, module:function, or a function"),
     ({"total_env_steps": 2**60}, "total_env_steps must be at most 9007199254740992"),
@@ -117,6 +118,20 @@ def test_an_environment_that_cannot_be_closed_can_be_used(tmp_path):
     assert Runner(config("dqn", lambda: Clumsy(make()), tmp_path / "run", total_env_steps=120)).run().env_steps >= 120
 
 
+def test_what_json_would_change_stays_in_the_partial():
+    env = functools.partial(faulty_envs.make, length=(3, 4))
+    assert RunnerConfig("dqn", env).env is env
+
+
+def test_ids_that_cannot_be_pickled_are_left_to_who_registers_them():
+    gymnasium.register("Lambda-v0", entry_point=lambda: make())
+    try:
+        make_it = maker(RunnerConfig("dqn", "Lambda-v0", backend="process"))[0]
+        assert make_it.env == "Lambda-v0" and pickle.loads(pickle.dumps(make_it)).env == "Lambda-v0"
+    finally:
+        del gymnasium.registry["Lambda-v0"]
+
+
 def test_too_little_memory_to_go_on_is_no_damage(tmp_path, monkeypatch):
     run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=120)
 
@@ -124,7 +139,7 @@ def test_too_little_memory_to_go_on_is_no_damage(tmp_path, monkeypatch):
         raise MemoryError("500 GB are needed")
 
     monkeypatch.setattr(PrioritizedReplayBuffer, "load", load)
-    with pytest.raises(ConfigError, match="buffer_capacity=5000 is more than memory has room for: 500 GB are needed"):
+    with pytest.raises(ConfigError, match=r"^buffer_capacity=5000 is more than memory has room for: 500 GB are needed"):
         Runner.resume(tmp_path / "run").run()
 
 

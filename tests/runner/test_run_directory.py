@@ -195,6 +195,14 @@ def test_no_policy_is_evaluated_twice(evaluate, tmp_path, monkeypatch):
     assert len(played) == len(updates) and third.evaluations == second.evaluations
 
 
+def test_the_last_policy_is_not_evaluated_twice_if_no_update_came_after_it(tmp_path):
+    """602 steps are an odd number of a group's steps, and the rows of the last one too few for an update."""
+    settings = {"evaluate": "after", "evaluation_interval": 301, "evaluation_episodes": 1, "total_env_steps": 602}
+    result = run("dqn", "CartPole-v1", tmp_path / "run", **settings)
+    updates = [found.updates for found in result.evaluations]
+    assert updates == sorted(set(updates)) and updates[-1] == result.updates
+
+
 def runner_steps(directory):
     """Environment steps by the records of a run."""
     try:

@@ -67,7 +67,8 @@ class SerialBackend:
         learner, evaluator = self._workers["learner-0"], self._workers.get("evaluator-0")
         if isinstance(learner, Learner) and isinstance(evaluator, Evaluator):
             with failing_ends_the_run("evaluator-0"):
-                learner.publish()
+                if int(learner.row.updates) % self._plan.config.publish_interval:
+                    learner.publish()
                 evaluator.finish(self._interrupted)
         return self._taken()
 
