@@ -29,10 +29,10 @@ OFF_POLICY: dict[str, dict[str, Any]] = {
 }
 TRIED: dict[str, dict[str, dict[str, Any]]] = {
     "cartpole_dqn": {
-        ZOO: {},
-        "4 environments": {"n_envs": 4, "train_freq": 64},
+        ZOO: {"batch_size": 64},
+        "4 environments": {"batch_size": 64, "n_envs": 4, "train_freq": 64},
         "batches of 128": {"batch_size": 128},
-        "two threads": {"threads": 2},
+        "two threads": {"batch_size": 64, "threads": 2},
     },
     "pendulum_ddpg": OFF_POLICY,
     "pendulum_td3": OFF_POLICY,
