@@ -1,4 +1,4 @@
-"""What ends a run: a worker that failed for good."""
+"""What ends a run: a worker that failed for good; and how it is told that one hangs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ from collections.abc import Iterator
 
 from .environments import EnvironmentFaultError
 
-__all__ = ["WorkerFailedError", "failing_ends_the_run"]
+__all__ = ["START_SECONDS", "WorkerFailedError", "environment_hung", "failing_ends_the_run"]
+
+START_SECONDS = 120.0  # for imports and the first reset, before a worker counts as hung
 
 
 class WorkerFailedError(RuntimeError):
     """A worker has failed for good: the message has its traceback."""
+
+
+def environment_hung(env_name: str, silent_seconds: float, limit_seconds: float) -> str:
+    """Return what is said of an environment that has been silent for longer than it may."""
+    return (
+        f"environment {env_name} hung: no step or reset ended for {silent_seconds:.0f} s "
+        f"(environment_timeout_seconds={limit_seconds:g})"
+    )
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from .allocation import Allocation, allocate, n_cores, throughput
 from .background import in_background
 from .config import RunnerConfig
 from .environments import EnvironmentFaultError
-from .failures import WorkerFailedError, failing_ends_the_run
+from .failures import START_SECONDS, WorkerFailedError, environment_hung, failing_ends_the_run
 from .making import Maker
 from .plan import Plan
 from .workers import Actor, Learner
@@ -25,7 +25,6 @@ from .workers import Actor, Learner
 __all__ = ["measured_allocation"]
 
 MEASURE_SECONDS = 1.0  # of each side
-START_SECONDS = 120.0  # for the first reset, before an environment counts as hung
 LOOK_SECONDS = 0.1
 
 
@@ -108,10 +107,7 @@ def _watched(plan: Plan, work: Callable[[], float]) -> float:
         wait([found], LOOK_SECONDS)
         silent = time.monotonic() - max(begun, row.beat)
         if silent > (limit if row.first_step else max(limit, START_SECONDS)):
-            raise WorkerFailedError(
-                f"environment {plan.config.env_name} hung: no step or reset ended for {silent:.0f} s "
-                f"(environment_timeout_seconds={limit:g})"
-            )
+            raise WorkerFailedError(environment_hung(plan.config.env_name, silent, limit))
     with failing_ends_the_run("actor-0"):
         return found.result()
 

@@ -121,6 +121,12 @@ class Plan:
         return self.seconds_before + self.board.seconds
 
     @property
+    def n_workers(self) -> dict[str, int]:
+        """How many workers of each kind there are; learners come first, whose parameters the others begin with."""
+        config = self.config
+        return {"learner": config.learners, "actor": self.n_actors, "evaluator": int(config.evaluate != "never")}
+
+    @property
     def publishes_all(self) -> bool:
         """Whether actors need all networks, not only the policy."""
         return self.config.initial_priority == "td_error"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..background import in_background
-from ..failures import WorkerFailedError
+from ..failures import START_SECONDS, WorkerFailedError, environment_hung
 from ..plan import Plan, Problem, Ready
 from .guard import Guard
 from .worker_process import main
@@ -27,7 +27,6 @@ __all__ = ["ProcessBackend"]
 
 GRACE_SECONDS = 0.5  # between the order to stop and the kill, and for states that are being written after Ctrl-C
 LONGEST_BACKOFF_SECONDS = 5.0
-START_SECONDS = 120.0  # for imports and the first reset, before a worker counts as hung
 UPDATE_SECONDS = 120.0  # for an update, before a learner counts as hung
 AWAY_SECONDS = 5.0  # without taking in reports, as while stopped: workers may have waited to make them, which is forgiven then
 FINISH_SECONDS = 5.0
@@ -72,9 +71,7 @@ class ProcessBackend:
     def __init__(self, plan: Plan, warn: Callable[[str], None], interrupted: Callable[[], bool]) -> None:
         self._plan, self._warn, self._interrupted = plan, warn, interrupted
         self._context = multiprocessing.get_context("spawn")
-        config = plan.config
-        kinds = {"learner": config.learners, "actor": plan.n_actors, "evaluator": int(config.evaluate != "never")}
-        self._members = [_Member(kind, index) for kind, n in kinds.items() for index in range(n)]
+        self._members = [_Member(kind, index) for kind, n in plan.n_workers.items() for index in range(n)]
         self._meeting: str | None = None  # where learners find each other
         self._guard: Guard | None = None
         self._ending = False
@@ -238,8 +235,7 @@ class ProcessBackend:
             others = ", it or another learner, for which it waits" if config.learners > 1 else ""
             self._failed(member, f"it hung{others}: no update ended for {silent:.0f} s")
         else:
-            self._failed(member, f"environment {config.env_name} hung: no step or reset ended for {silent:.0f} s "
-                                 f"(environment_timeout_seconds={limit:g})", True)  # fmt: skip
+            self._failed(member, environment_hung(config.env_name, silent, limit), True)
 
     def _cause(self, member: _Member) -> str:
         if member.problem is not None:

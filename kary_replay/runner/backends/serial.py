@@ -9,7 +9,7 @@ from typing import Any
 from ..failures import failing_ends_the_run
 from ..plan import Plan
 from ..run_directory import load_state, save_state
-from ..workers import Actor, Evaluator, Learner, Worker
+from ..workers import WORKERS, Evaluator, Learner, Worker
 
 __all__ = ["SerialBackend"]
 
@@ -32,14 +32,10 @@ class SerialBackend:
 
     def start(self, states: Path | None) -> None:
         """Make the workers; the learner first, whose parameters actors begin with."""
-        n_evaluators = int(self._plan.config.evaluate != "never")
-        kinds: list[tuple[type[Learner | Actor | Evaluator], str, int]] = [
-            (Learner, "learner", 1), (Actor, "actor", self._plan.n_actors), (Evaluator, "evaluator", n_evaluators)
-        ]  # fmt: skip
-        for made, kind, n in kinds:
+        for kind, n in self._plan.n_workers.items():
             for index in range(n):
                 with failing_ends_the_run(f"{kind}-{index}"):
-                    self._workers[f"{kind}-{index}"] = made(self._plan, index, self._reports.append)
+                    self._workers[f"{kind}-{index}"] = WORKERS[kind](self._plan, index, self._reports.append)
         for name, worker in self._workers.items():
             if states is not None and (name == "learner-0" or (states / f"{name}.pt").exists()):
                 with failing_ends_the_run(name):
