@@ -8,7 +8,7 @@ SOURCES := $(wildcard kary_replay/*.pyx kary_replay/*.pxd kary_replay/*.hpp)
 # wheels are built for those of these that are there, one for each version
 WHEEL_PYTHONS ?= $(PYTHON) python3.10 python3.11 python3.12 python3.13 $(wildcard $(HOME)/.pyenv/versions/3.*/bin/python3)
 
-.PHONY: run test test-core stress sanitize bench bench-full rivals rivals-try solves solves-nightly learning \
+.PHONY: run test test-core stress sanitize bench bench-full bench-smoke rivals rivals-try solves solves-nightly learning \
 	docs wheel lint format clean
 
 run: $(VENV)/built
@@ -60,13 +60,18 @@ sanitize: $(VENV)/built
 bench: $(VENV)/built rivals-try
 	$(BIN)/python -m bench
 
+# every call of the benchmarks once, on small buffers: do they still run?
+bench-smoke: $(VENV)/built
+	$(BIN)/python -m pytest bench --benchmark-disable -q
+
 # every part in its long form, hours; results in bench/results/, pages in docs/. PARTS="buffers scaling" picks some, RESUME=1 goes on
 bench-full: $(VENV)/built rivals-try
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt "gymnasium[box2d]>=1.0"
+	$(if $(or $(if $(PARTS),,all),$(filter convergence,$(PARTS))),$(BOX2D))
 	$(BIN)/python -m bench --full $(if $(PARTS),--parts $(PARTS)) $(if $(RESUME),--resume)
 
 # environments of their own for rivals whose requirements clash; they share torch and numpy with the main one
 RIVALS := rllib torchrl
+BOX2D = $(BIN)/python -m pip install --quiet --constraint constraints.txt "gymnasium[box2d]>=1.0"  # for LunarLander
 
 rivals: $(RIVALS:%=.venv-rivals/%/installed)
 
@@ -83,6 +88,7 @@ rivals-try: $(VENV)/installed
 
 # do the presets solve their tasks? minutes; the nightly one takes longer than these together
 solves: $(VENV)/built
+	$(BOX2D)
 	$(BIN)/python -m bench.solves
 
 solves-nightly: $(VENV)/built

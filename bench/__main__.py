@@ -2,15 +2,17 @@
 
 The long form writes bench/results/NAME.json and the pages in docs/, which are committed. The short one, with fewer sizes and
 repetitions, writes the same files and pages in bench/results/short/, and says at the end whether a page has other sections than
-its counterpart in docs/. `--parts` picks some; `--resume` goes on with a long one that was cut off.
+its counterpart in docs/. `--parts` picks some; `--resume` goes on with whole training runs that were cut off. Results take the
+place of earlier ones when a part has come to its end.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,7 +72,7 @@ def commands(name: str, full: bool, resume: bool) -> list[list[str]]:
         measure = ["-m", "pytest", "-q", *files, "--benchmark-only", "--benchmark-columns=median", size, "--results", results]
         return [measure, ["-m", "bench.report", results, *docs]]
     output = RESULTS / f"{results}.json"
-    run = ["-m", part.module, *(() if full else part.short), *(["--resume"] if resume else [])]
+    run = ["-m", part.module, *(() if full else part.short), "--resume" if resume else "--anew"]
     if part.report:
         return [[*run, "--output", str(output)], ["-m", part.report, str(output), *docs]]
     return [[*run, "--output", str(output), *docs]]
@@ -89,9 +91,16 @@ def structure(page: Path) -> list[str]:
     return found
 
 
-def differences(docs: Path, made: Path) -> list[str]:
-    """Name the sections and tables that only one of two folders of pages has."""
+def generated(docs: Path) -> set[str]:
+    """Name the pages that the suite makes."""
+    return {page.name for page in docs.glob("*.md") if any(f"/{name}.json" in page.read_text() for name in PARTS)}
+
+
+def differences(docs: Path, made: Path, parts: Collection[str] = ()) -> list[str]:
+    """Name the sections and tables that only one of two folders of pages has, and, if all parts were run, missing pages."""
     lines = []
+    if set(parts) == set(PARTS):
+        lines += [f"{name}: only in docs/" for name in sorted(generated(docs) - {page.name for page in made.glob("*.md")})]
     for page in sorted(made.glob("*.md")):
         theirs, ours = structure(docs / page.name) if (docs / page.name).exists() else [], structure(page)
         lines += [f"{page.name}: only in docs/: {title}" for title in theirs if title not in ours]
@@ -100,9 +109,7 @@ def differences(docs: Path, made: Path) -> list[str]:
 
 
 def run_part(name: str, full: bool, resume: bool) -> bool:
-    """Run one part, and say whether it went well. What was measured before is removed first, unless it is to be resumed."""
-    if not resume:
-        (RESULTS / ("" if full else SHORT) / f"{name}.json").unlink(missing_ok=True)
+    """Run one part, and say whether it went well."""
     return all(subprocess.run([sys.executable, *command], cwd=ROOT).returncode == 0 for command in commands(name, full, resume))
 
 
@@ -116,6 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if find_spec("cpprb") is None:
         raise SystemExit("the rival cpprb is not installed, which has no wheels for Python 3.13: run this with 3.11 or 3.12")
     seconds, failed = {}, []
+    if not chosen.full:
+        shutil.rmtree(RESULTS / SHORT / "docs", ignore_errors=True)
     for name in chosen.parts:
         print(f"\n===== {name}: {PARTS[name].what}", flush=True)
         start = perf_counter()
@@ -124,11 +133,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds[name] = perf_counter() - start
     print("\n===== minutes: " + ", ".join(f"{name} {value / 60:.1f}" for name, value in seconds.items()), end="")
     print(f"; together {sum(seconds.values()) / 60:.1f}")
-    if chosen.full:
-        subprocess.run([sys.executable, "-m", "bench.headline"], cwd=ROOT, check=not failed)
-    else:
+    if chosen.full and not failed:
+        subprocess.run([sys.executable, "-m", "bench.headline"], cwd=ROOT, check=True)
+    elif not chosen.full:
         print(f"Pages and pictures: {(RESULTS / SHORT / 'docs').relative_to(ROOT)}")
-        found = differences(ROOT / "docs", RESULTS / SHORT / "docs")
+        found = differences(ROOT / "docs", RESULTS / SHORT / "docs", chosen.parts)
         print(*(found or ["Their sections and tables are those of docs/."]), sep="\n")
     if failed:
         print("failed: " + ", ".join(failed))

@@ -1,7 +1,8 @@
 """Whole training runs, one after another: each in a process of its own, and written down as soon as it is over.
 
 The order of the jobs is the caller's, who interleaves what is compared: whatever the machine does in the meantime, it does it
-to all of them. A campaign that was cut off goes on with `--resume`.
+to all of them. Records are gathered in NAME.partial.json, which takes the place of NAME.json when all are there; a campaign
+that was cut off goes on with `--resume`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -43,11 +45,20 @@ def run(job: Job, worker: str, interpreter: Path | str = sys.executable, timeout
         try:
             subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=timeout)
             record |= json.loads(output.read_text())
-        except subprocess.SubprocessError as error:
-            lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-            record |= {"solved": False, "wall_seconds": None, "curve": [], "error": lines[-1]}
+        except (subprocess.SubprocessError, OSError, ValueError) as error:
+            record |= {"solved": False, "wall_seconds": None, "curve": [], "error": reason(error)}
     record["cores_used_by_others"] = round(neighbours.cores_used(), 2)
     return record
+
+
+def reason(error: Exception) -> str:
+    """Say in one line, without folders, why a run failed."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"it was not over after {error.timeout:,.0f} s"
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = (error.stderr or "").strip().splitlines()
+        return re.sub(r"(?:/[^\s/:]+)+/", "", lines[-1]) if lines else f"exit status {error.returncode}"
+    return f"it wrote no results ({type(error).__name__})"
 
 
 def stamp() -> Record:
@@ -65,7 +76,7 @@ def write(path: Path, described: dict[str, Any], records: Sequence[Record]) -> N
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
-    """Return the machine and the records of a results file; the machine also has its name, and all dates and commits."""
+    """Return the machine and the records of a results file; the machine also has its name, and all dates, commits, versions."""
     document = json.loads(path.read_text())
     described, records = document["machine"], document["records"]
     for key, found in (("date", [record["began"][:10] for record in records if "began" in record]),
@@ -73,37 +84,80 @@ def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
         if found:
             first = [] if len(found) == len(records) else [described[key]]  # of records from before each had its own
             described[key] = ", ".join(dict.fromkeys([*first, *found]))
-    return {**described, "results": path.name}, records
+    versions = dict(described.get("versions", {}))
+    for name in versions:
+        versions[name] = " and ".join(dict.fromkeys(run.get("versions", versions).get(name) or "none" for run in records))
+    return {**described, **({"versions": versions} if records and versions else {}), "results": path.name}, records
+
+
+def partial_of(output: Path) -> Path:
+    """Return where a results file is gathered."""
+    return output.with_suffix(".partial.json")
+
+
+def earlier(output: Path, resume: bool, anew: bool, described: dict[str, Any]) -> list[Record]:
+    """Return the records to go on from: of the campaign that was cut off, or else of the finished one."""
+    found = next((path for path in (partial_of(output), output) if path.exists()), None)
+    if found is None or anew:
+        return []
+    if not resume:
+        raise SystemExit(f"{found.name} exists: add --resume to go on with it, or --anew to replace it")
+    old, records = read(found)
+    if old["processor"] != described["processor"]:
+        raise SystemExit(f"{found.name} was measured on another machine; its runs cannot be compared with new ones")
+    return [{"began": old["date"], "commit": old["commit"], **record} for record in records]  # older ones lack their own
+
+
+def agrees(made: Any, wanted: Any) -> bool:
+    """Tell whether everything that is wanted is so in what was made, which may say more."""
+    if isinstance(made, dict) and isinstance(wanted, dict):
+        return all(agrees(made.get(key, value), value) for key, value in wanted.items())
+    return made == wanted
 
 
 def conduct(
     output: Path,
-    resume: bool,
     jobs: Iterable[Job],
     identity: Sequence[str],
     execute: Callable[[Job], Record],
     describe: Callable[[Record], str],
     described: dict[str, Any] | None = None,
+    *,
+    resume: bool = False,
+    anew: bool = False,
 ) -> None:
-    """Do the jobs that are not there yet, and write the records after each; `identity` are the keys that tell jobs apart."""
+    """Do the jobs that are not there yet, and write the records after each; `identity` are the keys that tell jobs apart.
+
+    Jobs that failed are done again; their records keep the errors. An earlier record with other settings is refused.
+    """
     described = described or machine.describe()
-    records: list[Record] = []
-    if output.exists():
-        if not resume:
-            raise SystemExit(f"{output.name} exists: add --resume to go on with it, or remove it to start anew")
-        old, records = read(output)
-        if old["processor"] != described["processor"]:
-            raise SystemExit(f"{output.name} was measured on another machine; its runs cannot be compared with new ones")
-        before = {"began": old["date"], "commit": old["commit"]}  # where records did not have their own yet
-        records = [{**before, **record} for record in records if "error" not in record]
-    there = {tuple(record[key] for key in identity) for record in records}
-    for job in jobs:
-        if tuple(job[key] for key in identity) in there:
+    records = earlier(output, resume, anew, described)
+    there = {tuple(record[key] for key in identity): record for record in records}
+    planned = [json.loads(json.dumps(job)) for job in jobs]
+    for job in planned:
+        old = there.get(tuple(job[key] for key in identity))
+        if old and "error" not in old and not agrees(old, job):
+            raise SystemExit(f"{output.name} has runs with other settings, such as {describe(old)}: replace it with --anew")
+    for job in planned:
+        old = there.get(tuple(job[key] for key in identity))
+        if old and "error" not in old:
             continue
-        records.append(execute(job))
+        record = execute(job)
+        if old:
+            record["earlier_errors"] = [*old.get("earlier_errors", []), old["error"]]
+            records.remove(old)
+        records.append(record)
         described["cores_used_by_others"] = max(record["cores_used_by_others"] for record in records)
-        write(output, described, records)
-        print(describe(records[-1]), flush=True)
+        write(partial_of(output), described, records)
+        print(describe(record), flush=True)
+    if partial_of(output).exists():
+        os.replace(partial_of(output), output)
+
+
+def add_going_on(parser: argparse.ArgumentParser) -> None:
+    """Let the user say what is to become of earlier results."""
+    parser.add_argument("--resume", action="store_true", help="keep the runs that there are, failed ones excepted")
+    parser.add_argument("--anew", action="store_true", help="replace what there is")
 
 
 def command(
@@ -121,14 +175,15 @@ def command(
     parser.add_argument("--seeds", type=int, default=5, help="repetitions (default: %(default)s)")
     parser.add_argument("--short", action="store_true", help="fewer and shorter runs, for `make bench`")
     parser.add_argument("--output", type=Path, default=RESULTS / f"{name}.json")
-    parser.add_argument("--resume", action="store_true", help="keep the runs that the output has, failed ones excepted")
+    add_going_on(parser)
     parser.add_argument("--report", action="store_true", help="only write the page")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where the page and its images are")
     arguments = parser.parse_args()
     if not arguments.report:
         planned = jobs(arguments.tasks, arguments.seeds, arguments.short)
         execute = partial(run, worker="bench.runner_run")
-        conduct(arguments.output, arguments.resume, planned, identity, execute, describe)
+        going_on = {"resume": arguments.resume, "anew": arguments.anew}
+        conduct(arguments.output, planned, identity, execute, describe, **going_on)
     (arguments.docs / "images").mkdir(parents=True, exist_ok=True)
     report(arguments.output, arguments.docs)
 
@@ -155,7 +210,7 @@ def threshold_page(
     ]
     for task, (algorithm, env, threshold, *_) in tasks.items():
         if some := chosen(records, task=task):
-            lines += [f"### {algorithm.upper()}, {env}, to a mean return of {threshold:g}", "", *table(some)]
+            lines += [f"## {algorithm.upper()}, {env}, to a mean return of {threshold:g}", "", *table(some)]
     write_section(docs / f"{name}.md", title, [*lines, *failures(records, identity)])
 
 
@@ -176,10 +231,25 @@ def times(records: Sequence[Record]) -> list[float]:
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Order statistics, so that infinite values stay what they are."""
+    """Return the quartiles, interpolated between order statistics; infinite where the upper one of the two is."""
     ordered = sorted(values)
-    low, middle, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.25, 0.5, 0.75))
-    return low, middle, high
+
+    def at(share: float) -> float:
+        below, rest = divmod(share * (len(ordered) - 1), 1)
+        low, high = ordered[int(below)], ordered[int(below) + (rest > 0)]
+        return low if rest == 0 or low == high else low + rest * (high - low)
+
+    return at(0.25), at(0.5), at(0.75)
+
+
+def ratio_interval(over: Sequence[float], under: Sequence[float], resamplings: int = 10_000) -> tuple[float, float]:
+    """Return between what nine in ten ratios of medians lie when the runs of both are drawn anew, with replacement."""
+    rng = np.random.default_rng(0)
+    medians = (np.median(rng.choice(np.asarray(runs), (resamplings, len(runs))), axis=1) for runs in (over, under))
+    with np.errstate(invalid="ignore"):
+        ratios = np.divide(*medians)
+    low, high = np.quantile(ratios[~np.isnan(ratios)], [0.05, 0.95], method="nearest")
+    return float(low), float(high)
 
 
 def number(value: float) -> str:
@@ -196,10 +266,14 @@ def spread(values: Sequence[float]) -> str:
 
 
 def failures(records: Sequence[Record], identity: Sequence[str]) -> list[str]:
-    """Lines that name the failed runs."""
-    failed = [
-        f"- {' '.join(str(run[key]) for key in identity if run[key] is not None)}: {run['error']}"
-        for run in records
-        if "error" in run
+    """Lines that name the failed runs, and those that were made again after they had failed."""
+
+    def named(run: Record) -> str:
+        return " ".join(str(run[key]) for key in identity if run[key] is not None)
+
+    failed = [f"- {named(run)}: {run['error']}" for run in records if "error" in run]
+    again = [f"- {named(run)}: {'; '.join(run['earlier_errors'])}" for run in records if "earlier_errors" in run]
+    return [
+        *(["Failed runs, counted as not solved:", "", *failed, ""] if failed else []),
+        *(["Runs that failed at first, and were made again:", "", *again, ""] if again else []),
     ]
-    return ["Failed runs, counted as not solved:", "", *failed, ""] if failed else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from bench import grid, machine
+from bench.campaign import partial_of
 from bench.rivals import remote
 from bench.table import render
 from bench.timing import Bar, Contender, Record, interleave, interleave_windows
@@ -146,6 +148,7 @@ class Compare:
             bars=record.bars,
         )
         self._request.config.stash[SESSION].records.append(record)
+        save(self._request.config)
         if self._request.config.getoption("--enforce-bars"):
             missed = [f"{bar['text']}: reached {bar['reached']:.2f}" for bar in record.bars if not bar["met"]]
             assert not missed, "; ".join(missed)
@@ -170,15 +173,22 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         )
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    name = session.config.getoption("--results")
-    gathered = session.config.stash[SESSION]
-    if not name or not gathered.records:
+def save(config: pytest.Config) -> None:
+    """Write what there is so far, if results are wanted: an interrupt, or too little memory, leaves the others."""
+    name, gathered = config.getoption("--results"), config.stash[SESSION]
+    if not name:
         return
     gathered.machine["rivals"] = remote.status
     gathered.machine["cores_used_by_others"] = round(gathered.neighbours.cores_used(), 2)
     lines = ",\n".join(json.dumps(asdict(record)) for record in gathered.records)
     text = f'{{"machine": {json.dumps(gathered.machine, indent=1)},\n"records": [\n{lines}\n]}}\n'
-    path = RESULTS / f"{name}.json"
+    path = partial_of(RESULTS / f"{name}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Let the results take the place of earlier ones, if nothing failed."""
+    name = session.config.getoption("--results")
+    if name and session.config.stash[SESSION].records and exitstatus == pytest.ExitCode.OK:
+        os.replace(partial_of(RESULTS / f"{name}.json"), RESULTS / f"{name}.json")

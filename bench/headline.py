@@ -3,104 +3,125 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.campaign import chosen, quartiles, times
+from bench.campaign import chosen, quartiles, read, times
 from bench.convergence.report import seconds
 from bench.report import BENCH, markdown_table, results_links, write
 from bench.report import load as load_records
 from bench.table import quantity
 from bench.timing import Record
 
-SOURCES = ("buffers.json", "learner.json", "convergence.json")
-RIVALS = {"Tianshou": "Tianshou", "cpprb": "cpprb", "SB3": "Stable-Baselines3"}
+SOURCES = ("buffers.json", "learner.json", "adapters.json", "convergence.json")
+RIVALS = {"Tianshou": "Tianshou", "cpprb": "cpprb", "RLlib": "RLlib", "SB3": "Stable-Baselines3"}
+CONVERGING = {"tianshou": "Tianshou", "rllib": "RLlib", "sb3": "SB3", "runner": "ours"}
 OPERATIONS = {  # of buffers.json, at 1e6 slots and batches of 256
     "tree sample": "draw 256 of 1e6 leaves from the sum tree",
     "tree update": "update 256 of them",
     "buffer sample": "draw a batch of 256 from a buffer of 1e6 rows",
     "buffer sample + update_priorities": "draw it, then update its priorities",
 }
+ADD = "add one row"
 TWO_THREADS = "the same draw, two threads at once (others: behind one lock)"
 UPDATES = {  # of learner.json: algorithm, units
     ("dqn", 64): "one DQN update, two layers of 64, batch 64",
     ("sac", 256): "one SAC update, two layers of 256, batch 256",
 }
-SOLVED = {  # of convergence.json, two layers of 64
-    "cartpole_dqn": "CartPole-v1 solved by DQN",
-    "pendulum_sac": "Pendulum-v1 solved by SAC",
+PLUGGED_IN = {  # of adapters.json: environment steps per second of stock algorithms
+    "SB3: training": "Stable-Baselines3's DQN on CartPole-v1, our buffer plugged in",
+    "Tianshou: training": "Tianshou's DQN on CartPole-v1, our buffer plugged in",
+}
+SOLVED = {  # of convergence.json: task, units, start-up included
+    ("cartpole_dqn", 64, False): "CartPole-v1 solved by DQN, two layers of 64",
+    ("cartpole_dqn", 64, True): "the same, start-up included",
+    ("pendulum_sac", 64, False): "Pendulum-v1 solved by SAC, two layers of 64",
+    ("pendulum_sac", 256, False): "the same, two layers of 256",
+    ("lunarlander_dqn", 64, False): "LunarLander-v3 solved by DQN, two layers of 64",
+    ("lunarlander_dqn", 256, False): "the same, two layers of 256",
 }
 Row = list[str]
 
 
 def row(title: str, mine: str, factors: dict[str, float]) -> Row:
-    """One line: our figure, and how many times better it is than each rival's."""
-    return [title, mine, *(f"{factors[rival]:.1f}×" if rival in factors else "–" for rival in RIVALS)]
+    """One line: our figure, and how many times better it is than each rival's; ∞ where that one never got there."""
+    cells = (factor(factors[rival]) if rival in factors else "–" for rival in RIVALS)
+    return [title, mine, *cells]
 
 
-def rival_of(name: str) -> str | None:
-    """Return which rival a contender's name begins with."""
-    return next((rival for rival in RIVALS if name.startswith(rival)), None)
+def factor(ratio: float) -> str:
+    """Two or three digits."""
+    return f"{ratio:.{1 if ratio >= 2 else 2}f}×" if math.isfinite(ratio) else "∞"
+
+
+def of_record(title: str, found: Sequence[Record]) -> Row:
+    """One line of a comparison, which must have been made."""
+    if not found:
+        raise SystemExit(f"no results for the line {title!r} of the README's table")
+    (record,) = found
+    factors = {rival: ratio for name, ratio in record.ratios().items() for rival in RIVALS if name.startswith(rival)}
+    return row(title, quantity(record.medians()[record.ours], record.unit), factors)
+
+
+def of_scenario(records: Sequence[Record], scenario: str, **parameters: Any) -> list[Record]:
+    """Return the records of a scenario that have these parameters."""
+    return [r for r in records if r.scenario == scenario and parameters.items() <= r.parameters.items()]
 
 
 def operation_rows(records: Sequence[Record]) -> list[Row]:
     """What the tree and the buffer do, in one thread and in two."""
-    here = [record for record in records if {"slots": 1_000_000, "batch": 256}.items() <= record.parameters.items()]
-    rows = []
-    for scenario, title in OPERATIONS.items():
-        for record in here:
-            if record.scenario == scenario:
-                factors = {rival: ratio for name, ratio in record.ratios().items() if (rival := rival_of(name))}
-                rows.append(row(title, quantity(record.medians()[record.ours], record.unit), factors))
-    for record in records:
-        if {"role": "sample", "threads": 2}.items() <= record.parameters.items():
-            factors = {rival: ratio for name, ratio in record.ratios().items() if (rival := rival_of(name))}
-            rows.append(row(TWO_THREADS, quantity(record.medians()[record.ours], record.unit), factors))
-    return rows
+    point = {"slots": 1_000_000, "batch": 256}
+    rows = [of_record(title, of_scenario(records, scenario, **point)) for scenario, title in OPERATIONS.items()]
+    rows.append(of_record(ADD, of_scenario(records, "buffer add", slots=1_000_000, rows=1)))
+    two_threads = of_scenario(records, "threads: calls by role", role="sample", threads=2)
+    return [*rows, of_record(TWO_THREADS, two_threads)] if two_threads else rows
 
 
 def update_rows(records: Sequence[Record]) -> list[Row]:
     """What a learner does."""
-    rows = []
-    for (algorithm, units), title in UPDATES.items():
-        for record in records:
-            if (record.parameters["algorithm"], record.parameters["units"]) == (algorithm, units):
-                rows.append(row(title, quantity(record.medians()[record.ours], record.unit), record.ratios()))
-    return rows
+    return [
+        of_record(title, of_scenario(records, "learner: update", algorithm=algorithm, units=units))
+        for (algorithm, units), title in UPDATES.items()
+    ]
+
+
+def plugged_in_rows(records: Sequence[Record]) -> list[Row]:
+    """What a change of the buffer alone is worth."""
+    return [of_record(title, of_scenario(records, scenario, run="DQN, CartPole-v1")) for scenario, title in PLUGGED_IN.items()]
 
 
 def solved_rows(records: Sequence[dict[str, Any]]) -> list[Row]:
-    """How long it takes until a task is solved, from the first environment step and from the start of the program."""
+    """How long it takes until a task is solved, from the first environment step or from the start of the program."""
     rows = []
-    for task, title in SOLVED.items():
-        for suffix, startup in (("", False), (", start-up included", True)):
-            medians = {}
-            for name, rival in (("Tianshou", "tianshou"), ("SB3", "sb3"), ("ours", "runner")):
-                runs = chosen(records, task=task, units=64, rival=rival)
-                found = [time + startup * run["startup_seconds"] for time, run in zip(times(runs), runs, strict=True)]
-                medians[name] = quartiles(found)[1] if found else math.inf
-            mine = medians.pop("ours")
-            if math.isfinite(mine):
-                factors = {name: median / mine for name, median in medians.items() if math.isfinite(median)}
-                rows.append(row(title + suffix, f"{seconds(mine)} s", factors))
+    for (task, units, startup), title in SOLVED.items():
+        medians = {}
+        for rival, name in CONVERGING.items():
+            runs = chosen(records, task=task, units=units, rival=rival)
+            found = [time + startup * run.get("startup_seconds", 0.0) for time, run in zip(times(runs), runs, strict=True)]
+            if found:
+                medians[name] = quartiles(found)[1]
+        mine = medians.pop("ours")
+        factors = {name: median / mine for name, median in medians.items()} if math.isfinite(mine) else {}
+        rows.append(row(title, f"{seconds(mine)} s" if math.isfinite(mine) else "not solved", factors))
     return rows
 
 
 def headline() -> list[str]:
     """Return the lines of the README's table."""
-    machine, operations = load_records("buffers")
-    _, updates = load_records("learner")
-    convergence = json.loads((BENCH / "results" / "convergence.json").read_text())["records"]
-    rows = [*operation_rows(operations), *update_rows(updates), *solved_rows(convergence)]
-    processor = machine["processor"]
+    (machine, operations), (second, updates), (third, adapters) = map(load_records, ("buffers", "learner", "adapters"))
+    fourth, convergence = read(BENCH / "results" / "convergence.json")
+    processors = [found["processor"] for found in (machine, second, third, fourth)]
+    if any(processor != processors[0] for processor in processors):
+        raise SystemExit(f"{', '.join(SOURCES)} were not all measured on the same processor: the table has room for one")
+    rows = [*operation_rows(operations), *update_rows(updates), *plugged_in_rows(adapters), *solved_rows(convergence)]
     header = ["", "kary-replay", *(f"faster than {name}" for name in RIVALS.values())]
     return [
         *markdown_table(header, rows),
-        f"Medians of interleaved repetitions on {processor['cores']} cores of an {processor['model']}. Stable-Baselines3 draws "
-        f"uniformly: it has no priorities. Every repetition: {results_links(SOURCES, up='')}.",
+        f"Medians of interleaved repetitions on {processors[0]['cores']} cores of an {processors[0]['model']}. "
+        f"Stable-Baselines3 draws uniformly: it has no priorities. Every repetition, with dates and commits: "
+        f"{results_links(SOURCES, up='')}; with quartiles: [docs/](docs/benchmarks.md).",
     ]
 
 

@@ -93,7 +93,8 @@ def _panel(axes: Any, task: str, records: Sequence[Record]) -> None:
     algorithm, env, _, _, usual, *_ = TASKS[task]
     batches = sorted({run["batch_size"] for run in records})
     for colour, (key, name) in zip(COLOURS, KEYS.items(), strict=True):
-        base = quartiles(reached(chosen(records, batch_size=usual), key))[1]
+        preset = chosen(records, batch_size=usual)
+        base = quartiles(reached(preset, key))[1] if preset else np.inf
         if not np.isfinite(base):
             continue
         of_all = np.array([quartiles(reached(chosen(records, batch_size=size), key)) for size in batches]) / base
@@ -101,6 +102,9 @@ def _panel(axes: Any, task: str, records: Sequence[Record]) -> None:
         axes.fill_between(batches, of_all[:, 0], of_all[:, 2], color=colour, alpha=0.2, lw=0)
         axes.plot(batches, of_all[:, 1], "o-", color=colour, lw=1.8, label=name)
     axes.axhline(1, color="#333333", lw=0.8)
+    for size in batches:
+        if not np.isfinite(quartiles(reached(chosen(records, batch_size=size), "steps_to_threshold"))[1]):
+            axes.text(size, 0.97, "∞", ha="center", va="top", transform=axes.get_xaxis_transform())
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set_xticks(batches, [str(size) for size in batches])
@@ -118,5 +122,10 @@ def report(results: Path, docs: Path) -> None:
     campaign.threshold_page("large_batch", "Large batches", TASKS, IDENTITY, draw, table, results, docs)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Be the command line."""
     campaign.command("large_batch", __doc__, list(TASKS), jobs, IDENTITY, describe, report)
+
+
+if __name__ == "__main__":
+    main()

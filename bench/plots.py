@@ -94,7 +94,7 @@ def _speedups(records: Sequence[Record], path: Path) -> bool:
         y += 0.8
     axes.axvline(1, color="#333333", lw=0.8)
     axes.set_xscale("log", base=2)
-    axes.set_xlim(left=0.45)
+    axes.set_xlim(left=min(0.45, *(0.8 * ratio for _, record in chosen for ratio in record.ratios().values())))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axes.set_yticks(ticks, labels)
     axes.invert_yaxis()
@@ -229,7 +229,7 @@ def _locks(axes: Axes, records: Sequence[Record], slots: int) -> None:
     axes.plot([], [], color="#333333", lw=2, label="the same, one thread")
     axes.set_xticks(range(len(loads)), [load.replace(", ", ",\n") for load in loads])
     axes.set_ylabel("rounds per second\n(coarse lock, one thread = 1)")
-    axes.set_ylim(0, 2.9)
+    axes.set_ylim(top=1.5 * axes.get_ylim()[1])  # for the legend
     axes.set_title("Locks, two threads (native)")
     axes.grid(axis="y")
     axes.legend(loc="upper left", ncols=2, fontsize=8)

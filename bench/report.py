@@ -106,10 +106,11 @@ def scenario_table(records: Sequence[Record]) -> list[str]:
     names = _contenders(records)
     varying = _varying(records)
     rows = []
-    for record in records:
+    for record in sorted(records, key=_size):
         medians, ratios, scatter = record.medians(), record.ratios(), record.ratio_quartiles()
         best = record.ours
-        cells = [point({key: record.parameters[key] for key in varying}) or point(record.parameters)]
+        here = {key: record.parameters[key] for key in varying if key in record.parameters}
+        cells = [point(here) or point(record.parameters)]
         for name in names:
             if name not in medians:
                 cells.append("")
@@ -123,6 +124,11 @@ def scenario_table(records: Sequence[Record]) -> list[str]:
             cells.append(f"{text} ({ratios[name]:.2f}×{quartiles})")
         rows.append(cells)
     return markdown_table(["", *names], rows)
+
+
+def _size(record: Record) -> tuple[int, int]:
+    """Order by slots, then by batch; records that have neither, or the same, stay in the order of their runs."""
+    return record.parameters.get("slots", 0), record.parameters.get("batch", 0)
 
 
 def _varying(records: Sequence[Record]) -> list[str]:
@@ -165,7 +171,7 @@ def machine_text(machine: dict[str, Any]) -> list[str]:
         f"other processes used {machine['cores_used_by_others']} cores meanwhile",
         f"- **Compiler:** {compiler.get('compiler', compiler.get('found_now'))}; flags: {compiler['flags']}",
         "- **Versions:** " + ", ".join(f"{name} {version}" for name, version in versions.items() if version),
-        *(f"- **In an environment of its own:** {name}: {text}" for name, text in machine.get("rivals", {}).items()),
+        *(f"- **{name}, in an environment of its own:** {text}" for name, text in machine.get("rivals", {}).items()),
         f"- **Measured:** {machine['date']}, commit {machine['commit']}",
         f"- **Every repetition:** {results_links([machine['results']])}",
         "",

@@ -97,9 +97,9 @@ def draw(records: Sequence[Record], path: Path) -> None:
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(len(tasks), 2, figsize=(9.5, 3.4 * len(tasks)), layout="constrained", squeeze=False)
         for row, task in zip(panels, tasks, strict=True):
-            some = [run for run in chosen(records, task=task) if "error" not in run]
-            title = f"{TASKS[task][0].upper()}, {TASKS[task][1]}"
-            _bars(row[0], some, "updates_per_second", f"{title}: updates/s", BLUE)
+            some, title = chosen(records, task=task), f"{TASKS[task][0].upper()}, {TASKS[task][1]}"
+            good = [run for run in some if "error" not in run]
+            _bars(row[0], good, "updates_per_second", f"{title}: updates/s", BLUE)
             _bars(row[1], some, "seconds_to_threshold", f"{title}: seconds to the threshold", ORANGE)
             row[1].set_yticklabels([])
         figure.savefig(path)
@@ -111,18 +111,20 @@ def _values(runs: Sequence[Record], key: str) -> list[float]:
 
 
 def _bars(axes: Any, records: Sequence[Record], key: str, title: str, colour: str) -> None:
-    """Median and quartiles of each variant over the preset's median; no bar where the median is infinite."""
+    """Median and quartiles of each variant over the preset's median, or ∞ where that is its median."""
     names = [name for name in VARIANTS if chosen(records, variant=name)]
     found = {name: quartiles(_values(chosen(records, variant=name), key)) for name in names}
-    base = found[PRESET][1]
+    base = found[PRESET][1] if PRESET in found else np.inf
     for y, (low, middle, high) in enumerate(found.values()):
         if np.isfinite(middle) and np.isfinite(base):
             ends = [[(middle - low) / base], [(min(high, 4 * middle) - middle) / base]]
             axes.barh(y, middle / base, 0.7, color=colour, alpha=0.8)
             axes.errorbar(middle / base, y, xerr=ends, color="#333333", lw=0.9)
+        else:
+            axes.text(0.02, y, "∞" if np.isfinite(base) else "no preset to compare with", va="center")
     axes.axvline(1, color="#333333", lw=0.8)
     axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
     axes.set_xlim(left=0)
     axes.set_title(title)
     axes.set_xlabel("preset = 1")
@@ -134,5 +136,10 @@ def report(results: Path, docs: Path) -> None:
     campaign.threshold_page("runner_ablation", "What the runner's parts are worth", TASKS, IDENTITY, draw, table, results, docs)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Be the command line."""
     campaign.command("runner_ablation", __doc__, list(TASKS), jobs, IDENTITY, describe, report)
+
+
+if __name__ == "__main__":
+    main()

@@ -88,7 +88,8 @@ def draw(records: Sequence[Record], path: Path) -> None:
                 axes.set_ylabel(label)
                 axes.set_ylim(bottom=0)
                 axes.grid()
-            row[0].legend()
+            if some:
+                row[0].legend()
         figure.savefig(path)
         plt.close(figure)
 
@@ -109,9 +110,14 @@ def report(results: Path, docs: Path) -> None:
     lines += ["![Scaling](images/scaling.png)", ""]
     for task, (algorithm, env, *_) in TASKS.items():
         if some := chosen(records, task=task):
-            lines += [f"### {algorithm.upper()}, {env}", "", *table(some)]
+            lines += [f"## {algorithm.upper()}, {env}", "", *table(some)]
     write(docs / "scaling.md", "How the runner scales", [*lines, *campaign.failures(records, IDENTITY)])
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Be the command line."""
     campaign.command("scaling", __doc__, list(TASKS), jobs, IDENTITY, describe, report)
+
+
+if __name__ == "__main__":
+    main()

@@ -32,11 +32,11 @@ def point(parameters: dict[str, Any]) -> str:
 
 def disturbance(record: Record) -> str:
     """Say how many repetitions other processes disturbed, and what became of these; nothing if there were none."""
-    n, disturbed = len(record.repetitions[record.ours]), max(map(len, record.disturbed.values()), default=0)
+    n, disturbed = len(record.repetitions[record.ours]), {number for them in record.disturbed.values() for number in them}
     if not disturbed:
         return ""
     kept = "counted all the same, for too few were not" if record.doubtful() else "left out"
-    return f"up to {disturbed} of {n} repetitions disturbed by other processes: {kept}"
+    return f"{len(disturbed)} of {n} repetitions disturbed by other processes: {kept}"
 
 
 def render(records: Sequence[Record]) -> str:

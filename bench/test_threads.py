@@ -153,9 +153,10 @@ def test_mixed(compare, ours, window, mix):
 
 
 @pytest.fixture(scope="module")
-def everybody(smoke: bool) -> Iterator[list[Any]]:
-    """Full buffers that are given rows of 16 environments at a time."""
-    yield [build(10_000 if smoke else SLOTS, PER_ADD) for build in (OurBuffer, TianshouBuffer, CpprbBuffer, Sb3Buffer)]
+def everybody(smoke: bool) -> Iterator[dict[int, list[Any]]]:
+    """Full buffers, by how many environments' rows they are given at a time."""
+    slots, builders = 10_000 if smoke else SLOTS, (OurBuffer, TianshouBuffer, CpprbBuffer, Sb3Buffer)
+    yield {rows_per_add: [build(slots, rows_per_add) for build in builders] for rows_per_add in (1, PER_ADD)}
     gc.collect()
 
 
@@ -178,6 +179,7 @@ def calls(contender: Contender, lock: threading.Lock | None) -> Work:
 
 ALONE = {"sample": "sample", "update_priorities": "update", "sample + update_priorities": "cycle", "add": "add"}
 BESIDE = {"learner, beside actors": ("cycle", "add"), "actor, beside learners": ("add", "cycle")}
+ADDING = {"add", *BESIDE}
 TEAMS = [(role, n) for role in ALONE for n in grid.counts()] + [(role, n) for role in BESIDE for n in grid.counts() if n > 1]
 
 
@@ -194,12 +196,12 @@ def team(buffer: Any, role: str, n: int, lock: threading.Lock | None) -> list[Wo
 def test_operations(compare, everybody, window, role, n_threads):
     """Calls per second of a role: ours as it is, each rival behind one lock, for none says that two threads may enter it."""
     windows = {}
-    for buffer in everybody:
+    for buffer in everybody[PER_ADD if role in ADDING else 1]:
         is_ours = isinstance(buffer, OurBuffer)
         works = team(buffer, role, n_threads, None if is_ours else threading.Lock())
         if works:
             n_counted = len(works) if role in ALONE else 1
             name = buffer.name if is_ours else f"{buffer.name} behind one lock"
             windows[name] = lambda works=works, n=n_counted: sum(rates(works, window)[:n])
-    parameters = {"role": role, "threads": n_threads, "batch": BATCH, "rows per add": PER_ADD}
+    parameters = {"role": role, "threads": n_threads, "batch": BATCH, **({"rows per add": PER_ADD} if role in ADDING else {})}
     compare.rates("threads: calls by role", parameters, OurBuffer.name, windows, unit="calls/s")

@@ -84,24 +84,21 @@ class Record:
     bars: list[dict[str, Any]] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)  # contender -> why it is missing, or what to know about it
 
-    def counted(self, *names: str) -> list[int]:
-        """Return the rounds that count for these contenders: those that had the core to themselves, if enough had."""
-        n_rounds = len(self.repetitions[names[0]])
-        left_out = {number for name in names for number in self.disturbed.get(name, ())}
-        if n_rounds - len(left_out) < MIN_UNDISTURBED:
-            left_out = set()
-        return [number for number in range(n_rounds) if number not in left_out]
+    def counted(self) -> list[int]:
+        """Return the rounds that count, the same for all: those in which nobody was disturbed, if these are enough."""
+        everyone = range(len(self.repetitions[self.ours]))
+        disturbed = {number for numbers in self.disturbed.values() for number in numbers}
+        undisturbed = [number for number in everyone if number not in disturbed]
+        return undisturbed if len(undisturbed) >= MIN_UNDISTURBED else list(everyone)
 
     def doubtful(self) -> bool:
         """Return whether disturbed rounds count, because there are too few others."""
-        disturbed = {number for numbers in self.disturbed.values() for number in numbers}
-        return bool(disturbed) and len(self.repetitions[self.ours]) - len(disturbed) < MIN_UNDISTURBED
+        return any(self.disturbed.values()) and len(self.counted()) == len(self.repetitions[self.ours])
 
     def medians(self) -> dict[str, float]:
-        """Each contender's median over the rounds that count for it."""
-        return {
-            name: median(values[number] for number in self.counted(name)) for name, values in self.repetitions.items() if values
-        }
+        """Each contender's median over the rounds that count."""
+        rounds = self.counted()
+        return {name: median(values[number] for number in rounds) for name, values in self.repetitions.items() if values}
 
     def ratios(self) -> dict[str, float]:
         """How many times better ours is than each of the others, from the medians."""
@@ -115,11 +112,12 @@ class Record:
 
     def ratio_quartiles(self) -> dict[str, list[float]]:
         """Quartiles of the same ratio taken round by round: its scatter."""
-        result = {}
-        mine = self.repetitions[self.ours]
+        result: dict[str, list[float]] = {}
+        mine, rounds = self.repetitions[self.ours], self.counted()
+        if len(rounds) < 2:
+            return result
         for name, values in self.repetitions.items():
-            rounds = self.counted(self.ours, name)
-            if name == self.ours or len(rounds) < 2:
+            if name == self.ours:
                 continue
             pairs = [(values[number], mine[number]) for number in rounds]
             result[name] = quantiles([m / v if self.unit.endswith("/s") else v / m for v, m in pairs], n=4)

@@ -74,7 +74,7 @@ def create(nbytes: int, directory: str | os.PathLike[str] | None = None) -> int:
     MemoryError
         If there is not so much memory, or space in the directory.
     OSError
-        If the directory is missing, or nothing may be written there.
+        If the directory is missing, nothing may be written there, or its file system has no files without a name.
     NotImplementedError
         On other systems than Linux.
     """
@@ -93,7 +93,7 @@ def create(nbytes: int, directory: str | os.PathLike[str] | None = None) -> int:
     if directory is None:
         file = os.memfd_create("kary-replay", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
-        file = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        file = _open_nameless(directory)
     try:
         os.posix_fallocate(file, 0, nbytes)
         if directory is None:
@@ -107,6 +107,17 @@ def create(nbytes: int, directory: str | os.PathLike[str] | None = None) -> int:
         os.close(file)
         raise
     return file
+
+
+def _open_nameless(directory: str | os.PathLike[str]) -> int:
+    """Return the descriptor of a new file without a name in a directory on disk."""
+    try:
+        return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # EISDIR: a file system from before there were such files
+            raise
+        reason = "this file system has no files without a name (O_TMPFILE): choose a storage_directory on a local disk"
+        raise OSError(errno.EOPNOTSUPP, reason, os.fspath(directory)) from None
 
 
 def describe(

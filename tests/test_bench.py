@@ -14,7 +14,7 @@ pytest.importorskip("tianshou")
 from bench import __main__ as suite
 from bench import campaign, grid, large_batch, runner_ablation, runner_run, scaling
 from bench.rivals import remote
-from bench.timing import calibrate, interleave_windows, turns
+from bench.timing import Record, calibrate, interleave_windows, turns
 
 CAMPAIGNS = {"scaling": scaling, "large_batch": large_batch, "runner_ablation": runner_ablation}
 
@@ -59,7 +59,7 @@ def test_pages(name, tmp_path, capsys):
         record = invented(job, 2.0 + job["seed"])
         return {**record, "solved": False, "error": "it broke"} if job["seed"] == 3 else record
 
-    campaign.conduct(output, False, jobs, module.IDENTITY, execute, module.describe)
+    campaign.conduct(output, jobs, module.IDENTITY, execute, module.describe)
     (tmp_path / "images").mkdir()
     module.report(output, tmp_path)
     page = (tmp_path / f"{name}.md").read_text()
@@ -68,27 +68,105 @@ def test_pages(name, tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == len(jobs)
 
 
+@pytest.mark.parametrize("name", CAMPAIGNS)
+@pytest.mark.parametrize("kept", [0, 1, -1])
+def test_pages_of_results_that_are_not_complete(name, kept, tmp_path):
+    """Of one run alone; and of all, where every one with the preset, or every one, has failed."""
+    module, output = CAMPAIGNS[name], tmp_path / "results.json"
+    jobs = list(module.jobs(list(module.TASKS), 1, False))
+    preset = {"variant": runner_ablation.PRESET, "batch_size": 64}
+
+    def execute(job):
+        failed = kept == 0 or (kept == -1 and any(job.get(key) == value for key, value in preset.items()))
+        record = {**job, "cores_used_by_others": 0.0, "curve": [], "wall_seconds": None, "solved": False, "error": "it broke"}
+        return record if failed else invented(job, 2.0)
+
+    campaign.conduct(output, jobs[:kept] if kept == 1 else jobs, module.IDENTITY, execute, module.describe)
+    (tmp_path / "images").mkdir()
+    module.report(output, tmp_path)
+    assert (tmp_path / f"{name}.md").exists() and (tmp_path / "images" / f"{name}.png").exists()
+
+
 def test_a_campaign_goes_on_where_it_was_cut_off(tmp_path):
     output, done = tmp_path / "results.json", []
 
     def execute(job):
         done.append(job["seed"])
+        if job["seed"] == 2 and done.count(2) == 1:
+            raise KeyboardInterrupt
+        failed = job["seed"] == 1 and done.count(1) < 3
+        return {**job, "cores_used_by_others": 0.0, **({"error": f"broke {done.count(1)}"} if failed else {})}
+
+    def conduct(seeds, rate=1.0, **going_on):
+        jobs = [{"seed": seed, "settings": {"rate": rate}} for seed in seeds]
+        campaign.conduct(output, jobs, ("seed",), execute, str, **going_on)
+
+    conduct((0, 1))
+    with pytest.raises(SystemExit, match="--resume"):
+        conduct((0,))
+    with pytest.raises(SystemExit, match="other settings"):
+        conduct((0, 1), rate=2.0, resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        conduct((0, 1, 2), resume=True)
+    assert len(campaign.read(output)[1]) == 2, "the finished file stays until the next one is complete"
+    conduct((0, 1, 2), resume=True)
+    assert done == [0, 1, 1, 2, 1, 2] and not campaign.partial_of(output).exists()
+    records = campaign.read(output)[1]
+    assert [record["seed"] for record in records] == [0, 1, 2]
+    assert records[1]["earlier_errors"] == ["broke 1", "broke 2"] and "error" not in records[1]
+    assert campaign.failures(records, ("seed",))[2] == "- 1: broke 1; broke 2"
+    conduct((0,), anew=True)
+    assert len(campaign.read(output)[1]) == 1
+
+
+def test_earlier_failures_stay_if_they_are_not_made_again(tmp_path):
+    output = tmp_path / "results.json"
+
+    def execute(job):
         return {**job, "cores_used_by_others": 0.0, **({"error": "broke"} if job["seed"] == 1 else {})}
 
-    def conduct(seeds, resume):
-        campaign.conduct(output, resume, [{"seed": seed} for seed in seeds], ("seed",), execute, str)
-
-    conduct((0, 1), False)
-    with pytest.raises(SystemExit, match="--resume"):
-        conduct((0,), False)
-    conduct((0, 1, 2), True)
-    assert done == [0, 1, 1, 2]
-    assert [record["seed"] for record in campaign.read(output)[1]] == [0, 1, 2]
+    campaign.conduct(output, [{"seed": 0}, {"seed": 1}], ("seed",), execute, str)
+    campaign.conduct(output, [{"seed": 2}], ("seed",), execute, str, resume=True)
+    assert [record.get("error") for record in campaign.read(output)[1]] == [None, "broke", None]
 
 
 def test_quartiles_keep_infinity():
     assert campaign.quartiles([1.0, math.inf, 2.0, 3.0, math.inf]) == (2.0, 3.0, math.inf)
-    assert campaign.spread([1234.6, math.inf, 0.0123]) == "1,235 [0.0123–∞]"
+    assert campaign.quartiles([math.inf] * 3) == (math.inf,) * 3
+    assert campaign.quartiles([1.0, 2.0]) == (1.25, 1.5, 1.75)
+    assert campaign.spread([1234.6, math.inf, 0.0123]) == "1,235 [617–∞]"
+
+
+def test_the_interval_of_a_ratio():
+    assert campaign.ratio_interval([10.0, 10.0], [2.0, 2.0]) == (5.0, 5.0)
+    low, high = campaign.ratio_interval([10.0, 20.0, 30.0, math.inf, math.inf], [1.0, 2.0, 3.0])
+    assert 1 < low < 30 and high == math.inf
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("raise ValueError('no /folder/of/mine/file')", "ValueError: no file"),
+        ("import sys; sys.exit(3)", "exit status 3"),
+        ("pass", "it wrote no results (FileNotFoundError)"),
+        ("import sys, time; print('late', file=sys.stderr, flush=True); time.sleep(60)", "it was not over after 1 s"),
+    ],
+)
+def test_how_a_run_failed_is_recorded(program, reason, tmp_path, monkeypatch):
+    (tmp_path / "failing_run.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    record = campaign.run({"seed": 0}, "failing_run", timeout=1.0 if "sleep" in program else 60.0)
+    assert record["error"] == reason and not record["solved"]
+    json.dumps(record)
+
+
+def test_the_same_rounds_count_for_all():
+    repetitions = {"ours": [1.0] * 6 + [9.0] * 3, "theirs": [2.0] * 6 + [8.0] * 3}
+    record = Record("", {}, "s", "ours", repetitions, disturbed={"ours": [6, 7, 8], "theirs": []})
+    assert record.medians() == {"ours": 1.0, "theirs": 2.0} and not record.doubtful()
+    record.disturbed["theirs"] = [0, 1]
+    assert record.counted() == list(range(9)) and record.doubtful()
+    assert record.medians() == {"ours": 1.0, "theirs": 2.0}
 
 
 def test_one_run_in_a_process_of_its_own():
@@ -180,10 +258,11 @@ def environments(tmp_path, monkeypatch):
         interpreter.parent.mkdir(parents=True)
         interpreter.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
         interpreter.chmod(0o755)
+        (tmp_path / name / "installed").touch()
 
 
 def test_a_rival_in_another_process_takes_its_turn(environments):
-    rival = remote.attempt("rllib", 64)
+    rival = remote.attempt("rllib", {}, 64)
     assert not hasattr(rival, "update")
     contender = rival.sample(4)
     n_calls, before = calibrate(contender)
@@ -193,13 +272,18 @@ def test_a_rival_in_another_process_takes_its_turn(environments):
         rival.ask("contender", "sample", (1, 2, 3))
     rival.close()
     assert "numpy" in remote.status["RLlib"]
+    with pytest.raises(remote.RemoteError, match="ended"):
+        rival.ask("versions")
+    notes = {}
+    assert remote.attempt("rllib", notes, "many") is None and remote.attempt("rllib", notes, 64) is not None
+    assert "could not load" in notes["RLlib"] and "numpy" in remote.status["RLlib"]
 
 
 def test_a_rival_that_does_not_load_is_named_with_the_reason(environments, tmp_path):
-    assert remote.attempt("torchrl", 64) is None
+    assert remote.attempt("torchrl", {}, 64) is None
     assert "could not load, because ModuleNotFoundError: No module named 'bench.no_such_module'" in remote.status["TorchRL"]
-    remote.python("rllib").unlink()
-    assert remote.attempt("rllib", 64) is None
+    (tmp_path / "rllib" / "installed").unlink()
+    assert remote.attempt("rllib", {}, 64) is None
     assert remote.status["RLlib"] == "left out, not installed: make rivals"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import campaign, machine
+from bench import campaign
 from bench.convergence.tasks import RIVALS, TASKS, UNITS, takes_part
 from bench.rivals import remote
 from bench.table import quantity
@@ -63,14 +63,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--budget", type=int, help="environment steps after which a run gives up (default: the task's)")
     parser.add_argument("--output", type=Path, default=OUTPUT)
-    parser.add_argument("--resume", action="store_true", help="keep the runs that the output has, failed ones excepted")
+    campaign.add_going_on(parser)
     arguments = parser.parse_args()
-    absent = [rival for rival in arguments.rivals if rival in remote.RIVALS and not remote.python(rival).exists()]
-    left_out = {remote.NAMES[rival]: f"{remote.LEFT_OUT}, {remote.NOT_INSTALLED}" for rival in absent}
+    absent = [rival for rival in arguments.rivals if rival in remote.RIVALS and not remote.installed(rival)]
+    for rival in absent:
+        print(f"{rival} is {remote.LEFT_OUT}, {remote.NOT_INSTALLED}")
     rivals = [rival for rival in arguments.rivals if rival not in absent]
     planned = jobs(arguments.tasks, rivals, arguments.units, arguments.seeds, arguments.budget)
-    described = {**machine.describe(), "rivals": left_out}
-    campaign.conduct(arguments.output, arguments.resume, planned, IDENTITY, execute, describe, described)
+    going_on = {"resume": arguments.resume, "anew": arguments.anew}
+    campaign.conduct(arguments.output, planned, IDENTITY, execute, describe, **going_on)
 
 
 if __name__ == "__main__":

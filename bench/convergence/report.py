@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from bench.campaign import chosen, failures, interleaved, quartiles, read, times
+from bench.campaign import chosen, failures, interleaved, number, quartiles, ratio_interval, read, times
 from bench.convergence import tried
 from bench.convergence.__main__ import IDENTITY, OUTPUT
 from bench.convergence.tasks import RIVALS, TASKS, Task
@@ -26,7 +26,8 @@ READING = (
     "Seconds of training until the mean return of 100 greedy episodes reaches the threshold: median over seeds, in brackets "
     "the quartiles; a run that never did counts as infinitely long. The clock runs from the first environment step and stands "
     "still while snapshots of the policy are evaluated; start-up (imports, building, processes) is beside it. The last column "
-    "is the best of the rivals' medians over this one. How it is measured, and where everybody's "
+    "is the best of the rivals' medians over this one; in brackets, between what nine in ten such ratios lie when the seeds of "
+    "both are drawn anew, with replacement. How it is measured, and where everybody's "
     "settings come from: [bench/README.md](../bench/README.md#convergence)."
 )
 Record = dict[str, Any]
@@ -46,14 +47,17 @@ def table(records: Sequence[Record]) -> list[str]:
     rows = []
     for name, task in TASKS.items():
         medians = {r: quartiles(times(runs))[1] for r in RIVALS if (runs := chosen(records, task=name, rival=r))}
-        best = min((medians[rival] for rival in OTHERS if rival in medians), default=np.inf)
+        best = min((rival for rival in OTHERS if rival in medians), key=lambda rival: medians[rival], default=None)
         for rival, median in medians.items():
             runs = chosen(records, task=name, rival=rival)
             solved = [run for run in runs if run["solved"]]
             low, _, high = quartiles(times(runs))
             bold = "**" if rival == "runner" else ""
             steps, updates = _median(solved, "env_steps"), _median(solved, "updates")
-            ratio = f"{best / median:.2f}×" if np.isfinite(best) and np.isfinite(median) else "–"
+            ratio = faster(medians, best, rival)
+            if rival == "runner" and ratio != "–":
+                low_ratio, high_ratio = ratio_interval(times(chosen(records, task=name, rival=best)), times(runs))
+                ratio += f" [{number(low_ratio)}–{number(high_ratio)}]"
             rows.append(
                 [
                     task.label,
@@ -77,6 +81,12 @@ def table(records: Sequence[Record]) -> list[str]:
         "faster than the best rival",
     ]
     return markdown_table(header, rows)
+
+
+def faster(medians: dict[str, float], best: str | None, rival: str) -> str:
+    """Write the best rival's median over this one."""
+    ratio = medians[best] / medians[rival] if best else np.inf
+    return f"{ratio:.2f}×" if np.isfinite(ratio) else "–"
 
 
 def settings(records: Sequence[Record]) -> list[str]:
@@ -179,8 +189,8 @@ def order(records: Sequence[Record]) -> list[str]:
     return [f"Not all runs of these were made in turn, some were repeated later: {names}.", ""] if tasks else []
 
 
-def page(described: dict[str, Any], records: Sequence[Record], images: Path) -> list[str]:
-    """Write the generated part of docs/runner_benchmarks.md, and draw its pictures."""
+def page(described: dict[str, Any], records: Sequence[Record], images: Path, more: Sequence[str] = ()) -> list[str]:
+    """Write the generated part of docs/runner_benchmarks.md, with what else was tried, and draw its pictures."""
     lines = ["## Convergence", "", *machine_text(described), READING, ""]
     for units in sorted({record["units"] for record in records}):
         some = chosen(records, units=units)
@@ -194,7 +204,10 @@ def page(described: dict[str, Any], records: Sequence[Record], images: Path) -> 
             *table(some),
             *order(some),
         ]
-    return [*lines, *failures(records, IDENTITY), *tried.section(), "### Settings", "", *settings(records)]
+    there = {record["rival"] for record in records}
+    absent = ", ".join(NAMES[rival] for rival in RIVALS if rival not in there)
+    lines += [f"Not among these results: {absent}.", ""] if absent else []
+    return [*lines, *failures(records, IDENTITY), *more, "### Settings", "", *settings(records)]
 
 
 def main() -> None:
@@ -204,7 +217,7 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=DOCS, help="where the page and its images are")
     arguments = parser.parse_args()
     (arguments.docs / "images").mkdir(parents=True, exist_ok=True)
-    lines = page(*read(arguments.results), arguments.docs / "images")
+    lines = page(*read(arguments.results), arguments.docs / "images", tried.section())
     write(arguments.docs / "runner_benchmarks.md", "Benchmarks of the runner", lines)
 
 

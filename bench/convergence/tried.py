@@ -1,7 +1,8 @@
 """Would other settings make Stable-Baselines3 faster than its zoo's? `python -m bench.convergence.tried [--resume]`.
 
-Each task that it takes part in, with 64 units, is also run with what the others here have: smaller batches, fewer random steps,
-more environments, two threads of torch. Interleaved, as the benchmark itself. `bench.convergence.report` writes the table.
+Each task that it takes part in is also run with what the others here have: smaller batches, fewer random steps, more
+environments, two threads of torch; with 256 units (`--units 256`), two threads only. Interleaved, as the benchmark itself.
+`bench.convergence.report` writes the table.
 """
 
 from __future__ import annotations
@@ -10,29 +11,30 @@ import argparse
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 from bench import campaign
-from bench.convergence.tasks import TASKS
+from bench.convergence.tasks import TASKS, UNITS
 from bench.report import markdown_table, results_links
 from bench.timing import rotated
 
 OUTPUT = campaign.RESULTS / "convergence_tried.json"
 WORKER = "bench.convergence.worker"
-IDENTITY = ("task", "variant", "seed")
-ZOO = "as tuned"
+IDENTITY = ("task", "units", "variant", "seed")
+ZOO, THREADS = "as tuned", "two threads"
 OFF_POLICY: dict[str, dict[str, Any]] = {
     ZOO: {},
     "1,000 random steps": {"learning_starts": 1_000},
     "1,000 random steps, batches of 64": {"learning_starts": 1_000, "batch_size": 64},
-    "two threads": {"threads": 2},
+    THREADS: {"threads": 2},
 }
 TRIED: dict[str, dict[str, dict[str, Any]]] = {
     "cartpole_dqn": {
         ZOO: {"batch_size": 64},
         "4 environments": {"batch_size": 64, "n_envs": 4, "train_freq": 64},
         "batches of 128": {"batch_size": 128},
-        "two threads": {"batch_size": 64, "threads": 2},
+        THREADS: {"batch_size": 64, "threads": 2},
     },
     "pendulum_ddpg": OFF_POLICY,
     "pendulum_td3": OFF_POLICY,
@@ -40,26 +42,26 @@ TRIED: dict[str, dict[str, dict[str, Any]]] = {
         ZOO: {},
         "batches of 64": {"batch_size": 64},
         "batches of 64, rate 0.002": {"batch_size": 64, "learning_rate": 2e-3},
-        "two threads": {"threads": 2},
+        THREADS: {"threads": 2},
     },
 }
 Record = dict[str, Any]
 
 
-def jobs(tasks: Sequence[str], seeds: int) -> Iterator[dict[str, Any]]:
+def jobs(tasks: Sequence[str], units: Sequence[int], seeds: int) -> Iterator[dict[str, Any]]:
     """Every run, seed by seed, in rotating order."""
-    for task in tasks:
-        variants = TRIED[task]
-        names = list(variants)
+    for task, width in product(tasks, units):
+        variants = TRIED[task] if width == 64 else {name: TRIED[task][name] for name in (ZOO, THREADS)}
         for seed in range(seeds):
-            for name in rotated(names, seed):
-                yield {"task": task, "units": 64, "rival": "sb3", "seed": seed, "variant": name, "settings": variants[name]}
+            for name in rotated(list(variants), seed):
+                run = {"task": task, "units": width, "rival": "sb3", "seed": seed}
+                yield {**run, "variant": name, "settings": variants[name]}
 
 
 def describe(record: Record) -> str:
     """One line about a run."""
     found = f"{record['wall_seconds']:.1f} s" if record["solved"] else record.get("error", "not solved")
-    return f"{record['task']:<16} {record['variant']:<36} seed {record['seed']}  {found}"
+    return f"{record['task']:<16} {record['units']:>3} units  {record['variant']:<36} seed {record['seed']}  {found}"
 
 
 def section() -> list[str]:
@@ -68,22 +70,22 @@ def section() -> list[str]:
         return []
     described, records = campaign.read(OUTPUT)
     rows = []
-    for task, variants in TRIED.items():
-        found = {name: campaign.chosen(records, task=task, variant=name) for name in variants}
+    for units, task in product(UNITS, TRIED):
+        names = TRIED[task] if units == 64 else (ZOO, THREADS)
+        found = {name: campaign.chosen(records, task=task, units=units, variant=name) for name in names}
         if not all(found.values()):
             continue
         medians = {name: campaign.quartiles(campaign.times(runs))[1] for name, runs in found.items()}
         for name, runs in found.items():
             solved = f"{sum(run['solved'] for run in runs)}/{len(runs)}"
             factor = f"{medians[ZOO] / medians[name]:.2f}×" if math.isfinite(medians[ZOO] + medians[name]) else "–"
-            rows.append([TASKS[task].label, name, campaign.spread(campaign.times(runs)), solved, factor])
+            rows.append([TASKS[task].label, str(units), name, campaign.spread(campaign.times(runs)), solved, factor])
     return [
         "### Other settings of Stable-Baselines3",
         "",
-        f"Two layers of 64; measured {described['date']}, commit {described['commit']}; "
-        f"every run: {results_links([OUTPUT.name])}.",
+        f"Measured {described['date']}, commit {described['commit']}; every run: {results_links([OUTPUT.name])}.",
         "",
-        *markdown_table(["task", "settings", "seconds to threshold", "solved", "faster than as tuned"], rows),
+        *markdown_table(["task", "units", "settings", "seconds to threshold", "solved", "faster than as tuned"], rows),
     ]
 
 
@@ -91,13 +93,13 @@ def main() -> None:
     """Run what is not there yet."""
     parser = argparse.ArgumentParser(prog="python -m bench.convergence.tried", description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", nargs="+", choices=TRIED, default=list(TRIED))
+    parser.add_argument("--units", nargs="+", type=int, default=[64], help="width of both hidden layers")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--resume", action="store_true", help="keep the runs that there are, failed ones excepted")
+    campaign.add_going_on(parser)
     arguments = parser.parse_args()
-    if not arguments.resume:
-        OUTPUT.unlink(missing_ok=True)
-    execute = partial(campaign.run, worker=WORKER)
-    campaign.conduct(OUTPUT, arguments.resume, jobs(arguments.tasks, arguments.seeds), IDENTITY, execute, describe)
+    execute, planned = partial(campaign.run, worker=WORKER), jobs(arguments.tasks, arguments.units, arguments.seeds)
+    going_on = {"resume": arguments.resume, "anew": arguments.anew}
+    campaign.conduct(OUTPUT, planned, IDENTITY, execute, describe, **going_on)
 
 
 if __name__ == "__main__":

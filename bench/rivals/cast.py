@@ -35,7 +35,7 @@ class Cast:
         for environment in remote.RIVALS:
             if environment == "rllib" and slots > most:
                 self.notes["RLlib"] = f"left out above {most:.0e} slots: filling it takes too long".replace("e+0", "e")
-            elif (rival := remote.attempt(environment, *arguments)) is not None:
+            elif (rival := remote.attempt(environment, self.notes, *arguments)) is not None:
                 self._remote.append(rival)
 
     def contenders(self, method: str, *arguments: Any) -> tuple[Contender, list[Any]]:

@@ -42,6 +42,11 @@ def python(environment: str) -> Path:
     return ENVIRONMENTS / environment / "bin" / "python"
 
 
+def installed(environment: str) -> bool:
+    """Tell whether `make rivals` has come to its end there."""
+    return (ENVIRONMENTS / environment / "installed").exists()
+
+
 @dataclass(frozen=True)
 class RemoteContender:
     """A Contender of the other process."""
@@ -61,7 +66,7 @@ class RemoteRival:
     versions = "its process did not start"
 
     def __init__(self, environment: str, *arguments: Any) -> None:
-        if not python(environment).exists():
+        if not installed(environment):
             raise MissingRivalError(NOT_INSTALLED)
         mine, others = socket.socketpair()
         command = [str(python(environment)), "-W", "ignore", "-m", "bench.rivals.server", str(others.fileno())]
@@ -80,10 +85,10 @@ class RemoteRival:
 
     def ask(self, what: str, *arguments: Any) -> Any:
         """Have something done there, and return what comes back."""
-        self._connection.send((what, arguments))
         try:
+            self._connection.send((what, arguments))
             good, answer = self._connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             raise RemoteError("its process ended") from None
         if not good:
             raise RemoteError(answer)
@@ -99,14 +104,18 @@ class RemoteRival:
         self._process.wait()
 
 
-def attempt(environment: str, *arguments: Any) -> RemoteRival | None:
-    """Return the rival, or None where there is none; `status` says which, and why. One that failed is not tried again."""
-    if status.get(NAMES[environment], "").startswith(LEFT_OUT):
+def attempt(environment: str, notes: dict[str, str], *arguments: Any) -> RemoteRival | None:
+    """Return the rival, or None where there is none.
+
+    `status` says why, and such a rival is not tried again; of one that has worked before, with other arguments, `notes` do.
+    """
+    name = NAMES[environment]
+    if status.get(name, "").startswith(LEFT_OUT):
         return None
     try:
         rival = RemoteRival(environment, *arguments)
     except MissingRivalError as error:
-        status[NAMES[environment]] = f"{LEFT_OUT}, {error}"
+        (notes if name in status else status)[name] = f"{LEFT_OUT}, {error}"
         return None
-    status[NAMES[environment]] = rival.versions
+    status[name] = rival.versions
     return rival

@@ -11,7 +11,7 @@ from bench.rivals.rows import ALPHA, BETA, VECTOR, Kind, Updates, chunks, rows
 from bench.timing import Contender
 
 TREE = "Tianshou SegmentTree"
-NAME = "Tianshou PrioritizedReplayBuffer"
+NAME, VECTOR_NAME = "Tianshou PrioritizedReplayBuffer", "Tianshou PrioritizedVectorReplayBuffer"
 
 
 class TianshouTree:
@@ -44,9 +44,8 @@ class TianshouTree:
 class TianshouBuffer:
     """PrioritizedReplayBuffer, or its vector form where several rows are added at once."""
 
-    name = NAME
-
     def __init__(self, slots: int, rows_per_add: int = 1, kind: Kind = VECTOR) -> None:
+        self.name = NAME if rows_per_add == 1 else VECTOR_NAME
         self._slots, self._rows, self._kind = slots, rows_per_add, kind
         if rows_per_add == 1:
             self.buffer = PrioritizedReplayBuffer(slots, alpha=ALPHA, beta=BETA)
@@ -86,11 +85,11 @@ class TianshouBuffer:
         return (batch[0],) if self._rows == 1 else (batch, np.arange(self._rows))
 
     def sample(self, batch: int) -> Contender:
-        return Contender(NAME, self.buffer.sample, lambda n: [(batch,)] * n)
+        return Contender(self.name, self.buffer.sample, lambda n: [(batch,)] * n)
 
     def update(self, batch: int) -> Contender:
         updates = Updates(self._slots, batch)
-        return Contender(NAME, self.buffer.update_weight, updates.pairs)
+        return Contender(self.name, self.buffer.update_weight, updates.pairs)
 
     def cycle(self, batch: int) -> Contender:
         buffer, updates = self.buffer, Updates(self._slots, batch)
@@ -99,9 +98,8 @@ class TianshouBuffer:
             _, index = buffer.sample(batch)
             buffer.update_weight(index, errors)
 
-        return Contender(NAME, call, lambda n: [(errors,) for errors in updates.errors(n)])
+        return Contender(self.name, call, lambda n: [(errors,) for errors in updates.errors(n)])
 
     def add(self) -> Contender:
         pool = [self._add_arguments(seed) for seed in range(64)]
-        name = NAME if self._rows == 1 else "Tianshou PrioritizedVectorReplayBuffer"
-        return Contender(name, self.buffer.add, lambda n: [pool[i % 64] for i in range(n)])
+        return Contender(self.name, self.buffer.add, lambda n: [pool[i % 64] for i in range(n)])

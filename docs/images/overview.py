@@ -68,7 +68,7 @@ def main():
         "nobody ever sees half a row (white:",
         "being written, or empty; mass 0)",
         "",
-        "any number of threads, and of",
+        "any number of threads, up to 512",
         "processes with shared=True",
     )):  # fmt: skip
         ax.text(0.3, 2.05 - 0.19 * i, line, va="top", fontsize=8.5, color="#222222")

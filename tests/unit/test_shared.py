@@ -1,6 +1,7 @@
 """Buffers that several processes use: made, attached to, closed, and what is refused."""
 
 import copy
+import errno
 import faulthandler
 import gc
 import multiprocessing
@@ -225,6 +226,15 @@ def test_rows_in_a_file(tmp_path, shared):
     buffer.check_invariants()
     with pytest.raises(FileNotFoundError):
         kr.ReplayBuffer(5, FIELDS, storage_directory=tmp_path / "nowhere")
+
+
+def test_a_file_system_without_nameless_files_is_named(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(shared_memory.os, "open", refuse)
+    with pytest.raises(OSError, match="choose a storage_directory on a local disk"):
+        kr.ReplayBuffer(5, FIELDS, storage_directory=tmp_path)
 
 
 def test_the_place_of_a_dead_process_is_free_again():
