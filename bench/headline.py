@@ -53,7 +53,7 @@ def row(title: str, mine: str, factors: dict[str, float]) -> Row:
 
 def factor(ratio: float) -> str:
     """Two or three digits."""
-    return f"{ratio:.{1 if ratio >= 2 else 2}f}×" if math.isfinite(ratio) else "∞"
+    return f"{ratio:.{0 if ratio >= 100 else 1 if ratio >= 2 else 2}f}×" if math.isfinite(ratio) else "∞"
 
 
 def of_record(title: str, found: Sequence[Record]) -> Row:
@@ -75,8 +75,7 @@ def operation_rows(records: Sequence[Record]) -> list[Row]:
     point = {"slots": 1_000_000, "batch": 256}
     rows = [of_record(title, of_scenario(records, scenario, **point)) for scenario, title in OPERATIONS.items()]
     rows.append(of_record(ADD, of_scenario(records, "buffer add", slots=1_000_000, rows=1)))
-    two_threads = of_scenario(records, "threads: calls by role", role="sample", threads=2)
-    return [*rows, of_record(TWO_THREADS, two_threads)] if two_threads else rows
+    return [*rows, of_record(TWO_THREADS, of_scenario(records, "threads: calls by role", role="sample", threads=2))]
 
 
 def update_rows(records: Sequence[Record]) -> list[Row]:

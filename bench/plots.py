@@ -67,7 +67,7 @@ def _speedups(records: Sequence[Record], path: Path) -> bool:
     for scenario in ("buffer sample", "buffer update_priorities", "buffer sample + update_priorities"):
         label = scenario.replace("buffer ", "").replace(" + ", "\n+ ")
         chosen += [(label, record) for record in _find(records, scenario, slots=slots, batch=batch)]
-    for record in _find(records, "buffer add", slots=slots):
+    for record in sorted(_find(records, "buffer add", slots=slots), key=lambda record: record.parameters["rows"]):
         n_rows = record.parameters["rows"]
         chosen.append((f"add {n_rows} row{'s' if n_rows > 1 else ''}", record))
     if not chosen:
@@ -85,7 +85,8 @@ def _speedups(records: Sequence[Record], path: Path) -> bool:
             error = [[max(ratio - low, 0)], [max(high - ratio, 0)]]
             axes.barh(y, ratio - 1, 0.82, left=1, color=_colour(name), label=None if rival in seen else rival)
             axes.errorbar(ratio, y, xerr=error, color="#333333", lw=0.9, capsize=0)
-            axes.annotate(f"{ratio:.1f}×", (max(ratio, high), y), (5, 0), textcoords="offset points", va="center_baseline")
+            text, where = f"{ratio:.{0 if ratio >= 100 else 1}f}×", (max(ratio, high), y)
+            axes.annotate(text, where, (5, 0), textcoords="offset points", va="center_baseline")
             seen.add(rival)
             for bar in record.bars:
                 if name in bar["text"]:
@@ -119,7 +120,7 @@ def _sizes(records: Sequence[Record], path: Path) -> bool:
     complete = [n for n in sizes if len(_find(records, "buffer sample", slots=n)) > 1]
     if len(complete) < 2:
         return False
-    figure, panels = plt.subplots(1, len(complete), figsize=(3.1 * len(complete), 3.0), sharey=True)
+    figure, panels = plt.subplots(1, len(complete), figsize=(2.9 * len(complete), 3.7), sharey=True, layout="constrained")
     for axes, slots in zip(panels, complete, strict=True):
         chosen = sorted(_find(records, "buffer sample", slots=slots), key=lambda record: record.parameters["batch"])
         batches = [record.parameters["batch"] for record in chosen]
@@ -133,7 +134,7 @@ def _sizes(records: Sequence[Record], path: Path) -> bool:
         axes.set_xlabel("batch size")
         axes.grid()
     panels[0].set_ylabel("nanoseconds per sampled row")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, bbox_to_anchor=(0.5, -0.17))
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     figure.savefig(path)
     plt.close(figure)
     return True

@@ -115,6 +115,9 @@ def scenario_table(records: Sequence[Record]) -> list[str]:
             if name not in medians:
                 cells.append("")
                 continue
+            if medians[name] <= 0:  # growth of a process, of a buffer that fits into what it had already
+                cells.append("too little to tell")
+                continue
             text = quantity(medians[name], record.unit)
             if name == best:
                 cells.append(f"**{text}**")

@@ -148,7 +148,7 @@ def test_a_sampler_beside_an_adder(compare, workers, window):
     }
     bars = [Bar(("alone",), UNDISTURBED_BAR)]
     parameters = {"slots": SLOTS, "batch": BATCH, "rows per add": PER_ADD}
-    compare.rates("processes: a sampler's rows", parameters, "beside an adder", windows, bars, watch=False)
+    compare.rates("processes: a sampler's rows", parameters, "beside an adder", windows, bars, rounds=21, watch=False)
 
 
 @pytest.mark.parametrize("n_processes", [n for n in grid.counts(MOST) if n > 2])

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..validation import as_real
 from .actor_critic import ActorCritic, Critics, regression
-from .algorithm import Batch, Options, check_finite
+from .algorithm import Batch, Options, check_above_0, check_finite
 from .minimizer import Minimizer
 from .networks import MLP, Encoder
 from .recorded import Function
@@ -36,8 +35,8 @@ class SACOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.ent_coef is not None and not as_real("ent_coef", self.ent_coef) > 0:
-            raise ValueError(f"ent_coef must be above 0, or None, got {self.ent_coef}")
+        if self.ent_coef is not None:
+            check_above_0("ent_coef", self.ent_coef)
         if self.target_entropy is not None:
             check_finite("target_entropy", self.target_entropy, -math.inf)
 

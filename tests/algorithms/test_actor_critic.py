@@ -242,8 +242,8 @@ def test_a_fixed_temperature_stays():
     for seed in range(3):
         check_td_error(algorithm, make_batch(algorithm, seed=seed))
     assert algorithm.alpha().item() == pytest.approx(0.3)
-    for bad in (0.0, -1.0):
-        with pytest.raises(ValueError, match="ent_coef must be above 0"):
+    for bad in (0.0, -1.0, float("inf")):
+        with pytest.raises(ValueError, match="ent_coef must be finite and above 0"):
             make("sac", ent_coef=bad)
 
 
