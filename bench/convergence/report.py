@@ -21,6 +21,7 @@ from bench.report import DOCS, machine_text, markdown_table, write
 NAMES = {"sb3": "Stable-Baselines3", "tianshou": "Tianshou", "rllib": "RLlib", "runner": "kary-replay"}
 COLOURS = {"sb3": PURPLE, "tianshou": ORANGE, "rllib": SKY, "runner": BLUE}
 OTHERS = tuple(rival for rival in RIVALS if rival != "runner")
+LOGARITHMIC = 30  # times as long as the fastest: on a linear axis one would see the slowest alone
 FLOORS = {"LunarLander-v3": -400.0}  # where a curve starts so low that the rest would look flat
 READING = (
     "Seconds of training until the mean return of 100 greedy episodes reaches the threshold: median over seeds, in brackets "
@@ -119,19 +120,21 @@ def band(runs: Sequence[Record], grid: np.ndarray) -> np.ndarray:
     return np.quantile(np.array(rows), [0.25, 0.5, 0.75], axis=0)
 
 
-def _horizon(records: Sequence[Record]) -> float:
-    """Up to where a panel goes: a little beyond the slowest rival's median."""
+def _ends(records: Sequence[Record]) -> tuple[float, float]:
+    """When the fastest rival was done with a task, and the slowest: medians."""
     ends = []
     for rival in RIVALS:
         if runs := chosen(records, rival=rival):
             last = [run["wall_seconds"] if run["solved"] else run.get("trained_seconds", 0.0) for run in runs]
             ends.append(float(np.median(last)))
-    return 1.25 * max(ends)
+    return min(ends), max(ends)
 
 
 def _panel(axes: Axes, task: Task, records: Sequence[Record]) -> None:
-    horizon = _horizon(records)
-    grid = np.linspace(0, horizon, 400)
+    first, last = _ends(records)
+    logarithmic = last > LOGARITHMIC * first > 0
+    left, right = 0.25 * first if logarithmic else 0.0, 1.25 * last
+    grid = np.geomspace(left, right, 400) if logarithmic else np.linspace(left, right, 400)
     for rival in RIVALS:
         runs = chosen(records, rival=rival)
         if not runs:
@@ -143,11 +146,14 @@ def _panel(axes: Axes, task: Task, records: Sequence[Record]) -> None:
         if np.isfinite(median):
             axes.plot(median, task.threshold, "o", color=COLOURS[rival], mec="white", ms=7, zorder=5)
     axes.axhline(task.threshold, color="#333333", lw=0.9, ls="--")
-    axes.set_xlim(0, horizon)
+    if logarithmic:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlim(left, right)
     if task.env_id in FLOORS:
         axes.set_ylim(bottom=max(axes.get_ylim()[0], FLOORS[task.env_id]))
     axes.set_title(task.label)
-    axes.set_xlabel("seconds of training")
+    axes.set_xlabel("seconds of training" + ", logarithmic" * logarithmic)
     axes.set_ylabel("mean return")
     axes.grid()
 
@@ -168,8 +174,9 @@ def draw(records: Sequence[Record], units: int, path: Path) -> None:
         legend = panels.flat[len(names)]
         for rival in RIVALS:
             if runs := chosen(records, rival=rival):
-                n_seeds = len({run["seed"] for run in runs})
-                legend.plot([], [], color=COLOURS[rival], lw=1.8, label=f"{NAMES[rival]} ({n_seeds} seed{'s' * (n_seeds > 1)})")
+                seeds = sorted({len(some) for name in names if (some := chosen(runs, task=name))})
+                count = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else f"{seeds[0]} seed{'s' * (seeds[0] > 1)}"
+                legend.plot([], [], color=COLOURS[rival], lw=1.8, label=f"{NAMES[rival]} ({count})")
         legend.plot([], [], color="#333333", lw=0.9, ls="--", label="threshold")
         legend.plot([], [], "o", color="#333333", mec="white", ms=7, label="median time to the threshold")
         legend.legend(
