@@ -22,7 +22,7 @@ def points(full: bool, smoke: bool) -> list[tuple[int, int]]:
 def slots(full: bool, smoke: bool) -> list[int]:
     if smoke:
         return [SLOTS[0]]
-    return list(SLOTS) if full else [MIDDLE[0]]
+    return list(SLOTS) if full else [SLOTS[1], MIDDLE[0]]  # RLlib takes too long to fill in a short run at the larger one
 
 
 def counts(most: int | None = None) -> list[int]:
