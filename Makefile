@@ -66,7 +66,7 @@ bench-smoke: $(VENV)/built
 
 # every part in its long form, hours; results in bench/results/, pages in docs/. PARTS="buffers scaling" picks some, RESUME=1 goes on
 bench-full: $(VENV)/built rivals-try
-	$(if $(or $(if $(PARTS),,all),$(filter convergence,$(PARTS))),$(BOX2D))
+	$(if $(filter convergence,$(or $(PARTS),convergence)),$(BOX2D))
 	$(BIN)/python -m bench --full $(if $(PARTS),--parts $(PARTS)) $(if $(RESUME),--resume)
 
 # environments of their own for rivals whose requirements clash; they share torch and numpy with the main one

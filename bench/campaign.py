@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -57,7 +56,7 @@ def reason(error: Exception) -> str:
         return f"it was not over after {error.timeout:,.0f} s"
     if isinstance(error, subprocess.CalledProcessError):
         lines = (error.stderr or "").strip().splitlines()
-        return re.sub(r"(?:/[^\s/:]+)+/", "", lines[-1]) if lines else f"exit status {error.returncode}"
+        return machine.without_folders(lines[-1]) if lines else f"exit status {error.returncode}"
     return f"it wrote no results ({type(error).__name__})"
 
 
@@ -84,10 +83,11 @@ def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
         if found:
             first = [] if len(found) == len(records) else [described[key]]  # of records from before each had its own
             described[key] = ", ".join(dict.fromkeys([*first, *found]))
-    versions = dict(described.get("versions", {}))
-    for name in versions:
-        versions[name] = " and ".join(dict.fromkeys(run.get("versions", versions).get(name) or "none" for run in records))
-    return {**described, **({"versions": versions} if records and versions else {}), "results": path.name}, records
+    first = described.get("versions", {})
+    for name in first if records else ():
+        found = [record.get("versions", first).get(name, "none") for record in records]
+        described["versions"] = {**described["versions"], name: " and ".join(dict.fromkeys(found))}
+    return {**described, "results": path.name}, records
 
 
 def partial_of(output: Path) -> Path:
@@ -95,12 +95,18 @@ def partial_of(output: Path) -> Path:
     return output.with_suffix(".partial.json")
 
 
-def earlier(output: Path, resume: bool, anew: bool, described: dict[str, Any]) -> list[Record]:
+def complete(output: Path) -> None:
+    """Let what was gathered, if anything, take the place of what there was before."""
+    if partial_of(output).exists():
+        os.replace(partial_of(output), output)
+
+
+def earlier(output: Path, before: str, described: dict[str, Any]) -> list[Record]:
     """Return the records to go on from: of the campaign that was cut off, or else of the finished one."""
     found = next((path for path in (partial_of(output), output) if path.exists()), None)
-    if found is None or anew:
+    if found is None or before == "anew":
         return []
-    if not resume:
+    if before != "resume":
         raise SystemExit(f"{found.name} exists: add --resume to go on with it, or --anew to replace it")
     old, records = read(found)
     if old["processor"] != described["processor"]:
@@ -121,25 +127,21 @@ def conduct(
     identity: Sequence[str],
     execute: Callable[[Job], Record],
     describe: Callable[[Record], str],
-    described: dict[str, Any] | None = None,
-    *,
-    resume: bool = False,
-    anew: bool = False,
+    before: str = "refuse",
 ) -> None:
     """Do the jobs that are not there yet, and write the records after each; `identity` are the keys that tell jobs apart.
 
-    Jobs that failed are done again; their records keep the errors. An earlier record with other settings is refused.
+    What was measured before is refused, gone on with ("resume") or replaced ("anew"). Jobs that failed are done again; their
+    records keep the errors. An earlier record with other settings is refused.
     """
-    described = described or machine.describe()
-    records = earlier(output, resume, anew, described)
+    described = machine.describe()
+    records = earlier(output, before, described)
     there = {tuple(record[key] for key in identity): record for record in records}
-    planned = [json.loads(json.dumps(job)) for job in jobs]
-    for job in planned:
-        old = there.get(tuple(job[key] for key in identity))
+    planned = [(job, there.get(tuple(job[key] for key in identity))) for job in json.loads(json.dumps(list(jobs)))]
+    for job, old in planned:
         if old and "error" not in old and not agrees(old, job):
             raise SystemExit(f"{output.name} has runs with other settings, such as {describe(old)}: replace it with --anew")
-    for job in planned:
-        old = there.get(tuple(job[key] for key in identity))
+    for job, old in planned:
         if old and "error" not in old:
             continue
         record = execute(job)
@@ -150,14 +152,16 @@ def conduct(
         described["cores_used_by_others"] = max(record["cores_used_by_others"] for record in records)
         write(partial_of(output), described, records)
         print(describe(record), flush=True)
-    if partial_of(output).exists():
-        os.replace(partial_of(output), output)
+    complete(output)
 
 
 def add_going_on(parser: argparse.ArgumentParser) -> None:
-    """Let the user say what is to become of earlier results."""
-    parser.add_argument("--resume", action="store_true", help="keep the runs that there are, failed ones excepted")
-    parser.add_argument("--anew", action="store_true", help="replace what there is")
+    """Let the user say what is to become of earlier results: `before` of `conduct`."""
+    one = parser.add_mutually_exclusive_group()
+    one.set_defaults(before="refuse")
+    keep, replace = "keep the runs that there are, failed ones excepted", "replace what there is"
+    one.add_argument("--resume", dest="before", action="store_const", const="resume", help=keep)
+    one.add_argument("--anew", dest="before", action="store_const", const="anew", help=replace)
 
 
 def command(
@@ -182,8 +186,7 @@ def command(
     if not arguments.report:
         planned = jobs(arguments.tasks, arguments.seeds, arguments.short)
         execute = partial(run, worker="bench.runner_run")
-        going_on = {"resume": arguments.resume, "anew": arguments.anew}
-        conduct(arguments.output, planned, identity, execute, describe, **going_on)
+        conduct(arguments.output, planned, identity, execute, describe, arguments.before)
     (arguments.docs / "images").mkdir(parents=True, exist_ok=True)
     report(arguments.output, arguments.docs)
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bench import grid, machine
-from bench.campaign import partial_of
+from bench import campaign, grid, machine
 from bench.rivals import remote
 from bench.table import render
 from bench.timing import Bar, Contender, Record, interleave, interleave_windows
 
 SHORT_WINDOWS = 3
-RESULTS = Path(__file__).parent / "results"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -180,15 +175,13 @@ def save(config: pytest.Config) -> None:
         return
     gathered.machine["rivals"] = remote.status
     gathered.machine["cores_used_by_others"] = round(gathered.neighbours.cores_used(), 2)
-    lines = ",\n".join(json.dumps(asdict(record)) for record in gathered.records)
-    text = f'{{"machine": {json.dumps(gathered.machine, indent=1)},\n"records": [\n{lines}\n]}}\n'
-    path = partial_of(RESULTS / f"{name}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    campaign.write(
+        campaign.partial_of(campaign.RESULTS / f"{name}.json"), gathered.machine, list(map(asdict, gathered.records))
+    )
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Let the results take the place of earlier ones, if nothing failed."""
     name = session.config.getoption("--results")
     if name and session.config.stash[SESSION].records and exitstatus == pytest.ExitCode.OK:
-        os.replace(partial_of(RESULTS / f"{name}.json"), RESULTS / f"{name}.json")
+        campaign.complete(campaign.RESULTS / f"{name}.json")

@@ -13,7 +13,7 @@ from bench.convergence.report import seconds
 from bench.report import BENCH, markdown_table, results_links, write
 from bench.report import load as load_records
 from bench.table import quantity
-from bench.timing import Record
+from bench.timing import Record, find
 
 SOURCES = ("buffers.json", "learner.json", "adapters.json", "convergence.json")
 RIVALS = {"Tianshou": "Tianshou", "cpprb": "cpprb", "RLlib": "RLlib", "SB3": "Stable-Baselines3"}
@@ -65,30 +65,25 @@ def of_record(title: str, found: Sequence[Record]) -> Row:
     return row(title, quantity(record.medians()[record.ours], record.unit), factors)
 
 
-def of_scenario(records: Sequence[Record], scenario: str, **parameters: Any) -> list[Record]:
-    """Return the records of a scenario that have these parameters."""
-    return [r for r in records if r.scenario == scenario and parameters.items() <= r.parameters.items()]
-
-
 def operation_rows(records: Sequence[Record]) -> list[Row]:
     """What the tree and the buffer do, in one thread and in two."""
     point = {"slots": 1_000_000, "batch": 256}
-    rows = [of_record(title, of_scenario(records, scenario, **point)) for scenario, title in OPERATIONS.items()]
-    rows.append(of_record(ADD, of_scenario(records, "buffer add", slots=1_000_000, rows=1)))
-    return [*rows, of_record(TWO_THREADS, of_scenario(records, "threads: calls by role", role="sample", threads=2))]
+    rows = [of_record(title, find(records, scenario, **point)) for scenario, title in OPERATIONS.items()]
+    rows.append(of_record(ADD, find(records, "buffer add", slots=1_000_000, rows=1)))
+    return [*rows, of_record(TWO_THREADS, find(records, "threads: calls by role", role="sample", threads=2))]
 
 
 def update_rows(records: Sequence[Record]) -> list[Row]:
     """What a learner does."""
     return [
-        of_record(title, of_scenario(records, "learner: update", algorithm=algorithm, units=units))
+        of_record(title, find(records, "learner: update", algorithm=algorithm, units=units))
         for (algorithm, units), title in UPDATES.items()
     ]
 
 
 def plugged_in_rows(records: Sequence[Record]) -> list[Row]:
     """What a change of the buffer alone is worth."""
-    return [of_record(title, of_scenario(records, scenario, run="DQN, CartPole-v1")) for scenario, title in PLUGGED_IN.items()]
+    return [of_record(title, find(records, scenario, run="DQN, CartPole-v1")) for scenario, title in PLUGGED_IN.items()]
 
 
 def solved_rows(records: Sequence[dict[str, Any]]) -> list[Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from datetime import datetime, timezone
 from importlib import metadata
@@ -91,6 +92,11 @@ def commit() -> str | None:
     if commit and _first_line("git", "status", "--porcelain", "--untracked-files=no", *others):
         commit += " with uncommitted changes"
     return commit
+
+
+def without_folders(text: str) -> str:
+    """Return a message with the names of files, but not where they are."""
+    return re.sub(r"(?:/[^\s/:]+)+/", "", text)
 
 
 def _busy_seconds() -> float:

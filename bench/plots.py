@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from bench.grid import MIDDLE
-from bench.timing import Record
+from bench.timing import Record, find
 
 # Okabe and Ito's palette: distinct for colour-blind readers too.
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#7F7F7F"
@@ -39,14 +39,6 @@ def _colour(name: str) -> str:
     return next((colour for rival, colour in RIVALS.items() if name.startswith(rival)), BLUE)
 
 
-def _find(records: Sequence[Record], scenario: str, **parameters: Any) -> list[Record]:
-    return [
-        record
-        for record in records
-        if record.scenario == scenario and all(record.parameters.get(key) == value for key, value in parameters.items())
-    ]
-
-
 def speed(records: Sequence[Record], folder: Path) -> list[str]:
     """Draw what the records allow; return the names of the pictures."""
     names = []
@@ -63,11 +55,11 @@ def _speedups(records: Sequence[Record], path: Path) -> bool:
     slots, batch = MIDDLE
     chosen: list[tuple[str, Record]] = []
     for scenario in ("tree sample", "tree update"):
-        chosen += [(scenario, record) for record in _find(records, scenario, slots=slots, batch=batch)]
+        chosen += [(scenario, record) for record in find(records, scenario, slots=slots, batch=batch)]
     for scenario in ("buffer sample", "buffer update_priorities", "buffer sample + update_priorities"):
         label = scenario.replace("buffer ", "").replace(" + ", "\n+ ")
-        chosen += [(label, record) for record in _find(records, scenario, slots=slots, batch=batch)]
-    for record in sorted(_find(records, "buffer add", slots=slots), key=lambda record: record.parameters["rows"]):
+        chosen += [(label, record) for record in find(records, scenario, slots=slots, batch=batch)]
+    for record in sorted(find(records, "buffer add", slots=slots), key=lambda record: record.parameters["rows"]):
         n_rows = record.parameters["rows"]
         chosen.append((f"add {n_rows} row{'s' if n_rows > 1 else ''}", record))
     if not chosen:
@@ -116,13 +108,13 @@ def _speedups(records: Sequence[Record], path: Path) -> bool:
 
 def _sizes(records: Sequence[Record], path: Path) -> bool:
     """Time per row against the batch, one panel per buffer size; needs the full grid."""
-    sizes = sorted({record.parameters["slots"] for record in _find(records, "buffer sample")})
-    complete = [n for n in sizes if len(_find(records, "buffer sample", slots=n)) > 1]
+    sizes = sorted({record.parameters["slots"] for record in find(records, "buffer sample")})
+    complete = [n for n in sizes if len(find(records, "buffer sample", slots=n)) > 1]
     if len(complete) < 2:
         return False
     figure, panels = plt.subplots(1, len(complete), figsize=(2.9 * len(complete), 3.7), sharey=True, layout="constrained")
     for axes, slots in zip(panels, complete, strict=True):
-        chosen = sorted(_find(records, "buffer sample", slots=slots), key=lambda record: record.parameters["batch"])
+        chosen = sorted(find(records, "buffer sample", slots=slots), key=lambda record: record.parameters["batch"])
         batches = [record.parameters["batch"] for record in chosen]
         for name in chosen[0].repetitions:
             values = [record.medians()[name] / b * 1e9 for record, b in zip(chosen, batches, strict=True)]
@@ -174,7 +166,7 @@ def _arity_axes(axes: Axes, title: str, arities: Sequence[int]) -> None:
 def _arity(axes: Axes, records: Sequence[Record], slots: int) -> None:
     arities: list[int] = []
     for operation, colour in (("sample", BLUE), ("update", ORANGE)):
-        for record in _find(records, f"ablation: arity, SumTree {operation}", slots=slots):
+        for record in find(records, f"ablation: arity, SumTree {operation}", slots=slots):
             by_arity = {int(name.split()[1]): value for name, value in record.medians().items()}
             arities = sorted(by_arity)
             _curve(
@@ -199,7 +191,7 @@ def _by_arity(records: Sequence[Record]) -> dict[str, dict[int, float]]:
 def _layout(axes: Axes, records: Sequence[Record], slots: int) -> None:
     arities: list[int] = []
     for operation, colour in (("search", BLUE), ("update", ORANGE)):
-        for name, curve in _by_arity(_find(records, f"ablation: layout, {operation}", slots=slots)).items():
+        for name, curve in _by_arity(find(records, f"ablation: layout, {operation}", slots=slots)).items():
             arities = sorted(curve)
             style = "-" if name.startswith("aligned") else ":"
             _curve(axes, arities, [curve[k] for k in arities], f"{operation}, {name}", color=colour, ls=style)
@@ -209,7 +201,7 @@ def _layout(axes: Axes, records: Sequence[Record], slots: int) -> None:
 def _order(axes: Axes, records: Sequence[Record], slots: int) -> None:
     arities: list[int] = []
     colours = {"by level, prefetch": BLUE, "by level": GREEN, "one at a time": RED}
-    for name, curve in _by_arity(_find(records, "ablation: order of descent", slots=slots)).items():
+    for name, curve in _by_arity(find(records, "ablation: order of descent", slots=slots)).items():
         arities = sorted(curve)
         _curve(axes, arities, [curve[k] for k in arities], name, color=colours[name])
     _arity_axes(axes, "Order of descent (native)", arities)
@@ -217,7 +209,7 @@ def _order(axes: Axes, records: Sequence[Record], slots: int) -> None:
 
 def _locks(axes: Axes, records: Sequence[Record], slots: int) -> None:
     """Rates relative to the coarse lock with one thread, per load."""
-    chosen = _find(records, "ablation: locks", slots=slots)
+    chosen = find(records, "ablation: locks", slots=slots)
     loads = list(dict.fromkeys(record.parameters["load"] for record in chosen))
     colours = {"coarse lock": RED, "split lock": ORANGE, "lazy writing": GREEN, "lazy writing, lock-free descent": BLUE}
     for number, load in enumerate(loads):

@@ -32,7 +32,7 @@ def point(parameters: dict[str, Any]) -> str:
 
 def disturbance(record: Record) -> str:
     """Say how many repetitions other processes disturbed, and what became of these; nothing if there were none."""
-    n, disturbed = len(record.repetitions[record.ours]), {number for them in record.disturbed.values() for number in them}
+    n, disturbed = len(record.repetitions[record.ours]), record.disturbed_rounds()
     if not disturbed:
         return ""
     kept = "counted all the same, for too few were not" if record.doubtful() else "left out"

@@ -84,16 +84,19 @@ class Record:
     bars: list[dict[str, Any]] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)  # contender -> why it is missing, or what to know about it
 
+    def disturbed_rounds(self) -> set[int]:
+        """Return the rounds in which another process took somebody's core."""
+        return {number for numbers in self.disturbed.values() for number in numbers}
+
     def counted(self) -> list[int]:
         """Return the rounds that count, the same for all: those in which nobody was disturbed, if these are enough."""
-        everyone = range(len(self.repetitions[self.ours]))
-        disturbed = {number for numbers in self.disturbed.values() for number in numbers}
-        undisturbed = [number for number in everyone if number not in disturbed]
-        return undisturbed if len(undisturbed) >= MIN_UNDISTURBED else list(everyone)
+        rounds = range(len(self.repetitions[self.ours]))
+        undisturbed = sorted(set(rounds) - self.disturbed_rounds())
+        return undisturbed if len(undisturbed) >= MIN_UNDISTURBED else list(rounds)
 
     def doubtful(self) -> bool:
         """Return whether disturbed rounds count, because there are too few others."""
-        return any(self.disturbed.values()) and len(self.counted()) == len(self.repetitions[self.ours])
+        return not self.disturbed_rounds().isdisjoint(self.counted())
 
     def medians(self) -> dict[str, float]:
         """Each contender's median over the rounds that count."""
@@ -129,6 +132,11 @@ class Record:
         for bar in bars:
             worst = min(ratios[name] for name in bar.rivals)
             self.bars.append({"text": str(bar), "minimum": bar.minimum, "reached": worst, "met": bar.verdict(ratios)})
+
+
+def find(records: Sequence[Record], scenario: str, **parameters: Any) -> list[Record]:
+    """Return the records of a scenario that have these parameters."""
+    return [r for r in records if r.scenario == scenario and parameters.items() <= r.parameters.items()]
 
 
 def run(call: Callable[..., object], inputs: Inputs) -> None:

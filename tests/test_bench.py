@@ -97,25 +97,25 @@ def test_a_campaign_goes_on_where_it_was_cut_off(tmp_path):
         failed = job["seed"] == 1 and done.count(1) < 3
         return {**job, "cores_used_by_others": 0.0, **({"error": f"broke {done.count(1)}"} if failed else {})}
 
-    def conduct(seeds, rate=1.0, **going_on):
+    def conduct(seeds, rate=1.0, **options):
         jobs = [{"seed": seed, "settings": {"rate": rate}} for seed in seeds]
-        campaign.conduct(output, jobs, ("seed",), execute, str, **going_on)
+        campaign.conduct(output, jobs, ("seed",), execute, str, **options)
 
     conduct((0, 1))
     with pytest.raises(SystemExit, match="--resume"):
         conduct((0,))
     with pytest.raises(SystemExit, match="other settings"):
-        conduct((0, 1), rate=2.0, resume=True)
+        conduct((0, 1), rate=2.0, before="resume")
     with pytest.raises(KeyboardInterrupt):
-        conduct((0, 1, 2), resume=True)
+        conduct((0, 1, 2), before="resume")
     assert len(campaign.read(output)[1]) == 2, "the finished file stays until the next one is complete"
-    conduct((0, 1, 2), resume=True)
+    conduct((0, 1, 2), before="resume")
     assert done == [0, 1, 1, 2, 1, 2] and not campaign.partial_of(output).exists()
     records = campaign.read(output)[1]
     assert [record["seed"] for record in records] == [0, 1, 2]
     assert records[1]["earlier_errors"] == ["broke 1", "broke 2"] and "error" not in records[1]
     assert campaign.failures(records, ("seed",))[2] == "- 1: broke 1; broke 2"
-    conduct((0,), anew=True)
+    conduct((0,), before="anew")
     assert len(campaign.read(output)[1]) == 1
 
 
@@ -126,7 +126,7 @@ def test_earlier_failures_stay_if_they_are_not_made_again(tmp_path):
         return {**job, "cores_used_by_others": 0.0, **({"error": "broke"} if job["seed"] == 1 else {})}
 
     campaign.conduct(output, [{"seed": 0}, {"seed": 1}], ("seed",), execute, str)
-    campaign.conduct(output, [{"seed": 2}], ("seed",), execute, str, resume=True)
+    campaign.conduct(output, [{"seed": 2}], ("seed",), execute, str, before="resume")
     assert [record.get("error") for record in campaign.read(output)[1]] == [None, "broke", None]
 
 

@@ -70,8 +70,7 @@ def main() -> None:
         print(f"{rival} is {remote.LEFT_OUT}, {remote.NOT_INSTALLED}")
     rivals = [rival for rival in arguments.rivals if rival not in absent]
     planned = jobs(arguments.tasks, rivals, arguments.units, arguments.seeds, arguments.budget)
-    going_on = {"resume": arguments.resume, "anew": arguments.anew}
-    campaign.conduct(arguments.output, planned, IDENTITY, execute, describe, **going_on)
+    campaign.conduct(arguments.output, planned, IDENTITY, execute, describe, arguments.before)
 
 
 if __name__ == "__main__":

@@ -49,16 +49,13 @@ def table(records: Sequence[Record]) -> list[str]:
     for name, task in TASKS.items():
         medians = {r: quartiles(times(runs))[1] for r in RIVALS if (runs := chosen(records, task=name, rival=r))}
         best = min((rival for rival in OTHERS if rival in medians), key=lambda rival: medians[rival], default=None)
+        fastest = times(chosen(records, task=name, rival=best))
         for rival, median in medians.items():
             runs = chosen(records, task=name, rival=rival)
             solved = [run for run in runs if run["solved"]]
             low, _, high = quartiles(times(runs))
             bold = "**" if rival == "runner" else ""
             steps, updates = _median(solved, "env_steps"), _median(solved, "updates")
-            ratio = faster(medians, best, rival)
-            if rival == "runner" and ratio != "–":
-                low_ratio, high_ratio = ratio_interval(times(chosen(records, task=name, rival=best)), times(runs))
-                ratio += f" [{number(low_ratio)}–{number(high_ratio)}]"
             rows.append(
                 [
                     task.label,
@@ -68,7 +65,7 @@ def table(records: Sequence[Record]) -> list[str]:
                     f"{steps:,.0f}" if steps is not None else "–",
                     f"{updates:,.0f}" if updates is not None else "–",
                     f"{_median(runs, 'startup_seconds') or float('nan'):.1f}",
-                    ratio,
+                    faster(fastest, times(runs), with_interval=rival == "runner"),
                 ]
             )
     header = [
@@ -84,10 +81,13 @@ def table(records: Sequence[Record]) -> list[str]:
     return markdown_table(header, rows)
 
 
-def faster(medians: dict[str, float], best: str | None, rival: str) -> str:
+def faster(theirs: Sequence[float], mine: Sequence[float], with_interval: bool) -> str:
     """Write the best rival's median over this one."""
-    ratio = medians[best] / medians[rival] if best else np.inf
-    return f"{ratio:.2f}×" if np.isfinite(ratio) else "–"
+    ratio = quartiles(theirs)[1] / quartiles(mine)[1] if theirs else np.inf
+    if not np.isfinite(ratio):
+        return "–"
+    low, high = ratio_interval(theirs, mine)
+    return f"{ratio:.2f}×" + f" [{number(low)}–{number(high)}]" * with_interval
 
 
 def settings(records: Sequence[Record]) -> list[str]:
@@ -196,8 +196,8 @@ def order(records: Sequence[Record]) -> list[str]:
     return [f"Not all runs of these were made in turn, some were repeated later: {names}.", ""] if tasks else []
 
 
-def page(described: dict[str, Any], records: Sequence[Record], images: Path, more: Sequence[str] = ()) -> list[str]:
-    """Write the generated part of docs/runner_benchmarks.md, with what else was tried, and draw its pictures."""
+def page(described: dict[str, Any], records: Sequence[Record], images: Path) -> list[str]:
+    """Write the generated part of docs/runner_benchmarks.md, and draw its pictures."""
     lines = ["## Convergence", "", *machine_text(described), READING, ""]
     for units in sorted({record["units"] for record in records}):
         some = chosen(records, units=units)
@@ -214,7 +214,7 @@ def page(described: dict[str, Any], records: Sequence[Record], images: Path, mor
     there = {record["rival"] for record in records}
     absent = ", ".join(NAMES[rival] for rival in RIVALS if rival not in there)
     lines += [f"Not among these results: {absent}.", ""] if absent else []
-    return [*lines, *failures(records, IDENTITY), *more, "### Settings", "", *settings(records)]
+    return [*lines, *failures(records, IDENTITY), *tried.section(), "### Settings", "", *settings(records)]
 
 
 def main() -> None:
@@ -224,7 +224,7 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=DOCS, help="where the page and its images are")
     arguments = parser.parse_args()
     (arguments.docs / "images").mkdir(parents=True, exist_ok=True)
-    lines = page(*read(arguments.results), arguments.docs / "images", tried.section())
+    lines = page(*read(arguments.results), arguments.docs / "images")
     write(arguments.docs / "runner_benchmarks.md", "Benchmarks of the runner", lines)
 
 

@@ -48,14 +48,18 @@ TRIED: dict[str, dict[str, dict[str, Any]]] = {
 Record = dict[str, Any]
 
 
+def variants(task: str, units: int) -> list[str]:
+    """Name what is tried with networks of such a width."""
+    return list(TRIED[task]) if units == 64 else [ZOO, THREADS]
+
+
 def jobs(tasks: Sequence[str], units: Sequence[int], seeds: int) -> Iterator[dict[str, Any]]:
     """Every run, seed by seed, in rotating order."""
     for task, width in product(tasks, units):
-        variants = TRIED[task] if width == 64 else {name: TRIED[task][name] for name in (ZOO, THREADS)}
         for seed in range(seeds):
-            for name in rotated(list(variants), seed):
+            for name in rotated(variants(task, width), seed):
                 run = {"task": task, "units": width, "rival": "sb3", "seed": seed}
-                yield {**run, "variant": name, "settings": variants[name]}
+                yield {**run, "variant": name, "settings": TRIED[task][name]}
 
 
 def describe(record: Record) -> str:
@@ -71,8 +75,7 @@ def section() -> list[str]:
     described, records = campaign.read(OUTPUT)
     rows = []
     for units, task in product(UNITS, TRIED):
-        names = TRIED[task] if units == 64 else (ZOO, THREADS)
-        found = {name: campaign.chosen(records, task=task, units=units, variant=name) for name in names}
+        found = {name: campaign.chosen(records, task=task, units=units, variant=name) for name in variants(task, units)}
         if not all(found.values()):
             continue
         medians = {name: campaign.quartiles(campaign.times(runs))[1] for name, runs in found.items()}
@@ -98,8 +101,7 @@ def main() -> None:
     campaign.add_going_on(parser)
     arguments = parser.parse_args()
     execute, planned = partial(campaign.run, worker=WORKER), jobs(arguments.tasks, arguments.units, arguments.seeds)
-    going_on = {"resume": arguments.resume, "anew": arguments.anew}
-    campaign.conduct(OUTPUT, planned, IDENTITY, execute, describe, **going_on)
+    campaign.conduct(OUTPUT, planned, IDENTITY, execute, describe, arguments.before)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-import re
 import sys
 from importlib import import_module, metadata
 from multiprocessing.connection import Connection
 from typing import Any
 
+from bench.machine import without_folders
 from bench.timing import Before, Contender
 
 METHODS = ("sample", "update", "cycle", "add")
@@ -48,7 +48,7 @@ class Server:
 
 def reason(error: Exception) -> str:
     """One line without folders, for the page that says why a rival is left out."""
-    text = re.sub(r"(?:/[^\s/:]+)+/", "", str(error)).splitlines()[0] if str(error) else ""
+    text = without_folders(str(error)).splitlines()[0] if str(error) else ""
     text = text if len(text) <= 120 else text[:120] + "…"
     return f"{type(error).__name__}: {text}"
 
