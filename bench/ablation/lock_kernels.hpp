@@ -180,6 +180,7 @@ private:
             if (seen & 1) return false;
             // [word] acquire: pairs with the release in add; a newer word makes the second look see a newer generation
             for (int w = 0; w < N_WORDS; ++w) out[i].word[w] = __atomic_load_n(&row.word[w], __ATOMIC_ACQUIRE);
+            // [generation] relaxed: the acquire of the words orders this second look after them
             if (discipline != COARSE && __atomic_load_n(&row.generation, __ATOMIC_RELAXED) != seen) return false;
             mass[i] = load(buffer.tree_.leaves() + node[i]);
             generation[i] = seen;

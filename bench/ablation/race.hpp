@@ -47,9 +47,9 @@ inline double line_round_trip(int64_t n) {
     const auto start = Clock::now();
     auto play = [&](int64_t first) {
         for (int64_t i = first; i < 2 * n; i += 2) {
-            while (ball.load(std::memory_order_acquire) != i) {
+            while (ball.load(std::memory_order_acquire) != i) {  // [ball] acquire: pairs with the release below
             }
-            ball.store(i + 1, std::memory_order_release);
+            ball.store(i + 1, std::memory_order_release);  // [ball] release: pairs with the other thread's acquire above
         }
     };
     std::thread other(play, 1);
