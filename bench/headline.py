@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.campaign import chosen, quartiles, read, times
+from bench.campaign import chosen, number, quartiles, ratio_interval, read, times
 from bench.convergence.report import seconds
 from bench.report import BENCH, markdown_table, results_links, write
 from bench.report import load as load_records
-from bench.table import quantity
+from bench.table import factor, quantity
 from bench.timing import Record, find
 
 SOURCES = ("buffers.json", "learner.json", "adapters.json", "convergence.json")
 RIVALS = {"Tianshou": "Tianshou", "cpprb": "cpprb", "RLlib": "RLlib", "SB3": "Stable-Baselines3"}
+CONVERGENCE_PAGE = "docs/runner_benchmarks.md"
 CONVERGING = {"tianshou": "Tianshou", "rllib": "RLlib", "sb3": "SB3", "runner": "ours"}
 OPERATIONS = {  # of buffers.json, at 1e6 slots and batches of 256
     "tree sample": "draw 256 of 1e6 leaves from the sum tree",
@@ -45,15 +46,9 @@ SOLVED = {  # of convergence.json: task, units, start-up included
 Row = list[str]
 
 
-def row(title: str, mine: str, factors: dict[str, float]) -> Row:
-    """One line: our figure, and how many times better it is than each rival's; ∞ where that one never got there."""
-    cells = (factor(factors[rival]) if rival in factors else "–" for rival in RIVALS)
-    return [title, mine, *cells]
-
-
-def factor(ratio: float) -> str:
-    """Two or three digits."""
-    return f"{ratio:.{0 if ratio >= 100 else 1 if ratio >= 2 else 2}f}×" if math.isfinite(ratio) else "∞"
+def row(title: str, mine: str, cells: dict[str, str]) -> Row:
+    """One line: our figure, and how many times better it is than each rival's."""
+    return [title, mine, *(cells.get(rival, "–") for rival in RIVALS)]
 
 
 def of_record(title: str, found: Sequence[Record]) -> Row:
@@ -61,8 +56,8 @@ def of_record(title: str, found: Sequence[Record]) -> Row:
     if not found:
         raise SystemExit(f"no results for the line {title!r} of the README's table")
     (record,) = found
-    factors = {rival: ratio for name, ratio in record.ratios().items() for rival in RIVALS if name.startswith(rival)}
-    return row(title, quantity(record.medians()[record.ours], record.unit), factors)
+    cells = {rival: factor(ratio) for name, ratio in record.ratios().items() for rival in RIVALS if name.startswith(rival)}
+    return row(title, quantity(record.medians()[record.ours], record.unit), cells)
 
 
 def operation_rows(records: Sequence[Record]) -> list[Row]:
@@ -90,16 +85,27 @@ def solved_rows(records: Sequence[dict[str, Any]]) -> list[Row]:
     """How long it takes until a task is solved, from the first environment step or from the start of the program."""
     rows = []
     for (task, units, startup), title in SOLVED.items():
-        medians = {}
+        found = {}
         for rival, name in CONVERGING.items():
             runs = chosen(records, task=task, units=units, rival=rival)
-            found = [time + startup * run.get("startup_seconds", 0.0) for time, run in zip(times(runs), runs, strict=True)]
-            if found:
-                medians[name] = quartiles(found)[1]
-        mine = medians.pop("ours")
-        factors = {name: median / mine for name, median in medians.items()} if math.isfinite(mine) else {}
-        rows.append(row(title, f"{seconds(mine)} s" if math.isfinite(mine) else "not solved", factors))
+            found[name] = [
+                time + startup * run.get("startup_seconds", 0.0) for time, run in zip(times(runs), runs, strict=True)
+            ]
+        mine = found.pop("ours")
+        median = quartiles(mine)[1]
+        if not math.isfinite(median):
+            rows.append(row(title, "not solved", {}))
+            continue
+        cells = {name: slower_by(theirs, mine) for name, theirs in found.items() if theirs}
+        rows.append(row(title, f"{seconds(median)} s", cells))
     return rows
+
+
+def slower_by(theirs: Sequence[float], mine: Sequence[float]) -> str:
+    """Write the ratio of the medians, how certain it is, and of how few runs it is, if so; ∞ where theirs never got there."""
+    low, high = ratio_interval(theirs, mine)
+    few = "" if len(theirs) >= len(mine) else f", {len(theirs)} run{'s' * (len(theirs) > 1)}"
+    return f"{factor(quartiles(theirs)[1] / quartiles(mine)[1])} [{number(low)}–{number(high)}{few}]"
 
 
 def headline() -> list[str]:
@@ -113,8 +119,9 @@ def headline() -> list[str]:
     header = ["", "kary-replay", *(f"faster than {name}" for name in RIVALS.values())]
     return [
         *markdown_table(header, rows),
-        f"Medians of interleaved repetitions on {processors[0]['cores']} cores of an {processors[0]['model']}. "
-        f"Stable-Baselines3 draws uniformly: it has no priorities. Every repetition, with dates and commits: "
+        f"Medians on {processors[0]['cores']} cores of an {processors[0]['model']}, rivals measured in turn with ours, but for "
+        f"runs that [the page]({CONVERGENCE_PAGE}) names; of runs until solved in brackets: where nine in ten ratios lie when "
+        f"the runs are drawn anew. Stable-Baselines3 draws uniformly: it has no priorities. Every repetition, with dates and commits: "
         f"{results_links(SOURCES, up='')}; with quartiles: [docs/](docs/benchmarks.md).",
     ]
 

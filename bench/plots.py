@@ -14,6 +14,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from bench.grid import MIDDLE
+from bench.table import factor
 from bench.timing import Record, find
 
 # Okabe and Ito's palette: distinct for colour-blind readers too.
@@ -35,8 +36,48 @@ STYLE = {
 }
 
 
+def rival_of(name: str) -> str | None:
+    """Return whose buffer it is that has this name; None: ours."""
+    return next((rival for rival in RIVALS if name.startswith(rival)), None)
+
+
 def _colour(name: str) -> str:
-    return next((colour for rival, colour in RIVALS.items() if name.startswith(rival)), BLUE)
+    rival = rival_of(name)
+    return RIVALS[rival] if rival else BLUE
+
+
+def advantages(axes: Axes, chosen: Sequence[tuple[str, Record]]) -> None:
+    """Draw labelled comparisons as horizontal bars: how many times better ours is than each, quartiles, the bars to clear."""
+    ratios = [record.ratios() for _, record in chosen]
+    names = {name for each in ratios for name in each}
+    y, ticks, seen, extremes = 0.0, [], set(), [1.0]
+    for (_, record), each in zip(chosen, ratios, strict=True):
+        scatter = record.ratio_quartiles()
+        ticks.append(y + (len(each) - 1) / 2)
+        for name, ratio in each.items():
+            rival = rival_of(name)
+            alone = sum(rival_of(other) == rival for other in names) == 1
+            low, _, high = scatter.get(name, (ratio,) * 3)
+            label = None if rival in seen else f"than {name if alone else rival}"
+            axes.barh(y, ratio - 1, 0.82, left=1, color=_colour(name), label=label)
+            axes.errorbar(ratio, y, xerr=[[max(ratio - low, 0)], [max(high - ratio, 0)]], color="#333333", lw=0.9, capsize=0)
+            axes.annotate(factor(ratio), (max(ratio, high, 1.0), y), (5, 0), textcoords="offset points", va="center_baseline")
+            for bar in record.bars:
+                if name in bar["text"]:
+                    axes.plot([bar["minimum"]] * 2, [y - 0.46, y + 0.46], color=RED, lw=2)
+            seen.add(rival)
+            extremes += [ratio, high]
+            y += 1
+        y += 0.75
+    axes.axvline(1, color="#333333", lw=0.8)
+    axes.plot([], [], color=RED, lw=2, label="bar to clear")
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(min(0.7, 0.8 * min(extremes)), 1.6 * max(extremes))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
+    axes.set_yticks(ticks, [label for label, _ in chosen])
+    axes.invert_yaxis()
+    axes.grid(axis="x")
+    axes.tick_params(axis="y", length=0)
 
 
 def speed(records: Sequence[Record], folder: Path) -> list[str]:
@@ -66,41 +107,10 @@ def _speedups(records: Sequence[Record], path: Path) -> bool:
         return False
     n_bars = sum(len(record.ratios()) for _, record in chosen)
     figure, axes = plt.subplots(figsize=(7.5, 0.27 * n_bars + 0.32 * len(chosen) + 0.9))
-    y, ticks, labels, seen = 0.0, [], [], set()
-    for label, record in chosen:
-        ratios, scatter = record.ratios(), record.ratio_quartiles()
-        ticks.append(y + (len(ratios) - 1) / 2)
-        labels.append(label)
-        for name, ratio in ratios.items():
-            rival = next(key for key in RIVALS if name.startswith(key))
-            low, _, high = scatter.get(name, (ratio,) * 3)
-            error = [[max(ratio - low, 0)], [max(high - ratio, 0)]]
-            axes.barh(y, ratio - 1, 0.82, left=1, color=_colour(name), label=None if rival in seen else rival)
-            axes.errorbar(ratio, y, xerr=error, color="#333333", lw=0.9, capsize=0)
-            text, where = f"{ratio:.{0 if ratio >= 100 else 1}f}×", (max(ratio, high), y)
-            axes.annotate(text, where, (5, 0), textcoords="offset points", va="center_baseline")
-            seen.add(rival)
-            for bar in record.bars:
-                if name in bar["text"]:
-                    axes.plot([bar["minimum"]] * 2, [y - 0.46, y + 0.46], color=RED, lw=2)
-            y += 1
-        y += 0.8
-    axes.axvline(1, color="#333333", lw=0.8)
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(left=min(0.45, *(0.8 * ratio for _, record in chosen for ratio in record.ratios().values())))
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
-    axes.set_yticks(ticks, labels)
-    axes.invert_yaxis()
-    axes.grid(axis="x")
-    axes.tick_params(axis="y", length=0)
+    advantages(axes, chosen)
     axes.set_title(f"How many times faster ({slots:.0e} slots, batch {batch}, one thread)".replace("e+0", "e"))
     axes.set_xlabel("ratio of medians; the thin line spans the quartiles")
-    marker = axes.plot([], [], color=RED, lw=2, label="bar to clear")
-    handles, names = axes.get_legend_handles_labels()
-    order = sorted(range(len(names)), key=lambda i: handles[i] in marker)
-    axes.legend(
-        [handles[i] for i in order], [f"than {names[i]}" if names[i] in RIVALS else names[i] for i in order], loc="upper right"
-    )
+    axes.legend(loc="upper right")
     figure.savefig(path)
     plt.close(figure)
     return True

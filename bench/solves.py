@@ -127,10 +127,10 @@ def main() -> int:
     parser.add_argument("--report", action="store_true", help="only write the page")
     parser.add_argument("--docs", type=Path, default=DOCS, help="where the page is")
     arguments = parser.parse_args()
-    _, old = campaign.read(OUTPUT) if OUTPUT.exists() else ({}, [])
     described = machine.describe()
-    kept = arguments.resume or arguments.report
-    records = [record for record in old if kept or record["task"] not in arguments.tasks]
+    elsewhere = OUTPUT.exists() and campaign.read(OUTPUT)[0]["processor"] != described["processor"]
+    old = campaign.earlier(OUTPUT, "anew" if elsewhere and not arguments.resume else "resume", described)
+    records = [record for record in old if arguments.resume or record["task"] not in arguments.tasks]
     there = {(record["task"], record["seed"]) for record in records}
     for seed in range(0 if arguments.report else arguments.seeds):
         for task in arguments.tasks:
@@ -139,10 +139,11 @@ def main() -> int:
             record = train(task, seed)
             records.append(record)
             described["cores_used_by_others"] = max(run["cores_used_by_others"] for run in records)
-            campaign.write(OUTPUT, described, records)
+            campaign.write(campaign.partial_of(OUTPUT), described, records)
             print(
                 {key: record[key] for key in ("task", "seed", "solved", "mean_return", "env_steps", "wall_seconds")}, flush=True
             )
+    campaign.complete(OUTPUT)
     described, records = campaign.read(OUTPUT)
     report(records, described, arguments.docs)
     return 0 if all(record["solved"] for record in records) else 1

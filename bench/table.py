@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,11 @@ def quantity(value: float, unit: str) -> str:
         if value >= scale:
             return f"{value / scale:.3g} {prefix} {unit}"
     return f"{value:.3g} {unit}"
+
+
+def factor(ratio: float) -> str:
+    """Write how many times better something is, with two or three digits."""
+    return f"{ratio:.{0 if ratio >= 100 else 1 if ratio >= 2 else 2}f}×" if math.isfinite(ratio) else "∞"
 
 
 def point(parameters: dict[str, Any]) -> str:

@@ -243,7 +243,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         errors = as_float64("td_error", errors)
         if errors.size != handles.size:
             raise ValueError(f"td_error must have one value per handle, {handles.size}, got {errors.size}")
-        return self._storage.update(np.ascontiguousarray(handles), errors, self._storage.priority_epsilon)
+        return self._storage.update(handles, errors, self._storage.priority_epsilon)
 
     def _priorities(self, priority: npt.ArrayLike, n: int) -> npt.NDArray[np.float64]:
         """Return checked raw priorities of n rows."""

@@ -8,6 +8,7 @@ A writer copies its rows into slots it has reserved, holding no lock.
 from libc.math cimport fabs, pow
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
 
 cimport numpy as cnp
 
@@ -124,27 +125,30 @@ cdef class Storage(Reader):
     def update(self, cnp.ndarray handles, cnp.ndarray td_errors, double epsilon):
         """Set the priorities |td_error| + epsilon of the rows whose handles are still current; return how many were.
 
-        ``handles`` is a contiguous array [B] of HANDLE_DTYPE, ``td_errors`` a contiguous float64 array [B].
+        ``handles`` is an array [B] of HANDLE_DTYPE, ``td_errors`` a contiguous float64 array [B].
         """
+        if not cnp.PyArray_IS_C_CONTIGUOUS(handles):
+            handles = handles.copy()
         cdef int64_t n = cnp.PyArray_SIZE(handles), i, applied = 0
-        cdef Handle* handle_at = <Handle*>cnp.PyArray_DATA(handles)
-        cdef double* td_error = <double*>cnp.PyArray_DATA(td_errors)
+        cdef double td_error
         cdef double* priority
         cdef double* mass
         cdef int64_t* scratch
         if n == 0:
             return 0
-        # Copies, so that what is checked is what is used, whatever other threads do to the arrays.
+        # Copies, so that what is checked is what is used, whatever other threads do to the arrays; and they are aligned.
         cdef Handle* handle = <Handle*>malloc(n * (sizeof(Handle) + 2 * sizeof(double) + sizeof(int64_t)))
         if handle == NULL:
             raise MemoryError(f"no memory for a batch of {n}; use a smaller one")
         priority = <double*>(handle + n)
         mass = priority + n
         scratch = <int64_t*>(mass + n)
+        memcpy(handle, cnp.PyArray_DATA(handles), n * sizeof(Handle))
+        memcpy(priority, cnp.PyArray_DATA(td_errors), n * sizeof(double))
         try:
             for i in range(n):
-                handle[i] = handle_at[i]
-                priority[i] = fabs(td_error[i]) + epsilon
+                td_error = priority[i]
+                priority[i] = fabs(td_error) + epsilon
                 if not 0 <= handle[i].index < self.capacity:
                     raise IndexRangeError(
                         f"handle {i} has index {handle[i].index}: it must be in 0 … {self.capacity - 1}; "
@@ -153,7 +157,7 @@ cdef class Storage(Reader):
                 if not priority[i] <= self.tree.mass_limit:  # NaN fails too
                     raise ValueError(
                         f"td_error must be finite (at most {self.tree.mass_limit:.3g} with priority_epsilon), "
-                        f"got {td_error[i]} at position {i}; has the loss diverged?"
+                        f"got {td_error} at position {i}; has the loss diverged?"
                     )
             with nogil:
                 applied = self.apply(handle, priority, mass, scratch, n)

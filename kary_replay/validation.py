@@ -77,6 +77,8 @@ def as_generator(rng: Any) -> np.random.Generator:
 
 def as_array(name: str, value: Any) -> npt.NDArray[Any]:
     """Return ``value`` as an array of whatever dtype and shape it has."""
+    if type(value) is np.ndarray:
+        return value
     if isinstance(value, np.ma.MaskedArray):
         raise ValueError(f"{name} is a masked array, whose mask would be lost: fill it first, with .filled(value)")
     try:

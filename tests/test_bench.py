@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from time import perf_counter
 
 import pytest
 
@@ -14,7 +15,7 @@ pytest.importorskip("tianshou")
 from bench import __main__ as suite
 from bench import campaign, grid, large_batch, runner_ablation, runner_run, scaling
 from bench.rivals import remote
-from bench.timing import Record, calibrate, interleave_windows, turns
+from bench.timing import Contender, Record, calibrate, interleave_windows, turns
 
 CAMPAIGNS = {"scaling": scaling, "large_batch": large_batch, "runner_ablation": runner_ablation}
 
@@ -277,6 +278,23 @@ def test_a_rival_in_another_process_takes_its_turn(environments):
     notes = {}
     assert remote.attempt("rllib", notes, "many") is None and remote.attempt("rllib", notes, 64) is not None
     assert "could not load" in notes["RLlib"] and "numpy" in remote.status["RLlib"]
+
+
+def test_slow_first_calls_do_not_shorten_the_repetitions():
+    calls = 0
+
+    def call():
+        nonlocal calls
+        calls += 1
+        end = perf_counter() + (0.0015 if calls <= 6 else 20e-6)
+        while perf_counter() < end:
+            pass
+
+    n_calls, before = calibrate(Contender("slow at first", call, lambda n: [()] * n))
+    assert 30 <= n_calls <= 100
+    calls = 6  # the slow ones are over
+    before(Contender("slow at first", call, lambda n: [()] * n))
+    assert calls - 6 >= 6 * n_calls
 
 
 def test_a_rival_that_does_not_load_is_named_with_the_reason(environments, tmp_path):

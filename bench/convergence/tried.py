@@ -86,7 +86,8 @@ def section() -> list[str]:
     return [
         "### Other settings of Stable-Baselines3",
         "",
-        f"Measured {described['date']}, commit {described['commit']}; every run: {results_links([OUTPUT.name])}.",
+        f"Measured {described['date']}, commit {described['commit']}, on {described['processor']['cores']} cores of an "
+        f"{described['processor']['model']}; every run: {results_links([OUTPUT.name])}.",
         "",
         *markdown_table(["task", "units", "settings", "seconds to threshold", "solved", "faster than as tuned"], rows),
     ]

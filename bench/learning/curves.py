@@ -18,8 +18,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from bench.campaign import stamp
+
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "learning"
-BUFFERS = ("uniform", "prioritized")
+PLAIN = "prioritized, in plain Python"
+BUFFERS = ("uniform", "prioritized", PLAIN)  # the last one only where it is asked for
 PRIORITIZED = {"alpha": 0.6, "beta": 0.4}
 LIBRARIES = ("kary-replay", "stable-baselines3", "torch", "gymnasium", "numpy")
 
@@ -112,7 +115,7 @@ def train(name: str, steps: int, buffer: str, seed: int) -> dict[str, Any]:
     algorithm = getattr(stable_baselines3, task.algorithm)
     if buffer == "prioritized":
         arguments |= {"replay_buffer_class": PrioritizedReplayBuffer, "replay_buffer_kwargs": PRIORITIZED}
-    elif buffer == "plain":
+    elif buffer == PLAIN:
         from bench.learning.plain_dqn import WeightedDQN
         from bench.rivals.python_sum_tree import PythonPrioritizedReplayBuffer
 
@@ -141,7 +144,7 @@ def train(name: str, steps: int, buffer: str, seed: int) -> dict[str, Any]:
     start = perf_counter()
     model.learn(steps, callback=Evaluate())
     seconds = round(perf_counter() - start, 1)
-    return {"buffer": buffer, "seed": seed, "steps": at, "returns": returns, "values": values, "seconds": seconds}
+    return {"buffer": buffer, "seed": seed, "steps": at, "returns": returns, "values": values, "seconds": seconds, **stamp()}
 
 
 def _train(job: tuple[str, int, str, int]) -> dict[str, Any]:
@@ -167,23 +170,32 @@ def write(path: Path, name: str, steps: int, runs: Sequence[dict[str, Any]]) -> 
     path.write_text(json.dumps(head)[:-1] + f', "runs": [\n{lines}\n]}}\n')
 
 
+def others(path: Path, planned: set[tuple[str, int]], steps: int) -> list[dict[str, Any]]:
+    """Return the runs of as many steps that are there already, but for those that are planned."""
+    document = json.loads(path.read_text()) if path.exists() else {"steps": steps, "runs": []}
+    if document["steps"] != steps:
+        raise SystemExit(f"{path.name} has runs of {document['steps']:,} steps: name another folder with --output")
+    return [run for run in document["runs"] if (run["buffer"], run["seed"]) not in planned]
+
+
 def main() -> None:
-    """Train every seed with both buffers, and write after each run."""
+    """Train every seed with the buffers, and write after each run; runs of others that are there stay."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--buffers", nargs="+", choices=(*BUFFERS, "plain"), default=BUFFERS)
+    parser.add_argument("--buffers", nargs="+", choices=BUFFERS, default=BUFFERS[:2])
     parser.add_argument("--steps", type=int, help="environment steps (default: the task's)")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results (default: bench/results/learning)")
     arguments = parser.parse_args()
     steps = arguments.steps or TASKS[arguments.task].steps
     jobs = [(arguments.task, steps, buffer, seed) for seed in range(arguments.seeds) for buffer in arguments.buffers]
-    runs: list[dict[str, Any]] = []
+    output = arguments.output / f"{arguments.task}.json"
+    runs = others(output, {(buffer, seed) for _, _, buffer, seed in jobs}, steps)
     with multiprocessing.get_context("spawn").Pool(arguments.processes, maxtasksperchild=1) as pool:
         for run in pool.imap_unordered(_train, jobs):
             runs.append(run)
-            write(arguments.output / f"{arguments.task}.json", arguments.task, steps, runs)
+            write(output, arguments.task, steps, runs)
             last = run["returns"][-1] if run["returns"] else float("nan")
             print(f"{run['buffer']:<12} seed {run['seed']}: {last:8.1f} at the end, {run['seconds']:.0f} s", flush=True)
 

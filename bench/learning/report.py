@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from matplotlib import pyplot as plt
 
-from bench.learning.curves import BUFFERS, RESULTS
-from bench.plots import BLUE, GREEN, GREY, STYLE
+from bench.learning.curves import BUFFERS, PLAIN, RESULTS
+from bench.plots import BLUE, GREEN, GREY, ORANGE, STYLE
 from bench.report import DOCS, markdown_table, results_links, write
 
 TASKS = ("cartpole", "pendulum", "lunarlander", "lunarlander_gentle")
-COLOURS = {"uniform": GREY, "prioritized": BLUE, "oracle": GREEN}
+COLOURS = {"uniform": GREY, "prioritized": BLUE, "oracle": GREEN}  # of Cliffwalk
+CURVES = {"uniform": GREY, "prioritized": BLUE, PLAIN: ORANGE}
 LAST = 5  # evaluations that make the final return
 SAMPLES = 10_000  # of the bootstrap
 
@@ -66,7 +67,9 @@ def draw_curves(documents: dict[str, dict[str, Any]], path: Path) -> None:
         figure, grid = plt.subplots(1, len(documents), figsize=(4.0 * len(documents), 3.4), layout="constrained", squeeze=False)
         for axes, document in zip(grid[0], documents.values(), strict=True):
             for buffer in BUFFERS:
-                returns, colour = curves(document, buffer), COLOURS[buffer]
+                returns, colour = curves(document, buffer), CURVES[buffer]
+                if not len(returns):
+                    continue
                 steps = document["runs"][0]["steps"]
                 middle, error = returns.mean(axis=0), returns.std(axis=0, ddof=1) / np.sqrt(len(returns))
                 axes.plot(steps, returns.T, color=colour, lw=0.6, alpha=0.25)
@@ -105,7 +108,11 @@ def curve_table(documents: dict[str, dict[str, Any]]) -> list[str]:
         for title, reduce in ((f"last {LAST} evaluations", lambda r: r[:, -LAST:]), ("all evaluations", lambda r: r)):
             cells = []
             for buffer in BUFFERS:
-                values = reduce(curves(document, buffer)).mean(axis=1)
+                returns = curves(document, buffer)
+                if not len(returns):
+                    cells.append("–")
+                    continue
+                values = reduce(returns).mean(axis=1)
                 low, high = interval(values)
                 cells.append(f"{mean(values):.1f} [{low:.1f} … {high:.1f}]")
             seeds = len(curves(document, BUFFERS[0]))
