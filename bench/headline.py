@@ -121,8 +121,8 @@ def headline() -> list[str]:
         *markdown_table(header, rows),
         f"Medians on {processors[0]['cores']} cores of an {processors[0]['model']}, rivals measured in turn with ours, but for "
         f"runs that [the page]({CONVERGENCE_PAGE}) names; of runs until solved in brackets: where nine in ten ratios lie when "
-        f"the runs are drawn anew. Stable-Baselines3 draws uniformly: it has no priorities. Every repetition, with dates and commits: "
-        f"{results_links(SOURCES, up='')}; with quartiles: [docs/](docs/benchmarks.md).",
+        f"the runs are drawn anew. Stable-Baselines3 draws uniformly: it has no priorities. Every repetition, with dates and "
+        f"commits: {results_links(SOURCES, up='')}; with quartiles: [docs/](docs/benchmarks.md).",
     ]
 
 
