@@ -50,7 +50,7 @@ ADAPTERS = {
     "SB3: sample + update_priorities": "A learner's two calls on the buffer, as SB3 makes them: tensors out, TD errors in.",
     "SB3: training": "Environment steps per second of `learn()`, stock algorithms and settings; learning rate 0 and constant "
     "exploration for both.",
-    "SB3: parts of DQN's training": "The same run of DQN, CartPole-v1, each part timed where it stands, between the others: what "
+    "SB3: parts of DQN's training": "The same run of DQN, CartPole-v1, each part timed where it stands: what "
     "one update takes, and the four calls of `add` before it (in the first of which ours writes TD errors back). The rest of "
     "`train()` has the networks, the targets, which ours has to follow on their way to the loss, and the optimizer.",
     "Tianshou: sample + update_weight": "The same two calls on Tianshou's prioritized buffers, stock and ours.",
