@@ -179,20 +179,22 @@ def scrub(_: Contender) -> None:
 def calibrate(contender: Contender) -> tuple[int, Before]:
     """How many calls make one repetition of about TARGET_SECONDS, and what warms them up for WARM_SECONDS.
 
-    First calls may take many times what later ones do (pages that were never touched, caches of somebody else). So calls are
-    timed only when there have been some for WARM_SECONDS, and then in repetitions as long as those that they are to decide on.
+    First calls may take many times what later ones do: pages that were never touched, caches of somebody else, inputs just made.
+    So they are only counted, until WARM_SECONDS have passed; then repetitions are timed after as many calls, as they will be.
     """
-    n_calls, spent = 1, 0.0
+    n_calls, n_warm, spent = 1, 0, 0.0
     while spent < WARM_SECONDS:
         spent += contender.timed(n_calls, nothing)[0]
+        n_warm += n_calls
         n_calls = min(2 * n_calls, MAX_CALLS)
     n_calls = 1
     while True:
-        each = max(min(contender.timed(n_calls, nothing)[0] for _ in range(3)), 1e-9) / n_calls
+        before = partial(warm_up, n_warm)
+        each = max(min(contender.timed(n_calls, before)[0] for _ in range(3)), 1e-9) / n_calls
         wanted = max(1, min(round(TARGET_SECONDS / each), MAX_CALLS))
-        if wanted <= 2 * n_calls:
-            most = round(wanted * WARM_SECONDS / TARGET_SECONDS)
-            return wanted, partial(warm_up, max(1, min(round(WARM_SECONDS / each), most)))
+        n_warm = max(1, min(round(WARM_SECONDS / each), round(wanted * WARM_SECONDS / TARGET_SECONDS)))
+        if wanted <= 1.25 * n_calls:
+            return wanted, partial(warm_up, n_warm)
         n_calls = wanted
 
 

@@ -286,7 +286,7 @@ def test_slow_first_calls_do_not_shorten_the_repetitions():
     def call():
         nonlocal calls
         calls += 1
-        end = perf_counter() + (0.0015 if calls <= 6 else 20e-6)
+        end = perf_counter() + (0.004 if calls <= 6 else 20e-6)
         while perf_counter() < end:
             pass
 
