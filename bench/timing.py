@@ -179,7 +179,7 @@ def scrub(_: Contender) -> None:
 def calibrate(contender: Contender) -> tuple[int, Before]:
     """How many calls make one repetition of about TARGET_SECONDS, and what warms them up for WARM_SECONDS.
 
-    First calls may take many times what later ones do: pages that were never touched, caches of somebody else, inputs just made.
+    First calls may take many times what later ones do: pages that were never touched, somebody else's caches, inputs just made.
     So they are only counted, until WARM_SECONDS have passed; then repetitions are timed after as many calls, as they will be.
     """
     n_calls, n_warm, spent = 1, 0, 0.0
