@@ -72,7 +72,7 @@ def advantages(axes: Axes, chosen: Sequence[tuple[str, Record]]) -> None:
     axes.axvline(1, color="#333333", lw=0.8)
     axes.plot([], [], color=RED, lw=2, label="bar to clear")
     axes.set_xscale("log", base=2)
-    axes.set_xlim(min(0.7, 0.8 * min(extremes)), 1.6 * max(extremes))
+    axes.set_xlim(min(0.7, 0.8 * min(extremes)), 2.2 * max(extremes))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axes.set_yticks(ticks, [label for label, _ in chosen])
     axes.invert_yaxis()
