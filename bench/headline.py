@@ -17,7 +17,6 @@ from bench.timing import Record, find
 
 SOURCES = ("buffers.json", "learner.json", "adapters.json", "convergence.json")
 RIVALS = {"Tianshou": "Tianshou", "cpprb": "cpprb", "RLlib": "RLlib", "SB3": "Stable-Baselines3"}
-CONVERGENCE_PAGE = "docs/runner_benchmarks.md"
 CONVERGING = {"tianshou": "Tianshou", "rllib": "RLlib", "sb3": "SB3", "runner": "ours"}
 OPERATIONS = {  # of buffers.json, at 1e6 slots and batches of 256
     "tree sample": "draw 256 of 1e6 leaves from the sum tree",
@@ -120,9 +119,9 @@ def headline() -> list[str]:
     return [
         *markdown_table(header, rows),
         f"Medians on {processors[0]['cores']} cores of an {processors[0]['model']}, rivals measured in turn with ours, but for "
-        f"runs that [the page]({CONVERGENCE_PAGE}) names; of runs until solved in brackets: where nine in ten ratios lie when "
-        f"the runs are drawn anew. Stable-Baselines3 draws uniformly: it has no priorities. Every repetition, with dates and "
-        f"commits: {results_links(SOURCES, up='')}; with quartiles: [docs/](docs/benchmarks.md).",
+        f"runs that [the page](docs/runner_benchmarks.md) names; of runs until solved in brackets: where nine in ten ratios "
+        f"lie when the runs are drawn anew. Stable-Baselines3 draws uniformly: it has no priorities. Every repetition, with "
+        f"dates and commits: {results_links(SOURCES, up='')}; with quartiles: [docs/](docs/benchmarks.md).",
     ]
 
 

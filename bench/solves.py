@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -118,22 +119,15 @@ def draw(task: str, runs: list[dict[str, Any]], path: Path) -> None:
         plt.close(figure)
 
 
-def main() -> int:
-    """Train what is asked for, seed by seed, and keep the records after every run."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=[task for task in TASKS if task not in NIGHTLY])
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--resume", action="store_true", help="keep the records there are, and skip what they have")
-    parser.add_argument("--report", action="store_true", help="only write the page")
-    parser.add_argument("--docs", type=Path, default=DOCS, help="where the page is")
-    arguments = parser.parse_args()
+def measure(tasks: Sequence[str], seeds: int, resume: bool) -> None:
+    """Train seed by seed, and keep the records after every run; those of other tasks stay, if they are of this machine."""
     described = machine.describe()
     elsewhere = OUTPUT.exists() and campaign.read(OUTPUT)[0]["processor"] != described["processor"]
-    old = campaign.earlier(OUTPUT, "anew" if elsewhere and not arguments.resume else "resume", described)
-    records = [record for record in old if arguments.resume or record["task"] not in arguments.tasks]
+    old = campaign.earlier(OUTPUT, "anew" if elsewhere and not resume else "resume", described)
+    records = [record for record in old if resume or record["task"] not in tasks]
     there = {(record["task"], record["seed"]) for record in records}
-    for seed in range(0 if arguments.report else arguments.seeds):
-        for task in arguments.tasks:
+    for seed in range(seeds):
+        for task in tasks:
             if (task, seed) in there:
                 continue
             record = train(task, seed)
@@ -144,6 +138,19 @@ def main() -> int:
                 {key: record[key] for key in ("task", "seed", "solved", "mean_return", "env_steps", "wall_seconds")}, flush=True
             )
     campaign.complete(OUTPUT)
+
+
+def main() -> int:
+    """Train what is asked for, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=[task for task in TASKS if task not in NIGHTLY])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--resume", action="store_true", help="keep the records there are, and skip what they have")
+    parser.add_argument("--report", action="store_true", help="only write the page")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="where the page is")
+    arguments = parser.parse_args()
+    if not arguments.report:
+        measure(arguments.tasks, arguments.seeds, arguments.resume)
     described, records = campaign.read(OUTPUT)
     report(records, described, arguments.docs)
     return 0 if all(record["solved"] for record in records) else 1

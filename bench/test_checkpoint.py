@@ -21,7 +21,7 @@ import pytest
 import kary_replay as kr
 from bench.rivals.ours import FIELDS
 from bench.rivals.rows import chunks
-from bench.timing import Record, rotated
+from bench.timing import Record, collector_off, rotated
 
 ROUNDS = 5
 IMAGES = {"image": kr.Field((84, 84), "uint8"), "reward": kr.Field((), "float32")}
@@ -60,15 +60,14 @@ def rounds_of(contenders: dict[str, Callable[[], Any]], n_rounds: int) -> dict[s
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
     gc.collect()
-    gc.disable()
-    for number in range(n_rounds):
-        for name in rotated(names, number):
-            os.sync()  # the one before must not leave its writing to this one
-            start = perf_counter()
-            result = contenders[name]()
-            seconds[name].append(perf_counter() - start)
-            del result
-    gc.enable()
+    with collector_off():
+        for number in range(n_rounds):
+            for name in rotated(names, number):
+                os.sync()  # the one before must not leave its writing to this one
+                start = perf_counter()
+                result = contenders[name]()
+                seconds[name].append(perf_counter() - start)
+                del result
     return seconds
 
 
@@ -126,7 +125,9 @@ def test_pause(compare, benchmark, made, n_rounds, tmp_path):
     calls = {"save": lambda: buffer.save(tmp_path / "saved"), "pickle.dump": lambda: dump(buffer, tmp_path / "pickle", False)}
     repetitions: dict[str, list[float]] = {caller: [] for caller in calls}
     benchmark.pedantic(calls["save"], rounds=1)
-    for number in range(n_rounds):
-        for caller in rotated(list(calls), number):
-            repetitions[caller].append(longest(calls[caller]))
+    gc.collect()
+    with collector_off():
+        for number in range(n_rounds):
+            for caller in rotated(list(calls), number):
+                repetitions[caller].append(longest(calls[caller]))
     compare.keep(Record(f"longest add beside a save: {name}", {"slots": buffer.capacity}, "s", "save", repetitions))

@@ -105,10 +105,12 @@ PARTS = {  # of an environment step or an update of SB3's DQN: who is called, by
 REST = "rest of train()"
 
 
-@pytest.fixture
-def losses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What DQN's module calls losses, so that one can be timed without other modules' noticing."""
-    monkeypatch.setattr(dqn, "F", SimpleNamespace(smooth_l1_loss=F.smooth_l1_loss))
+@pytest.fixture(scope="module")
+def learners(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """DQN in the middle of its training, with either buffer."""
+    torch.set_num_threads(1)
+    filled = 1_000 if request.config.getoption("--benchmark-disable") else FILLED
+    return {name: trained("DQN, CartPole-v1", made, filled) for name, made in CLASSES.items()}
 
 
 def seconds_in_parts(model: Any, n_steps: int) -> dict[str, float]:
@@ -126,6 +128,7 @@ def seconds_in_parts(model: Any, n_steps: int) -> dict[str, float]:
 
     n_updates = model._n_updates
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dqn, "F", SimpleNamespace(smooth_l1_loss=F.smooth_l1_loss))  # a name that no other module looks at
         for part, find in PARTS.items():
             owner, name = find(model)
             patch.setattr(owner, name, timed(part, getattr(owner, name)))
@@ -135,10 +138,7 @@ def seconds_in_parts(model: Any, n_steps: int) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("part", ["add", "sample", "loss", "backward", REST])
-@pytest.mark.usefixtures("losses")
-def test_part_of_training(compare, part, smoke):
+def test_part_of_training(compare, part, learners):
     """Where the time of the smallest update goes, and of the four environment steps before it."""
-    torch.set_num_threads(1)
-    models = {name: trained("DQN, CartPole-v1", made, 1_000 if smoke else FILLED) for name, made in CLASSES.items()}
-    windows = {name: lambda model=model: seconds_in_parts(model, PART_STEPS)[part] for name, model in models.items()}
+    windows = {name: lambda model=model: seconds_in_parts(model, PART_STEPS)[part] for name, model in learners.items()}
     compare.rates("SB3: parts of DQN's training", {"part": part}, OURS, windows, (), TRAINING_WINDOWS, unit="s")

@@ -8,7 +8,8 @@ that rotates, and a slow spell of the machine hits both sides of a ratio.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from statistics import median, quantiles
@@ -139,6 +140,16 @@ def find(records: Sequence[Record], scenario: str, **parameters: Any) -> list[Re
     return [r for r in records if r.scenario == scenario and parameters.items() <= r.parameters.items()]
 
 
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """Keep the garbage collector from running while something is timed."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def run(call: Callable[..., object], inputs: Inputs) -> None:
     """Run the timed loop, the same for every contender."""
     for arguments in inputs:
@@ -213,8 +224,7 @@ def interleave(benchmark: Any, ours: Contender, rivals: Sequence[Contender], rou
         return record
 
     gc.collect()
-    gc.disable()
-    try:
+    with collector_off():
         if cold:
             prepared: dict[str, tuple[int, Before]] = {c.name: (1, scrub) for c in contenders}
         else:
@@ -252,8 +262,6 @@ def interleave(benchmark: Any, ours: Contender, rivals: Sequence[Contender], rou
 
         benchmark.pedantic(run, setup=setup, teardown=teardown, rounds=rounds)
         repetitions[ours.name].extend(benchmark.stats.stats.data)
-    finally:
-        gc.enable()
     return record
 
 
@@ -310,9 +318,6 @@ def interleave_windows(
             measure(name)
         return record
     gc.collect()
-    gc.disable()
-    try:
+    with collector_off():
         benchmark.pedantic(measure, setup=setup, teardown=teardown, rounds=rounds)
-    finally:
-        gc.enable()
     return record

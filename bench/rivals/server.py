@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from bench.machine import without_folders
-from bench.timing import Before, Contender
+from bench.timing import Before, Contender, collector_off
 
 METHODS = ("sample", "update", "cycle", "add")
 LIBRARIES = ("ray", "torchrl", "tensordict", "torch", "numpy", "gymnasium")
@@ -39,11 +39,8 @@ class Server:
         return made.name, made.operations, len(self._contenders) - 1
 
     def timed(self, key: int, n_calls: int, before: Before) -> tuple[float, bool]:
-        gc.disable()  # as at the other end
-        try:
+        with collector_off():  # as at the other end
             return self._contenders[key].timed(n_calls, before)
-        finally:
-            gc.enable()
 
 
 def reason(error: Exception) -> str:
