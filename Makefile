@@ -39,8 +39,9 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev]"
 	touch $@
 
+# the installation has compiled every source that is not newer
 $(VENV)/built: $(VENV)/installed setup.py $(SOURCES)
-	$(BIN)/python setup.py --quiet build_ext --inplace
+	test -z "$$(find setup.py $(SOURCES) -newer $<)" || $(BIN)/python setup.py --quiet build_ext --inplace
 	touch $@
 
 # ------------------------------------------------------------------------------------------------------------- long runs

@@ -16,13 +16,13 @@ def points(full: bool, smoke: bool) -> list[tuple[int, int]]:
         return [(SLOTS[0], BATCHES[0])]
     if full:
         return [(n, batch) for n in SLOTS for batch in BATCHES]
-    return [(SLOTS[1], 256), *((MIDDLE[0], batch) for batch in BATCHES)]
+    return [(SLOTS[0], 256), *((MIDDLE[0], batch) for batch in BATCHES)]
 
 
 def slots(full: bool, smoke: bool) -> list[int]:
     if smoke:
         return [SLOTS[0]]
-    return list(SLOTS) if full else [SLOTS[1], MIDDLE[0]]  # RLlib takes too long to fill in a short run at the larger one
+    return list(SLOTS) if full else [SLOTS[0], MIDDLE[0]]  # RLlib takes part at the smaller one only: it is filled in Python
 
 
 def counts(most: int | None = None) -> list[int]:

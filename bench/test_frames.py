@@ -13,7 +13,7 @@ from bench import resident
 from bench.rivals.frames import ONCE, PIXELS, TWICE, Once, Twice
 from bench.timing import Record
 
-SLOTS, SHORT_SLOTS = 100_000, 10_000  # 6 GB of whole stacks, and a tenth of it
+SLOTS, SHORT_SLOTS = 100_000, 5_000  # 6 GB of whole stacks, and a twentieth of it
 BAR = 7_600  # bytes per transition
 
 

@@ -81,7 +81,7 @@ def training(run: str, buffer_class: type[ReplayBuffer], filled: int, seconds: f
         model.learn(n_steps, reset_num_timesteps=False)
         return n_steps / (perf_counter() - start)
 
-    n_steps = max(20, round(rate(200) * seconds))
+    n_steps = max(20, round(rate(50) * seconds))
     return lambda: rate(n_steps)
 
 

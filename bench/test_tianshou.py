@@ -25,7 +25,8 @@ POINTS = [
 MORE_POINTS = [("HalfCheetah", 100_000, 256), ("HalfCheetah", 1_000_000, 32), ("Atari 4×84×84", 20_000, 256)]
 SHORT_POINTS = [(kind, min(slots, 100_000 if kind == "HalfCheetah" else 5_000), batch) for kind, slots, batch in POINTS]
 SMOKE_POINTS = [(kind, 1_000, batch) for kind, _, batch in POINTS]
-FILLED = 20_000  # transitions in the buffer when a training run is timed: the examples' smallest buffer, full
+# transitions in the buffer when a training run is timed: the examples' smallest buffer, full; what the short form has time for
+FILLED, SHORT_FILLED, SMOKE_FILLED = 20_000, 5_000, 1_000
 WINDOW = 2  # training windows are this many times longer than those of the threads
 
 
@@ -54,9 +55,9 @@ def test_cycle(compare, buffers, drawn):
 
 
 @pytest.fixture(scope="module", params=SETTINGS)
-def runs(request: pytest.FixtureRequest, smoke: bool) -> Iterator[tuple[str, dict[str, Training]]]:
+def runs(request: pytest.FixtureRequest, short: bool, smoke: bool) -> Iterator[tuple[str, dict[str, Training]]]:
     torch.set_num_threads(1)
-    filled = 1_000 if smoke else FILLED
+    filled = SMOKE_FILLED if smoke else SHORT_FILLED if short else FILLED
     yield request.param, {OURS: Training(request.param, True, filled), STOCK: Training(request.param, False, filled)}
     gc.collect()
 

@@ -15,7 +15,7 @@ from bench.rivals.tianshou_buffer import TianshouBuffer
 from bench.timing import Contender
 
 RLLIB_SLOTS = 1_000_000  # it keeps several Python objects per row
-RLLIB_SLOTS_SHORT = 100_000
+RLLIB_SLOTS_SHORT = 10_000
 
 
 class Cast:
