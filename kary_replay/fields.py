@@ -66,6 +66,11 @@ def look_up(fields: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     return value
 
 
+def missing(name: str) -> FieldError:
+    """Return what to raise where a field was not given."""
+    return FieldError(f"field {name} is missing: every field must be given")
+
+
 def name_of(path: tuple[str, ...]) -> str:
     """Return a path as messages name it: observation['camera']."""
     return path[0] + "".join(f"[{key!r}]" for key in path[1:])

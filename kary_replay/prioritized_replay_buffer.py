@@ -11,8 +11,8 @@ import numpy.typing as npt
 from .fields import Fields
 from .replay_buffer import ReplayBuffer
 from .sum_tree import SumTree
-from .types import HANDLE_DTYPE, Batch
-from .validation import as_array, as_exponent, as_float64, as_real
+from .types import Batch
+from .validation import as_exponent, as_float64, as_real
 
 __all__ = ["PrioritizedReplayBuffer"]
 
@@ -234,16 +234,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         -----
         O(B · K · log_K(capacity)), GIL released, under the lock.
         """
-        handles = as_array("handle", handle)
-        if handles.dtype is not HANDLE_DTYPE and handles.dtype != HANDLE_DTYPE:
-            raise TypeError(f"handle must be the handle of a batch (dtype {HANDLE_DTYPE}), got dtype {handles.dtype}")
-        errors = as_array("td_error", td_error)
-        if errors.ndim == 2 and errors.shape[1] == 1:
-            errors = errors[:, 0]
-        errors = as_float64("td_error", errors)
-        if errors.size != handles.size:
-            raise ValueError(f"td_error must have one value per handle, {handles.size}, got {errors.size}")
-        return self._storage.update(handles, errors, self._storage.priority_epsilon)
+        return self._storage.update(handle, td_error)
 
     def _priorities(self, priority: npt.ArrayLike, n: int) -> npt.NDArray[np.float64]:
         """Return checked raw priorities of n rows."""

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from . import shared_memory
 from .checkpoint import Saved
 from .errors import AttachError, ClosedError, FieldError
-from .fields import Fields, checked_fields, fields_of_space, leaves_of, look_up, map_leaves, name_of, refuse_unknown
-from .storage import Storage, as_columns
+from .fields import Fields, checked_fields, fields_of_space, leaves_of, look_up, map_leaves, missing, name_of, refuse_unknown
+from .storage import Storage
 from .types import Batch, Field
 from .version import VERSION
 
@@ -96,13 +96,13 @@ class ReplayBuffer(Saved):
         taken = [name for name in self._fields if name in RESERVED]
         if taken:
             raise ValueError(f"fields must not be named {', '.join(RESERVED)}, got {', '.join(taken)}")
-        paths, self._leaves = map(list, zip(*leaves_of(self._fields), strict=True))
+        paths, leaves = map(list, zip(*leaves_of(self._fields), strict=True))
         self._paths: list[tuple[str, ...]] = paths
         self._names = [name_of(path) for path in paths]
         self._nested = any(len(path) > 1 for path in paths)
         self._shared = shared
         prioritized = _RANKED if self._options.get("prioritization") == "rank" else int(self._prioritized)
-        parts = self._names, self._leaves, prioritized
+        parts = self._names, leaves, prioritized
         self._storage = self._storage_class(capacity, *parts, seed, shared, directory, file)
 
     @classmethod
@@ -374,13 +374,13 @@ class ReplayBuffer(Saved):
 
     def _columns(self, fields: dict[str, Any]) -> tuple[list[npt.NDArray[Any]], int]:
         """Return the checked columns in storage order, and B."""
-        if len(fields) != len(self._fields) or self._nested:
+        if self._nested or len(fields) != len(self._fields):
             refuse_unknown(fields, self._fields)
-        try:
-            values = [look_up(fields, path) for path in self._paths] if self._nested else [fields[name] for name in self._names]
-        except KeyError as error:
-            raise FieldError(f"field {error.args[0]} is missing: every field must be given") from None
-        return as_columns(values, self._names, self._leaves)
+            try:
+                fields = {name: look_up(fields, path) for name, path in zip(self._names, self._paths, strict=True)}
+            except KeyError as error:
+                raise missing(error.args[0]) from None
+        return self._storage.columns(fields)
 
     def _batch(self, columns: dict[str, Any]) -> Batch:
         """Return what the storage drew, nested like the fields."""

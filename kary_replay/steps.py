@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import FieldError
-from .fields import leaves_of, look_up, map_leaves, name_of, refuse_unknown
+from .fields import leaves_of, look_up, map_leaves, missing, name_of, refuse_unknown
 from .types import Field
 from .validation import as_array, as_count
 
@@ -97,7 +97,7 @@ class StepReader:
         try:
             values = [look_up(given, path) for path in self.paths]
         except KeyError as error:
-            raise FieldError(f"field {error.args[0]} is missing: every field must be given") from None
+            raise missing(error.args[0]) from None
         n = len(streams)
         columns = [as_column(*leaf, n) for leaf in zip(self._names, self.leaves, values, strict=True)]
         flags = as_column("terminated", FLAG, terminated, n), as_column("truncated", FLAG, truncated, n)

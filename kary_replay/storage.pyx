@@ -8,11 +8,14 @@ A writer copies its rows into slots it has reserved, holding no lock.
 from libc.math cimport fabs, pow
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 cimport numpy as cnp
 
 from .errors import FieldError, IndexRangeError
+from .fields import missing
+from .types import HANDLE_DTYPE
+from .validation import as_array, as_float64
 
 from .block cimport (
     Header, acquire, load_relaxed, mass_of, note_priority, published, release, renew_max_mass, sched_yield, store_relaxed,
@@ -25,44 +28,23 @@ from .sum_tree cimport rank_if_due, recompute
 cnp.import_array()
 
 
-cdef int64_t _rows_of(object value, cnp.dtype dtype, tuple shape):
-    """Return B if ``value`` is a contiguous array [B, *shape] of this dtype, -1 if it is one of ``shape``, else -2."""
-    cdef cnp.ndarray array
-    cdef int n_axes = len(shape), extra, i
-    if type(value) is not cnp.ndarray:  # a subclass may mean something by it
-        return -2
-    array = value
-    extra = cnp.PyArray_NDIM(array) - n_axes
-    if cnp.PyArray_TYPE(array) != dtype.type_num or not 0 <= extra <= 1 or not cnp.PyArray_ISCARRAY_RO(array):
-        return -2
-    for i in range(n_axes):
-        if cnp.PyArray_DIM(array, i + extra) != <object>shape[i]:
-            return -2
-    return cnp.PyArray_DIM(array, 0) if extra else -1
+cdef cnp.ndarray _handles(object handle):
+    """Return handles as a contiguous array of HANDLE_DTYPE."""
+    array = as_array("handle", handle)
+    if array.dtype is not HANDLE_DTYPE and array.dtype != HANDLE_DTYPE:
+        raise TypeError(f"handle must be the handle of a batch (dtype {HANDLE_DTYPE}), got dtype {array.dtype}")
+    return array if cnp.PyArray_IS_C_CONTIGUOUS(array) else array.copy()
 
 
-def as_columns(list values, list names, list fields):
-    """Return the values as contiguous columns of their fields, and their common B (1 for one transition without batch axis).
-
-    Raises FieldError where a value does not fit its field, or the leading axes differ.
-    """
-    cdef list columns = []
-    cdef int64_t n = 0, rows
-    cdef Py_ssize_t i
-    for i in range(len(fields)):
-        value = values[i]
-        rows = _rows_of(value, fields[i].dtype, fields[i].shape)
-        if rows == -2:
-            value, batch_size = fields[i].cast(names[i], value)
-            rows = -1 if batch_size is None else batch_size
-        if i == 0:
-            n = rows
-        elif rows != n:
-            raise FieldError(
-                f"{names[i]} has {_say_rows(rows)}, {names[0]} has {_say_rows(n)}: give all fields the same leading axis"
-            )
-        columns.append(value)
-    return columns, 1 if n == -1 else n
+cdef cnp.ndarray _td_errors(object td_error):
+    """Return TD errors as a contiguous array [B] or [B, 1] of float32, as losses give them, or float64."""
+    cdef cnp.ndarray array = as_array("td_error", td_error)
+    cdef bint is_column = cnp.PyArray_NDIM(array) == 2 and cnp.PyArray_DIM(array, 1) == 1
+    if cnp.PyArray_TYPE(array) == cnp.NPY_FLOAT32 and cnp.PyArray_ISCARRAY_RO(array) and (
+        is_column or cnp.PyArray_NDIM(array) == 1
+    ):
+        return array
+    return as_float64("td_error", array[:, 0] if is_column else array)
 
 
 def _say_rows(rows):
@@ -73,6 +55,48 @@ cdef class Storage(Reader):
     """Slots, and what moves rows in and out of them. Columns come in the order of the fields. Private to the package."""
 
     # ---------------------------------------------------------------------------------------------------- writing
+
+    def columns(self, dict values):
+        """Return the fields' values as contiguous columns, and their common B (1 for one transition without batch axis).
+
+        Raises FieldError where a value is missing or does not fit its field, or the leading axes differ.
+        """
+        cdef list columns = []
+        cdef int64_t n = 0, rows
+        cdef int f
+        for f in range(self.n_fields):
+            if self.names[f] not in values:
+                raise missing(self.names[f])
+            value = values[self.names[f]]
+            rows = self.rows_of(value, self.places + f)
+            if rows == -2:
+                value, batch_size = self.fields[f].cast(self.names[f], value)
+                rows = -1 if batch_size is None else batch_size
+            if f == 0:
+                n = rows
+            elif rows != n:
+                raise FieldError(
+                    f"{self.names[f]} has {_say_rows(rows)}, {self.names[0]} has {_say_rows(n)}: "
+                    "give all fields the same leading axis"
+                )
+            columns.append(value)
+        return columns, 1 if n == -1 else n
+
+    cdef int64_t rows_of(self, object value, const Place* place):
+        """Return B if ``value`` is a contiguous array [B, *shape] of a field's dtype, -1 if it is one of ``shape``, else -2."""
+        cdef cnp.ndarray array
+        cdef int extra
+        if type(value) is not cnp.ndarray:  # a subclass may mean something by it
+            return -2
+        array = value
+        extra = cnp.PyArray_NDIM(array) - place.n_axes
+        if cnp.PyArray_TYPE(array) != (<cnp.dtype>place.dtype).type_num or not 0 <= extra <= 1:
+            return -2
+        if not cnp.PyArray_ISCARRAY_RO(array):
+            return -2
+        if memcmp(cnp.PyArray_DIMS(array) + extra, place.shape, place.n_axes * sizeof(place.shape[0])) != 0:
+            return -2
+        return cnp.PyArray_DIM(array, 0) if extra else -1
 
     def add(self, list columns, int64_t n, priorities, cnp.ndarray handles=None):
         """Write n rows and return their slots.
@@ -122,47 +146,50 @@ cdef class Storage(Reader):
         free(column)
         return index
 
-    def update(self, cnp.ndarray handles, cnp.ndarray td_errors, double epsilon):
-        """Set the priorities |td_error| + epsilon of the rows whose handles are still current; return how many were.
-
-        ``handles`` is an array [B] of HANDLE_DTYPE, ``td_errors`` a contiguous float64 array [B].
-        """
-        if not cnp.PyArray_IS_C_CONTIGUOUS(handles):
-            handles = handles.copy()
+    def update(self, handle, td_error):
+        """Set the priorities of the rows whose handles are still current; see PrioritizedReplayBuffer.update_priorities."""
+        cdef cnp.ndarray handles = _handles(handle), td_errors = _td_errors(td_error)
         cdef int64_t n = cnp.PyArray_SIZE(handles), i, applied = 0
-        cdef double td_error
+        cdef double epsilon = load_relaxed(&self.header.priority_epsilon), value
+        cdef Handle* row
         cdef double* priority
         cdef double* mass
         cdef int64_t* scratch
+        if cnp.PyArray_SIZE(td_errors) != n:
+            raise ValueError(f"td_error must have one value per handle, {n}, got {td_errors.size}")
         if n == 0:
             return 0
         # Copies, so that what is checked is what is used, whatever other threads do to the arrays; and they are aligned.
-        cdef Handle* handle = <Handle*>malloc(n * (sizeof(Handle) + 2 * sizeof(double) + sizeof(int64_t)))
-        if handle == NULL:
+        row = <Handle*>malloc(n * (sizeof(Handle) + 2 * sizeof(double) + sizeof(int64_t)))
+        if row == NULL:
             raise MemoryError(f"no memory for a batch of {n}; use a smaller one")
-        priority = <double*>(handle + n)
+        priority = <double*>(row + n)
         mass = priority + n
         scratch = <int64_t*>(mass + n)
-        memcpy(handle, cnp.PyArray_DATA(handles), n * sizeof(Handle))
-        memcpy(priority, cnp.PyArray_DATA(td_errors), n * sizeof(double))
+        memcpy(row, cnp.PyArray_DATA(handles), n * sizeof(Handle))
+        if cnp.PyArray_TYPE(td_errors) == cnp.NPY_FLOAT32:
+            for i in range(n):
+                priority[i] = (<const float*>cnp.PyArray_DATA(td_errors))[i]
+        else:
+            memcpy(priority, cnp.PyArray_DATA(td_errors), n * sizeof(double))
         try:
             for i in range(n):
-                td_error = priority[i]
-                priority[i] = fabs(td_error) + epsilon
-                if not 0 <= handle[i].index < self.capacity:
+                value = priority[i]
+                priority[i] = fabs(value) + epsilon
+                if not 0 <= row[i].index < self.capacity:
                     raise IndexRangeError(
-                        f"handle {i} has index {handle[i].index}: it must be in 0 … {self.capacity - 1}; "
+                        f"handle {i} has index {row[i].index}: it must be in 0 … {self.capacity - 1}; "
                         "pass the handle of a batch of this buffer"
                     )
                 if not priority[i] <= self.tree.mass_limit:  # NaN fails too
                     raise ValueError(
                         f"td_error must be finite (at most {self.tree.mass_limit:.3g} with priority_epsilon), "
-                        f"got {td_error} at position {i}; has the loss diverged?"
+                        f"got {value} at position {i}; has the loss diverged?"
                     )
             with nogil:
-                applied = self.apply(handle, priority, mass, scratch, n)
+                applied = self.apply(row, priority, mass, scratch, n)
         finally:
-            free(handle)
+            free(row)
         return applied
 
     cdef int64_t apply(self, Handle* handle, double* priority, double* mass, int64_t* scratch, int64_t n) noexcept nogil:

@@ -169,8 +169,9 @@ n_sampled_goal, goal_selection_strategy, copy_info_dict
         rewards = self.env.env_method("compute_reward", achieved, goals, infos, indices=[0])[0]
         batch.reward[virtual] = np.asarray(rewards, np.float32).reshape(-1)
 
-    def _write_back(self, handle: np.ndarray, td_error: np.ndarray) -> None:
-        self._update_what_can_be_drawn(handle, td_error)
+    def _hides_rows(self) -> bool:
+        """Rows of episodes that have not ended, or whose goals are gone, are not drawn."""
+        return True
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the environment, as SB3 does: `set_env` gives it another."""

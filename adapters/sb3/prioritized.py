@@ -157,24 +157,24 @@ class Prioritized(ReplayBuffer):
         while self._pending:
             self._n_unseen = 0
             batch = self._pending.pop(0)
-            td_error = as_array(batch.td_error).reshape(-1)
+            handle, td_error = batch.handle, as_array(batch.td_error).reshape(-1)
             try:
-                self._write_back(batch.handle, td_error)
+                if self._hides_rows():
+                    drawable = self._native.tree.get(handle["index"]) > 0
+                    self._native.update_priorities(handle[drawable], td_error[drawable])
+                else:
+                    self._native.update_priorities(handle, td_error)
             except ValueError as refusal:
                 row = int(np.argmin(np.isfinite(td_error)))
                 raise ValueError(
                     f"the loss's TD error is {td_error[row]} in row {row} of a batch of {len(batch)} (slot "
-                    f"{batch.handle['index'][row]}): the network, the rewards or the observations are no longer finite. "
+                    f"{handle['index'][row]}): the network, the rewards or the observations are no longer finite. "
                     "The priorities were left as they are; a lower learning rate or scaled rewards may help"
                 ) from refusal
 
-    def _write_back(self, handle: np.ndarray, td_error: np.ndarray) -> None:
-        self._native.update_priorities(handle, td_error)
-
-    def _update_what_can_be_drawn(self, handle: np.ndarray, td_error: np.ndarray) -> None:
-        """`_write_back` where slots may hold rows that must not be drawn: those have mass 0 and keep it."""
-        drawable = self._native.tree.get(handle["index"]) > 0
-        self._native.update_priorities(handle[drawable], td_error[drawable])
+    def _hides_rows(self) -> bool:
+        """Tell whether slots may hold rows that must not be drawn: those have mass 0 and keep it."""
+        return self.optimize_memory_usage
 
     # ------------------------------------------------------------------------------------------- rows in and out
 
@@ -204,9 +204,10 @@ class Prioritized(ReplayBuffer):
         """
         if self._pending:
             self.flush_priorities()
-        if len(infos) != self.n_envs:
+        n = self.n_envs
+        if len(infos) != n:
             raise ValueError(
-                f"infos must have one dict per environment, {self.n_envs}, got {len(infos)}: was the buffer made or saved with "
+                f"infos must have one dict per environment, {n}, got {len(infos)}: was the buffer made or saved with "
                 "another number of environments?"
             )
         timeouts = self.handle_timeout_termination
@@ -214,10 +215,10 @@ class Prioritized(ReplayBuffer):
         try:
             columns = {
                 "observation": obs,
-                "action": action.reshape(self.n_envs, self.action_dim) if len(action) == self.n_envs else action,
+                "action": action.reshape(n, self.action_dim) if len(action) == n else action,
                 "reward": reward,
                 "episode_end": done.astype(np.float32),
-                "truncated": np.array(ends, np.float32),
+                "truncated": np.zeros(n, np.float32) if ends.count(False) == n else np.array(ends, np.float32),
             }
             if not self.optimize_memory_usage:
                 columns["next_observation"] = next_obs

@@ -111,9 +111,10 @@ class SampledBatch:
             If one of the shapes is not that of a batch, the reduction is unknown, or an option would
             weight or average the loss in a way of its own.
         """
-        if input.dim() != target.dim() or input.shape[:1] != target.shape[:1] or input.shape[:1] != (len(self),):
+        shape, target_shape = input.shape, target.shape
+        if len(shape) != len(target_shape) or shape[:1] != target_shape[:1] or shape[:1] != (len(self.handle),):
             raise ValueError(
-                f"{function.__name__}: input {tuple(input.shape)} and target {tuple(target.shape)} must both have "
+                f"{function.__name__}: input {tuple(shape)} and target {tuple(target_shape)} must both have "
                 f"the {len(self)} rows of the batch as their leading axis and the same number of axes; reshape one of them"
             )
         if reduction not in ("mean", "sum", "none"):
@@ -125,7 +126,7 @@ class SampledBatch:
                     "leave it out, and multiply the result of reduction='none' by weights of your own"
                 )
         kernel = _KERNELS.get(function)
-        if kernel and input.shape == target.shape and all(options.values()):
+        if kernel and shape == target_shape and all(options.values()):
             losses = kernel(input, target, 0, *options.values())
         else:
             losses = function(input, target, reduction="none", **options)

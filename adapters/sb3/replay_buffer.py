@@ -107,9 +107,3 @@ class PrioritizedReplayBuffer(Prioritized):
             return batch.next_observation
         rows, environments = np.divmod(batch.index, self.n_envs)
         return self.observations[(rows + 1) % self.buffer_size, environments]
-
-    def _write_back(self, handle: np.ndarray, td_error: np.ndarray) -> None:
-        if self.optimize_memory_usage:
-            self._update_what_can_be_drawn(handle, td_error)
-        else:
-            super()._write_back(handle, td_error)

@@ -132,7 +132,7 @@ class Trial:
         if self.prioritized:
             batch = self.buffer.sample(N_ROWS)
             errors = td_error(batch.number, 1)
-            calls["update"] = lambda: storage.update(batch.handle, errors, EPSILON)
+            calls["update"] = lambda: storage.update(batch.handle, errors)
             calls["set_alpha"] = lambda: storage.set_alpha(0.5)
         if self.ranked:
             calls["rank"] = storage.rank
