@@ -39,17 +39,20 @@ def test_a_field_larger_than_any_memory():
 def unaligned(array):
     """Return a copy at an odd address, which NumPy calls aligned where a dtype is packed."""
     memory = np.zeros(array.nbytes + 1, np.uint8)
-    copy = memory[1:].view(array.dtype)
+    copy = memory[1:].view(array.dtype).reshape(array.shape)
     copy[:] = array
     assert copy.ctypes.data % 2 == 1
     return copy
 
 
-@pytest.mark.parametrize("layout", [lambda h: h, lambda h: h[::-1][::-1], lambda h: np.repeat(h, 2)[::2], unaligned])
-def test_handles_in_any_layout_reach_their_rows(layout):
+@pytest.mark.parametrize("shape", [(8,), (8, 1)], ids=str)
+@pytest.mark.parametrize("dtype", ["f2", "f4", ">f4", "f8", ">f8", "i8"])
+@pytest.mark.parametrize("layout", [lambda h: h, lambda h: h[::-1][::-1], lambda h: np.repeat(h, 2, 0)[::2], unaligned])
+def test_handles_and_td_errors_in_any_layout_reach_their_rows(layout, dtype, shape):
     buffer = filled(alpha=1.0)
     handle = buffer.sample(8).handle  # strata of equal masses: every row once
-    assert buffer.update_priorities(layout(handle), layout(np.arange(1.0, 9.0))) == 8
+    td_error = layout(np.arange(1, 9).reshape(shape).astype(dtype))
+    assert buffer.update_priorities(layout(handle), td_error) == 8
     np.testing.assert_allclose(buffer.tree.get(handle["index"]), np.arange(1.0, 9.0), rtol=1e-5)
     assert buffer.update_priorities(layout(handle)[::-3], [5.0, 6.0, 7.0]) == 3
     np.testing.assert_allclose(buffer.tree.get(handle["index"])[[7, 4, 1]], [5.0, 6.0, 7.0], rtol=1e-5)
