@@ -36,12 +36,14 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade "setuptools>=77" wheel "Cython>=3.1" "numpy>=2.0"
 	# torch first and by itself, so that nothing else may choose another build of it
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	touch $(VENV)/compiled
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev]"
 	touch $@
 
-# the installation has compiled every source that is not newer
+# once after an installation, which has compiled every source that was not changed since it began, there is nothing to do
 $(VENV)/built: $(VENV)/installed setup.py $(SOURCES)
-	test -z "$$(find setup.py $(SOURCES) -newer $<)" || $(BIN)/python setup.py --quiet build_ext --inplace
+	if test -e $(VENV)/compiled && test -z "$$(find setup.py $(SOURCES) -newer $(VENV)/compiled)"; \
+		then rm $(VENV)/compiled; else $(BIN)/python setup.py --quiet build_ext --inplace; fi
 	touch $@
 
 # ------------------------------------------------------------------------------------------------------------- long runs

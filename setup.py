@@ -13,6 +13,7 @@ flags = ["-std=c++17", "-O3", "-fno-math-errno"]
 if sanitizer:
     flags += [f"-fsanitize={sanitizer}", "-g", "-O1", "-fno-omit-frame-pointer"]
 
+cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 modules = ["block", "sum_tree", "slots", "snapshots", "reader", "storage", "frame_storage"]
 extensions = [
     Extension(
@@ -31,7 +32,7 @@ extensions = [
 ]
 
 setup(
-    options={"build_ext": {"parallel": os.cpu_count()}},
+    options={"build": {"parallel": cores}},
     ext_modules=cythonize(
         extensions,
         build_dir=os.environ.get("KARY_REPLAY_BUILD", "build/cython"),

@@ -14,6 +14,7 @@ from bench.rivals.frames import ONCE, PIXELS, TWICE, Once, Twice
 from bench.timing import Record
 
 SLOTS, SHORT_SLOTS = 100_000, 5_000  # 6 GB of whole stacks, and a twentieth of it
+MILLION = 1_000_000
 BAR = 7_600  # bytes per transition
 
 
@@ -54,10 +55,10 @@ def test_memory(compare, benchmark, n_rows):
     def nbytes(slots: int) -> int:
         return kr.FrameReplayBuffer(slots, kr.Field(PIXELS, "uint8"), {"action": kr.Field((), "int64")}, n_step=3).nbytes
 
-    tree = {slots: kr.SumTree(slots).nbytes for slots in (n_rows, 2 * n_rows, 10 * n_rows)}
+    tree = {slots: kr.SumTree(slots).nbytes for slots in (n_rows, 2 * n_rows, MILLION)}
     declared = benchmark.pedantic(nbytes, args=(n_rows,), rounds=1)
     row = (nbytes(2 * n_rows) - declared - tree[2 * n_rows] + tree[n_rows]) / n_rows
-    million = (declared + 9 * n_rows * row + tree[10 * n_rows] - tree[n_rows]) / (10 * n_rows)
+    million = (declared + (MILLION - n_rows) * row + tree[MILLION] - tree[n_rows]) / MILLION
     repetitions = {
         ONCE: [declared / n_rows],
         f"{ONCE}, 1e6 computed": [million],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .errors import FieldError
@@ -74,6 +74,15 @@ def missing(name: str) -> FieldError:
 def name_of(path: tuple[str, ...]) -> str:
     """Return a path as messages name it: observation['camera']."""
     return path[0] + "".join(f"[{key!r}]" for key in path[1:])
+
+
+def names_of(paths: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return the paths as messages name them, or raise ValueError where two have one name."""
+    names = [name_of(path) for path in paths]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"fields must have different names, got {twice} twice: once as the name of a nested field")
+    return names
 
 
 def refuse_unknown(given: Mapping[str, Any], fields: Mapping[str, Any], where: str = "") -> None:

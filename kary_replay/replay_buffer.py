@@ -12,7 +12,7 @@ import numpy.typing as npt
 from . import shared_memory
 from .checkpoint import Saved
 from .errors import AttachError, ClosedError, FieldError
-from .fields import Fields, checked_fields, fields_of_space, leaves_of, look_up, map_leaves, missing, name_of, refuse_unknown
+from .fields import Fields, checked_fields, fields_of_space, leaves_of, look_up, map_leaves, missing, names_of, refuse_unknown
 from .storage import Storage
 from .types import Batch, Field
 from .version import VERSION
@@ -98,7 +98,7 @@ class ReplayBuffer(Saved):
             raise ValueError(f"fields must not be named {', '.join(RESERVED)}, got {', '.join(taken)}")
         paths, leaves = map(list, zip(*leaves_of(self._fields), strict=True))
         self._paths: list[tuple[str, ...]] = paths
-        self._names = [name_of(path) for path in paths]
+        self._names = names_of(paths)
         self._nested = any(len(path) > 1 for path in paths)
         self._shared = shared
         prioritized = _RANKED if self._options.get("prioritization") == "rank" else int(self._prioritized)

@@ -28,17 +28,15 @@ from .sum_tree cimport rank_if_due, recompute
 cnp.import_array()
 
 
-cdef cnp.ndarray _handles(object handle):
+cdef cnp.ndarray _handles(object array):
     """Return handles as a contiguous array of HANDLE_DTYPE."""
-    array = as_array("handle", handle)
     if array.dtype is not HANDLE_DTYPE and array.dtype != HANDLE_DTYPE:
         raise TypeError(f"handle must be the handle of a batch (dtype {HANDLE_DTYPE}), got dtype {array.dtype}")
     return array if cnp.PyArray_IS_C_CONTIGUOUS(array) else array.copy()
 
 
-cdef cnp.ndarray _td_errors(object td_error):
+cdef cnp.ndarray _td_errors(cnp.ndarray array):
     """Return TD errors as a contiguous array [B] or [B, 1] of float32, as losses give them, or float64."""
-    cdef cnp.ndarray array = as_array("td_error", td_error)
     cdef bint is_column = cnp.PyArray_NDIM(array) == 2 and cnp.PyArray_DIM(array, 1) == 1
     if cnp.PyArray_TYPE(array) == cnp.NPY_FLOAT32 and cnp.PyArray_ISCARRAY_RO(array) and (
         is_column or cnp.PyArray_NDIM(array) == 1
@@ -148,7 +146,8 @@ cdef class Storage(Reader):
 
     def update(self, handle, td_error):
         """Set the priorities of the rows whose handles are still current; see PrioritizedReplayBuffer.update_priorities."""
-        cdef cnp.ndarray handles = _handles(handle), td_errors = _td_errors(td_error)
+        given = as_array("handle", handle), as_array("td_error", td_error)  # runs what code they have; none of it runs below
+        cdef cnp.ndarray handles = _handles(given[0]), td_errors = _td_errors(given[1])
         cdef int64_t n = cnp.PyArray_SIZE(handles), i, applied = 0
         cdef double epsilon = load_relaxed(&self.header.priority_epsilon), value
         cdef Handle* row

@@ -34,7 +34,9 @@ def choose(masses, prefix):
         before, cumulative = cumulative, cumulative + mass
         if prefix < cumulative:
             return child, prefix - before
-    # Rounding carried prefix to the end or past it: the last that is not empty, and the last within that.
+    # Rounding carried prefix to the end or past it: the last one, or, if that is empty, the last that is not and its last.
+    if mass > 0:
+        return child, prefix - before
     child = int(np.flatnonzero(masses)[-1])
     return child, masses[child]
 

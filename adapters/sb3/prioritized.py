@@ -158,17 +158,17 @@ class Prioritized(ReplayBuffer):
             self._n_unseen = 0
             batch = self._pending.pop(0)
             handle, td_error = batch.handle, as_array(batch.td_error).reshape(-1)
+            drawable = self._native.tree.get(handle["index"]) > 0 if self._hides_rows() else slice(None)
             try:
-                if self._hides_rows():
-                    drawable = self._native.tree.get(handle["index"]) > 0
-                    self._native.update_priorities(handle[drawable], td_error[drawable])
-                else:
-                    self._native.update_priorities(handle, td_error)
+                self._native.update_priorities(handle[drawable], td_error[drawable])
             except ValueError as refusal:
-                row = int(np.argmin(np.isfinite(td_error)))
+                rows = np.arange(len(batch))[drawable]
+                rows = rows[~np.isfinite(td_error[drawable])]
+                if len(rows) == 0:
+                    raise
                 raise ValueError(
-                    f"the loss's TD error is {td_error[row]} in row {row} of a batch of {len(batch)} (slot "
-                    f"{handle['index'][row]}): the network, the rewards or the observations are no longer finite. "
+                    f"the loss's TD error is {td_error[rows[0]]} in row {rows[0]} of a batch of {len(batch)} (slot "
+                    f"{handle['index'][rows[0]]}): the network, the rewards or the observations are no longer finite. "
                     "The priorities were left as they are; a lower learning rate or scaled rewards may help"
                 ) from refusal
 
@@ -218,12 +218,12 @@ class Prioritized(ReplayBuffer):
                 "action": action.reshape(n, self.action_dim) if len(action) == n else action,
                 "reward": reward,
                 "episode_end": done.astype(np.float32),
-                "truncated": np.zeros(n, np.float32) if ends.count(False) == n else np.array(ends, np.float32),
+                "truncated": np.zeros(n, np.float32) if ends.count(False) == n else np.asarray(ends),
             }
             if not self.optimize_memory_usage:
                 columns["next_observation"] = next_obs
             self._native.add(**columns)
-        except (kary_replay.errors.FieldError, AttributeError, TypeError, ValueError):
+        except (kary_replay.errors.FieldError, AttributeError, TypeError, ValueError, RuntimeError):
             self._native.add(**self._reshaped(obs, next_obs, action, reward, done, ends))
         self.pos += 1
         if self.pos == self.buffer_size:
@@ -255,6 +255,8 @@ class Prioritized(ReplayBuffer):
     def _per_environment(self, name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
         """Return `value` as [n_envs, *shape]: axes of length 1 may be missing or too many, an action may have more axes."""
         array = np.asarray(value)
+        if array.dtype == object:
+            raise TypeError(f"{name} must be numbers, got {value!r}")
         wanted = (self.n_envs, *shape)
         if array.shape == wanted:
             return array

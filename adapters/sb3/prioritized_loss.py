@@ -66,7 +66,9 @@ class SampledBatch:
         if _is_batched(td_error):  # inside vmap, of which nothing may be kept: the batch counts as unseen
             return
         by_row = self.by_row(td_error)
-        self.td_error = by_row if self.td_error is None else torch.maximum(self.td_error.abs(), by_row.abs())
+        if self.td_error is not None:
+            by_row = torch.maximum(self.td_error.abs().flatten(), by_row.abs().flatten())
+        self.td_error = by_row
         if self not in self.pending:
             self.pending.append(self)
 

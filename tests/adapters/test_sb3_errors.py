@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from sb3_runs import CLASSES, environment, over_classes
 from stable_baselines3 import DQN
@@ -55,6 +56,7 @@ ADDING = {
     "no infos": (TypeError, {"infos": None}),
     "limit as text": (ValueError, {"infos": [{"TimeLimit.truncated": "x"}] * 2}),
     "limit as object": (TypeError, {"infos": [{"TimeLimit.truncated": {}}] * 2}),
+    "limits of two": (ValueError, {"infos": [{"TimeLimit.truncated": torch.tensor([False, True])}] * 2}),
 }
 OF_A_KIND = {
     "no dict": ("dict", AssertionError, {"observation_space": BOX}),
@@ -92,6 +94,12 @@ def test_adding(kind, buffer_class, case):
     error, changed = case
     with pytest.raises(error):
         added(kind, buffer_class, **changed)
+
+
+@pytest.mark.parametrize("changed", [{"done": None}, {"infos": [{"TimeLimit.truncated": None}, {}]}], ids=str)
+def test_ends_that_sb3_would_take_for_nan(changed):
+    with pytest.raises(TypeError, match=r"must be numbers, got .*None"):
+        added("array", CLASSES["array"][0], **changed)
 
 
 @over_classes("dict")

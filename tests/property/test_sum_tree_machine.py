@@ -144,6 +144,17 @@ def test_equals_the_reference(arity):
     run_state_machine_as_test(lambda: SumTreeMachine(arity))
 
 
+def test_a_prefix_at_the_end_of_a_node_stays_in_its_last_child():
+    """Rounding carries it past all children's sum, but what is left of it in the last one is not at that one's end."""
+    rng = np.random.default_rng(1440)
+    tree, reference = kr.SumTree(152, arity=8), ReferenceTree(152, 8)
+    leaves, masses = rng.integers(0, 152, 307), rng.choice([0.0, 7.820563771145567e299, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], 307)
+    tree.set(leaves, masses)
+    reference.set(leaves, masses)
+    prefix = np.nextafter(tree.total, 0.0)
+    assert tree.find(prefix) == reference.find(prefix) == 124
+
+
 class DriftingTree:
     """A tree with the classic fault: the total is adjusted by differences instead of recomputed."""
 

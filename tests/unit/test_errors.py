@@ -263,6 +263,7 @@ def test_priority_epsilons(buffer, bad, error):
         ({"priority": kr.Field((), "int64")}, ValueError),
         ({"number": "int64"}, TypeError),
         ({1: kr.Field((), "int64")}, TypeError),
+        ({"a": {"b": kr.Field((), "int64")}, "a['b']": kr.Field((), "int64")}, ValueError),
         ([("number", kr.Field((), "int64"))], TypeError),
     ],
 )
