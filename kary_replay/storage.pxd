@@ -3,9 +3,7 @@
 from libc.stdint cimport int64_t
 
 from .reader cimport Handle, Reader
-from .slots cimport Place
 
 
 cdef class Storage(Reader):
-    cdef int64_t rows_of(self, object value, const Place* place)
     cdef int64_t apply(self, Handle* handle, double* priority, double* mass, int64_t* scratch, int64_t n) noexcept nogil

@@ -45,6 +45,23 @@ cdef cnp.ndarray _td_errors(cnp.ndarray array):
     return as_float64("td_error", array[:, 0] if is_column else array)
 
 
+cdef int64_t _rows_of(object value, const Place* place):
+    """Return B if ``value`` is a contiguous array [B, *shape] of a field's dtype, -1 if it is one of ``shape``, else -2."""
+    cdef cnp.ndarray array
+    cdef int extra
+    if type(value) is not cnp.ndarray:  # a subclass may mean something by it
+        return -2
+    array = value
+    extra = cnp.PyArray_NDIM(array) - place.n_axes
+    if cnp.PyArray_TYPE(array) != (<cnp.dtype>place.dtype).type_num or not 0 <= extra <= 1:
+        return -2
+    if not cnp.PyArray_ISCARRAY_RO(array):
+        return -2
+    if memcmp(cnp.PyArray_DIMS(array) + extra, place.shape, place.n_axes * sizeof(place.shape[0])) != 0:
+        return -2
+    return cnp.PyArray_DIM(array, 0) if extra else -1
+
+
 def _say_rows(rows):
     return "no batch axis" if rows == -1 else f"{rows} rows"
 
@@ -66,7 +83,7 @@ cdef class Storage(Reader):
             if self.names[f] not in values:
                 raise missing(self.names[f])
             value = values[self.names[f]]
-            rows = self.rows_of(value, self.places + f)
+            rows = _rows_of(value, self.places + f)
             if rows == -2:
                 value, batch_size = self.fields[f].cast(self.names[f], value)
                 rows = -1 if batch_size is None else batch_size
@@ -79,22 +96,6 @@ cdef class Storage(Reader):
                 )
             columns.append(value)
         return columns, 1 if n == -1 else n
-
-    cdef int64_t rows_of(self, object value, const Place* place):
-        """Return B if ``value`` is a contiguous array [B, *shape] of a field's dtype, -1 if it is one of ``shape``, else -2."""
-        cdef cnp.ndarray array
-        cdef int extra
-        if type(value) is not cnp.ndarray:  # a subclass may mean something by it
-            return -2
-        array = value
-        extra = cnp.PyArray_NDIM(array) - place.n_axes
-        if cnp.PyArray_TYPE(array) != (<cnp.dtype>place.dtype).type_num or not 0 <= extra <= 1:
-            return -2
-        if not cnp.PyArray_ISCARRAY_RO(array):
-            return -2
-        if memcmp(cnp.PyArray_DIMS(array) + extra, place.shape, place.n_axes * sizeof(place.shape[0])) != 0:
-            return -2
-        return cnp.PyArray_DIM(array, 0) if extra else -1
 
     def add(self, list columns, int64_t n, priorities, cnp.ndarray handles=None):
         """Write n rows and return their slots.
