@@ -103,6 +103,7 @@ learning: $(VENV)/built
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt ".[learning]"
 	$(BIN)/python -m bench.learning.cliffwalk
 	for task in $(LEARNING); do $(BIN)/python -m bench.learning.curves $$task || exit 1; done
+	$(BIN)/python -m bench.learning.curves lunarlander --buffers "prioritized, in plain Python"
 	$(BIN)/python -m bench.learning.report
 
 # ------------------------------------------------------------------------------------------------------------- to release

@@ -1,5 +1,6 @@
 """The extension modules and the package map; everything else is in pyproject.toml."""
 
+import glob
 import os
 import sys
 
@@ -22,9 +23,7 @@ extensions = [
         language="c++",
         include_dirs=["kary_replay", np.get_include()],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), ("KARY_REPLAY_FLAGS", f'"{" ".join(flags)}"')],
-        depends=[
-            f"kary_replay/{header}.hpp" for header in ("atomic", "block", "lock", "participants", "philox", "rank", "sum_tree")
-        ],
+        depends=sorted(glob.glob("kary_replay/*.hpp")),
         extra_compile_args=flags,
         extra_link_args=[f"-fsanitize={sanitizer}"] if sanitizer else [],
     )

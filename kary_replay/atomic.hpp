@@ -62,6 +62,9 @@ inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 // Into the second-level cache only: for rows, many lines ahead of their use, of which the first level holds too few.
 inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 
+// For what is about to be stored: it comes in a state in which this core may write.
+inline void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1, 3); }
+
 // [row-word] The words of a row are stored with release and loaded with acquire, so that a reader that saw any word
 // of a newer row also sees, at its second look, the generation that the newer writer had made odd before its first
 // word. This is the seqlock without fences of Boehm (2012), "Can seqlocks get along with programming language memory

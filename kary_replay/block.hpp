@@ -11,19 +11,14 @@
 
 namespace kary {
 
-constexpr uint64_t kMagic = 0x7961'6c70'6572'6b01;  // the last byte counts the changes of this layout
+constexpr uint64_t kMagic = 0x7961'6c70'6572'6b02;  // the last byte counts the changes of this layout
 
-// A process that uses the block. All of it is guarded by the lock.
+// A process that uses the block. All of it is guarded by the lock; participants.hpp says how its death is noticed.
 struct Participant {
-    int64_t pid;          // 0: free
-    uint64_t start_time;  // of the process, in clock ticks since boot: tells it from a later one with the same pid
-    int64_t n_writing;    // slots it has reserved and not yet published
-    int64_t n_paused;     // how many of its threads keep writers waiting
+    int64_t is_present;  // 0: a free place
+    int64_t n_writing;   // slots it has reserved and not yet published
+    int64_t n_paused;    // how many of its threads keep writers waiting
 };
-
-// What a holder of the lock has in hand that takes more than one step, so that whoever finds the lock of a dead one can
-// finish it.
-enum Job : int64_t { kNothing = 0, kSetAlpha = 1, kReset = 2, kRank = 3 };
 
 struct Header {
     // What the block is; never changes.
@@ -33,9 +28,11 @@ struct Header {
     int64_t row_nbytes;
     int64_t rows_at;         // offsets from the header
     int64_t tree_at;         // 0: no tree
+    int64_t priorities_at;   // one for each leaf; 0 without a tree
     int64_t ranking_at;      // 0: masses are in proportion to priorities; see rank.hpp
     int64_t participants_at;
     int64_t n_participants;
+    uint64_t pid_namespace;  // of its maker: inode of /proc/self/ns/pid
     int32_t arity;
 
     // Guards every write to the tree, every change of a generation, and the fields below it.
@@ -55,14 +52,7 @@ struct Header {
     double max_mass;               // of max_priority
     int64_t buried_at;             // ns: when somebody last looked for dead participants
     int64_t n_repaired;            // * how many holders of the lock died
-
-    // The change of one slot that is under way: its generation and mass are about to become these. 0: none; else slot + 1.
-    int64_t intent;
-    uint64_t intent_generation;
-    double intent_mass;
-    int64_t job;      // a Job
-    int64_t job_at;   // kSetAlpha: how many slots are through
-    double job_alpha;
+    int64_t is_resetting;          // a reset is under way: whoever finds the lock of a dead holder finishes it
 
     // Settings that any thread reads and writes, as relaxed atomics.
     alignas(64) double beta;
@@ -87,7 +77,14 @@ inline uint64_t written_by(uint64_t generation, int64_t participant) {
     return (count + (count & 1 ? 2 : 1)) | static_cast<uint64_t>(participant + 1) << kOwnerShift;
 }
 inline uint64_t published(uint64_t generation) { return (generation & kCount) + 1; }
-inline uint64_t vacated(uint64_t generation) { return (generation & kCount) | kNobody << kOwnerShift; }
+// From whatever it is to a later one that holds no row: nobody's.
+inline uint64_t vacated(uint64_t generation) {
+    const uint64_t count = generation & kCount;
+    return (count | 1) | kNobody << kOwnerShift;
+}
+
+// Whether a slot holds a row, whatever its priority.
+inline bool is_published(uint64_t generation) { return generation != 0 && (generation & 1) == 0; }
 
 inline uint64_t* generation_of(Header* header, int64_t slot) {
     return reinterpret_cast<uint64_t*>(reinterpret_cast<char*>(header) + header->rows_at + slot * header->row_nbytes);
@@ -95,15 +92,5 @@ inline uint64_t* generation_of(Header* header, int64_t slot) {
 inline Participant* participants_of(Header* header) {
     return reinterpret_cast<Participant*>(reinterpret_cast<char*>(header) + header->participants_at);
 }
-
-// Notes what is about to be stored, first, and that it has been, last. Releases keep the stores of this thread in their
-// order in memory, which is all that whoever repairs the block after our death goes by.
-inline void begin_change(Header* header, int64_t slot, uint64_t generation, double mass) {
-    __atomic_signal_fence(__ATOMIC_SEQ_CST);  // for the compiler alone: nothing of this change before the last one's end
-    store_relaxed(&header->intent_generation, generation);
-    store_relaxed(&header->intent_mass, mass);
-    store_release(&header->intent, slot + 1);  // [intent] pairs with nothing that runs meanwhile: see above
-}
-inline void end_change(Header* header) { store_release(&header->intent, int64_t{0}); }
 
 }  // namespace kary

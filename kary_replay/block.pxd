@@ -8,7 +8,6 @@ from libc.stdint cimport int64_t, uint64_t
 
 cdef extern from "block.hpp" namespace "kary" nogil:
     ctypedef struct Participant:
-        int64_t pid
         int64_t n_writing
 
     ctypedef struct Header:
@@ -18,9 +17,11 @@ cdef extern from "block.hpp" namespace "kary" nogil:
         int64_t row_nbytes
         int64_t rows_at
         int64_t tree_at
+        int64_t priorities_at
         int64_t ranking_at
         int64_t participants_at
         int64_t n_participants
+        uint64_t pid_namespace
         int arity
         int64_t position
         int64_t n_published
@@ -41,31 +42,49 @@ cdef extern from "block.hpp" namespace "kary" nogil:
 
     const uint64_t kMagic
     const int64_t kMaxParticipants
+    const uint64_t kCount
     bint is_vacant(uint64_t generation)
+    bint is_published(uint64_t generation)
     uint64_t written_by(uint64_t generation, int64_t participant)
     uint64_t published(uint64_t generation)
+    uint64_t vacated(uint64_t generation)
     Participant* participants_of(Header* header)
-    void begin_change(Header* header, int64_t slot, uint64_t generation, double mass)
-    void end_change(Header* header)
+
+
+cdef extern from "rank.hpp" namespace "kary" nogil:
+    const size_t kRankingBytes
+    const int kRanks
+
+
+cdef extern from "priorities.hpp" namespace "kary" nogil:
+    double* priorities_of(Header* header)
+    double mass_of(Header* header, double priority)
+    double priority_for_mass(Header* header, int64_t slot, double mass)
+    void renew_max_mass(Header* header)
+    bint set_alpha(Header* header, double alpha)
 
 
 cdef extern from "lock.hpp" namespace "kary" nogil:
     # Never called with the GIL held: the lock's holder may be waiting for it.
     void acquire(Header* header)
     void release(Header* header)
-    void pause(Header* header, int64_t me)
-    void resume(Header* header, int64_t me)
-    void bury(Header* header, bint at_once)
-    bint set_alpha(Header* header, double alpha)
-    double mass_of(Header* header, double priority)
-    void note_priority(Header* header, int64_t slot, double priority)
-    void renew_max_mass(Header* header)
-    size_t ranking_nbytes(int64_t capacity)
     void reset(Header* header)
     int init_lock(Header* header, bint shared)
-    int64_t add_participant(Header* header)
-    void remove_participant(Header* header, int64_t me)
-    uint64_t start_time_of(int64_t pid)
+
+
+cdef extern from "participants.hpp" namespace "kary" nogil:
+    ctypedef struct Attachment:
+        Header* header
+        int file
+        int64_t me
+
+    uint64_t pid_namespace()
+    bint has_file(const Attachment* attachment)
+    bint enter(Attachment* attachment)
+    void leave(Attachment* attachment)
+    void bury(const Attachment* attachment, bint all)
+    void pause(Attachment* attachment)  # takes the lock, resume lets it go
+    void resume(Attachment* attachment)
 
 
 cdef extern from "<sched.h>" nogil:
@@ -79,6 +98,7 @@ cdef extern from "atomic.hpp" namespace "kary" nogil:
     void store_release[T](T* p, T value)
     uint64_t fetch_add_relaxed(uint64_t* p, uint64_t n)
     void prefetch_far(const void* p)
+    void prefetch_to_write(const void* p)
     void read_field(char* row, char* value, int64_t offset, int64_t nbytes)
     void read_field_ahead(char* row, char* value, int64_t offset, int64_t nbytes, const char* next)
     void write_field(char* row, char* value, int64_t offset, int64_t nbytes)
@@ -90,13 +110,15 @@ cdef extern from "philox.hpp" namespace "kary" nogil:
 
 cdef class Block:
     cdef readonly size_t nbytes
-    cdef readonly int file         # what others attach to; -1 for memory of this process alone
-    cdef readonly int64_t me       # our number among the participants
+    cdef Attachment attachment
+    cdef bint is_noted     # among those that a fork looks after: the memory is shared
     cdef char* base        # 64-byte aligned; 2 MiB aligned where it is that large
     cdef Header* header    # at base
     cdef void* mapping     # what munmap gets
     cdef size_t mapped
     cdef object __weakref__
+
+    cdef int enter(self) except -1
 
 
 cdef enum:

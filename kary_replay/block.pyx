@@ -4,8 +4,8 @@
 
 from libc.stdint cimport int64_t, uint64_t
 
+import errno
 import os
-import weakref
 
 import numpy as np
 
@@ -16,9 +16,8 @@ from .validation import as_seed
 cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* address, size_t nbytes, int protection, int flags, int file, int64_t offset)
     int munmap(void* address, size_t nbytes)
-    int mprotect(void* address, size_t nbytes, int protection)
     int madvise(void* address, size_t nbytes, int advice)
-    int PROT_NONE, PROT_READ, PROT_WRITE, MAP_PRIVATE, MAP_SHARED, MAP_ANON
+    int PROT_READ, PROT_WRITE, MAP_PRIVATE, MAP_SHARED, MAP_ANON
     void* MAP_FAILED
 
 cdef extern from * nogil:
@@ -51,6 +50,14 @@ cdef extern from "<pthread.h>" nogil:
         pass
     int pthread_mutex_destroy(pthread_mutex_t* lock)
 
+cdef extern from "<errno.h>" nogil:
+    int ERROR "errno"
+
+cdef extern from "forks.hpp" namespace "kary" nogil:
+    bint watch_forks()
+    bint note_attachment(Attachment* attachment)
+    void forget_attachment(Attachment* attachment)
+
 cdef extern from "block.hpp" namespace "kary" nogil:
     ctypedef struct HeaderWithLock "kary::Header":
         pthread_mutex_t lock
@@ -60,7 +67,8 @@ BUILD = {"compiler": KARY_REPLAY_COMPILER.decode(), "flags": KARY_REPLAY_FLAGS.d
 
 cdef size_t HUGE_PAGE = 2 << 20
 
-cdef object _shared = weakref.WeakSet()  # the blocks that a forked child has to enter under its own name
+if not watch_forks():
+    raise MemoryError("the system has no room for what a forked child must do")
 
 
 cdef class Block:
@@ -74,68 +82,123 @@ cdef class Block:
 
     def __cinit__(self, size_t nbytes, seed=None, int file=-1, bint attach=False):
         cdef bint shared = file >= 0
-        self.file = file
+        cdef int error
+        self.attachment.file = file
+        self.attachment.me = -1
         self.nbytes = nbytes  # from here on __dealloc__ closes the file
         cdef uint64_t[::1] key = as_seed(seed).generate_state(2, np.uint64)
         cdef uint64_t[::1] token = np.random.SeedSequence().generate_state(2, np.uint64)
+        if nbytes < head_nbytes(shared):
+            raise AttachError(f"the segment has {nbytes} bytes, which is no buffer")
         # Huge pages need an aligned start; the head room for it costs address space only.
         cdef size_t room = HUGE_PAGE if nbytes >= HUGE_PAGE and not shared else 0
-        self.me = -1
         cdef int flags = MAP_SHARED if shared else MAP_PRIVATE | MAP_ANON
         self.mapping = mmap(NULL, nbytes + room, PROT_READ | PROT_WRITE, flags, file, 0)
         if self.mapping == MAP_FAILED:
             self.mapping = NULL
-            raise MemoryError(f"capacity needs {nbytes / 2**30:.3g} GiB, which the system refuses; choose a smaller capacity")
+            raise MemoryError(
+                f"capacity needs {nbytes / 2**30:.3g} GiB, which the system refuses; "
+                "choose a smaller capacity"
+            )
         self.mapped = nbytes + room
         self.base = <char*>self.mapping
         if room:
             self.base += (HUGE_PAGE - <size_t>self.base % HUGE_PAGE) % HUGE_PAGE
         if nbytes >= HUGE_PAGE:
             madvise(self.base, nbytes, ADVISE_HUGE_PAGES)  # only advice: a refusal changes nothing
-        self.header = <Header*>self.base
+        self.header = self.attachment.header = <Header*>self.base
         if not attach:
             self.header.magic = kMagic
             self.header.token[0], self.header.token[1] = token[0], token[1]
             self.header.random_key[0], self.header.random_key[1] = key[0], key[1]
             self.header.participants_at = aligned(sizeof(Header))
             self.header.n_participants = kMaxParticipants if shared else 1
+            self.header.pid_namespace = pid_namespace() if shared else 0
             if init_lock(self.header, shared):
                 raise MemoryError("the system refuses a mutex")
         elif self.header.magic != kMagic:
-            raise AttachError("the segment is not a buffer of this version of kary-replay: use one version in all processes")
-        self.join()
+            raise AttachError(
+                "the segment is not a buffer of this version of kary-replay: "
+                "use one version in all processes"
+            )
+        elif (
+            self.header.n_participants != kMaxParticipants
+            or self.header.participants_at != <int64_t>aligned(sizeof(Header))
+        ):
+            raise AttachError("the segment contradicts itself: it is damaged")
+        if shared:
+            if not note_attachment(&self.attachment):
+                error = ERROR
+                raise AttachError(f"the buffer's memory cannot be opened through /proc/self/fd: {os.strerror(error)}")
+            self.is_noted = True
+        self.enter()
 
     def __dealloc__(self):
+        if self.is_noted:
+            forget_attachment(&self.attachment)
         if self.mapping != NULL:
-            if self.file < 0:
+            if not self.is_noted and self.header != NULL and self.header.n_participants == 1:
                 pthread_mutex_destroy(&(<HeaderWithLock*>self.header).lock)
-            elif self.me >= 0:
+            elif self.attachment.me >= 0:
                 with nogil:
                     acquire(self.header)
-                    remove_participant(self.header, self.me)
+                    leave(&self.attachment)
                     release(self.header)
             munmap(self.mapping, self.mapped)
-        if self.nbytes and self.file >= 0:
-            os.close(self.file)
+        if self.nbytes and self.attachment.file >= 0 and (not self.is_noted or has_file(&self.attachment)):
+            os.close(self.attachment.file)  # ours, unless somebody closed it behind our back
+
+    @property
+    def file(self):
+        """What others attach to; -1 for memory of this process alone."""
+        return self.attachment.file if not self.is_noted or has_file(&self.attachment) else -1
+
+    @property
+    def me(self):
+        """Our number among the participants; -1 in a forked child that has not used the block."""
+        return load_relaxed(&self.attachment.me)
 
     @property
     def token(self):
         """Two random numbers by which a block is known."""
         return self.header.token[0], self.header.token[1]
 
-    def join(self):
-        """Enter this process among the participants."""
-        cdef int64_t me = 0
-        self.me = -1
-        if self.file >= 0:
-            with nogil:
-                acquire(self.header)
-                me = add_participant(self.header)
-                release(self.header)
-            if me < 0:
-                raise AttachError(f"the buffer has {kMaxParticipants} attachments, which is as many as there may be")
-            _shared.add(self)
-        self.me = me
+    cdef int enter(self) except -1:
+        """Make sure that this process is among the participants; whoever may take the lock needs it.
+
+        A forked child is not before it first uses the block, so that children which never do take
+        no place from others.
+        """
+        # relaxed: it only becomes at least 0 once, and what it says is used under the lock
+        if load_relaxed(&self.attachment.me) >= 0:
+            return 0
+        cdef bint entered
+        cdef int error
+        cdef Attachment* attachment = &self.attachment
+        if self.is_noted:
+            if not has_file(attachment):
+                raise AttachError(
+                    "this forked process cannot open its parent's buffer (is /proc missing, are too many files open, "
+                    "or was the buffer's file closed?): attach by the parent's buffer.descriptor"
+                )
+            # A robust mutex tells its holders apart by process numbers, so it cannot serve two namespaces.
+            if self.header.pid_namespace == 0 or pid_namespace() != self.header.pid_namespace:
+                raise AttachError(
+                    "this process has no /proc, or is in another namespace of process numbers (a container, a "
+                    "sandbox) than the buffer's maker: use the buffer where it was made"
+                )
+        with nogil:
+            acquire(attachment.header)
+            entered = enter(attachment)
+            error = ERROR
+            release(attachment.header)
+        if not entered:
+            if error not in (errno.EAGAIN, errno.EACCES):
+                raise OSError(
+                    error, f"this system cannot lock bytes of a file, as shared buffers need: {os.strerror(error)}"
+                )
+            raise AttachError(f"the buffer has {kMaxParticipants} attachments, which is as many as there may be")
+        return 0
 
     def random_state(self):
         """Return the random stream's (key, key, counter)."""
@@ -148,11 +211,6 @@ cdef class Block:
         self.header.random_key[0] = key0
         self.header.random_key[1] = key1
         store_relaxed(&self.header.random_counter, counter)
-
-
-def start_time(int64_t pid):
-    """Return when a process started, in clock ticks since boot; 0 if there is none."""
-    return start_time_of(pid)
 
 
 cdef uint64_t take_random(Header* header, int64_t n) noexcept nogil:
@@ -169,19 +227,3 @@ cdef size_t aligned(size_t nbytes) noexcept nogil:
 cdef size_t head_nbytes(bint shared) noexcept nogil:
     """Bytes in front of the tree: the header and the participants."""
     return aligned(sizeof(Header)) + aligned((kMaxParticipants if shared else 1) * sizeof(Participant))
-
-
-def _after_fork():
-    """Enter the child: it is a process of its own."""
-    cdef Block block
-    for block in list(_shared):
-        try:
-            block.join()
-        except AttachError as error:
-            # Under its parent's number it would destroy what the parent writes: let the first access end it instead.
-            os.write(2, f"kary-replay: a forked child must not use a buffer of its parent: {error}\n".encode())
-            mprotect(block.base, block.nbytes, PROT_NONE)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -7,6 +7,7 @@ what is saved is that moment's. checkpoint_files.py puts it into a directory, do
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -18,17 +19,20 @@ import numpy.typing as npt
 
 from .checkpoint_files import CHUNK_NBYTES, MANIFEST, Bytes, NewFile, new_data, open_data, read_data, read_manifest
 from .errors import CheckpointError
-from .fields import checked_fields
 from .storage import Storage
 from .types import Field
-from .validation import as_count, as_exponent
+from .validation import as_count, as_exponent, as_priority_epsilon, as_real
 from .version import VERSION
 
-FORMAT = 1
-ROWS, MASSES, RANKING = "rows.bin", "mass.bin", "ranking.bin"
+FORMAT = 2  # 1, of 0.1.0 before its release, has no priorities, but in the ranking
+READABLE = (1, 2)
+ROWS, MASSES, PRIORITIES, RANKING = "rows.bin", "mass.bin", "priority.bin", "ranking.bin"
 COUNTERS = ["n_touched", "n_started", "position", "n_added", "n_sampled"]
+WRONG = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What is raised where something saved is not what it should be, by whoever reads it first."""
 MAX_ROUNDS = 4  # of copying again what changed, before writers have to wait for the rest
 
+Layout = tuple[int, dict[str, Any], dict[str, Any]]  # capacity, fields, options
 Self = TypeVar("Self", bound="Saved")
 
 
@@ -38,6 +42,7 @@ class Saved:
     _storage: Storage
     _fields: dict[str, Any]
     _options: dict[str, Any]
+    _prioritized: bool
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Save everything, for `load`: rows, priorities, generations, counters, settings, the random stream.
@@ -100,8 +105,9 @@ class Saved:
         Raises
         ------
         CheckpointError
-            A ValueError naming the file that is damaged or missing; or the directory holds no checkpoint, or one of another
-            kind of buffer, version or byte order. Nothing is created or changed then.
+            A ValueError naming the file that is damaged, missing or no regular file (a link, a
+            pipe); or the directory holds no checkpoint, or one of another kind of buffer, version
+            or byte order. Nothing is created or changed then.
         FileNotFoundError, NotADirectoryError
             If there is no such directory.
         MemoryError, OSError
@@ -111,15 +117,31 @@ class Saved:
         -----
         Reads each file once, into its place, and verifies it on the way. A save may replace the checkpoint meanwhile.
         """
-        with _Checkpoint(Path(os.fsdecode(directory)), _kind(cls)) as checkpoint:
+        with _Checkpoint(Path(os.fsdecode(directory)), cls) as checkpoint:
             buffer = cls.__new__(cls)
-            buffer._options = checkpoint.options
-            buffer._open(checkpoint.capacity, checkpoint.fields, 0, bool(shared), storage_directory)
+            try:
+                buffer._open(*checkpoint.layout, 0, bool(shared), storage_directory)
+            except MemoryError as error:
+                path = os.fsdecode(directory)
+                raise MemoryError(f"'{path}' cannot be loaded: {error}") from error
             checkpoint.restore(buffer._storage)
         return buffer
 
-    def _open(self, capacity: int, fields: Any, seed: int | None, shared: bool, directory: Any) -> None:
-        """Make the storage."""
+    @classmethod
+    def _checked_layout(cls, capacity: Any, fields: Any, options: Any) -> Layout:
+        """Return what `_open` takes, or raise where a constructor would."""
+        raise NotImplementedError
+
+    def _open(
+        self,
+        capacity: int,
+        fields: dict[str, Any],
+        options: dict[str, Any],
+        seed: int | None,
+        shared: bool,
+        directory: Any,
+    ) -> None:
+        """Make the storage of a checked layout."""
         raise NotImplementedError
 
 
@@ -141,7 +163,7 @@ def _write(storage: Storage, folder: Path) -> dict[str, Any]:
         state = storage.snapshot(rows.known())
         beta, priority_epsilon = storage.beta, storage.priority_epsilon
         rows.patch(state["changed"], state["rows"])
-        for name, key in ((MASSES, "mass"), (RANKING, "ranking")):
+        for name, key in ((MASSES, "mass"), (PRIORITIES, "priority"), (RANKING, "ranking")):
             if state[key] is not None:
                 files[name] = numbers = close.enter_context(NewFile(folder / name, CHUNK_NBYTES))
                 numbers.write_all(state[key].view(np.uint8))
@@ -229,13 +251,13 @@ def _parts(values: npt.NDArray[Any], ends: npt.NDArray[np.bool_]) -> Iterator[sl
 class _Checkpoint:
     """A saved buffer, checked but for the content of its files. These are open: a save may replace them meanwhile."""
 
-    def __init__(self, folder: Path, kind: str) -> None:
+    def __init__(self, folder: Path, cls: type[Saved]) -> None:
         self._folder = folder
         self.content = read_manifest(folder)
         while True:
             try:
                 with contextlib.ExitStack() as close:
-                    self._check(kind, close)
+                    self._check(cls, close)
                     self._close = close.pop_all()
                 return
             except FileNotFoundError as error:
@@ -253,30 +275,31 @@ class _Checkpoint:
         """Read everything, verified, into a new storage of the same capacity and fields."""
         content = self.content
         with self._named():
+            check_numbers(content, storage)
             if storage.offsets != content["offsets"]:
                 raise CheckpointError(
                     f"'{self._folder}' was saved by kary-replay {content['version']}, which lays rows out differently: load it "
                     "with that version"
                 )
-            masses = ranking = None
+            numbers: dict[str, Any] = {"mass": None, "priority": None, "ranking": None}
             if storage.tree is not None:
-                masses = np.empty(content["n_started"])
-                self._read(MASSES, masses.view(np.uint8))
-                if RANKING in content["files"]:
-                    ranking = np.empty(content["files"][RANKING]["nbytes"] // 8)
-                    self._read(RANKING, ranking.view(np.uint8))
+                for name, key in ((MASSES, "mass"), (PRIORITIES, "priority"), (RANKING, "ranking")):
+                    if name in self._files:
+                        numbers[key] = np.empty(content["files"][name]["nbytes"] // 8)
+                        self._read(name, numbers[key].view(np.uint8))
                 storage.beta = as_exponent("beta", content["beta"])
-                storage.priority_epsilon = content["priority_epsilon"]
-            storage.restore({**content, "mass": masses, "ranking": ranking}, lambda rows: self._read(ROWS, rows))
+                storage.priority_epsilon = as_priority_epsilon(content["priority_epsilon"])
+            storage.restore({**content, **numbers}, lambda rows: self._read(ROWS, rows))
 
-    def _check(self, kind: str, close: contextlib.ExitStack) -> None:
-        """Check what the manifest says, and open the files."""
-        content, path = self.content, self._folder / MANIFEST
+    def _check(self, cls: type[Saved], close: contextlib.ExitStack) -> None:
+        """Check what the manifest says of the layout, and open the files."""
+        content, path, kind = self.content, self._folder / MANIFEST, _kind(cls)
         with self._named():
-            if content["format"] != FORMAT:
+            found_format = as_count("format", content["format"])
+            if found_format not in READABLE:
                 raise CheckpointError(
                     f"'{path}' was saved by kary-replay {content['version']} in format {content['format']}; version {VERSION} "
-                    f"reads format {FORMAT}: load it with the version that saved it"
+                    f"reads formats {' and '.join(map(str, READABLE))}: load it with the version that saved it"
                 )
             if content["byte_order"] != sys.byteorder:
                 found = content["byte_order"]
@@ -284,10 +307,14 @@ class _Checkpoint:
             if content["kind"] != kind:
                 found = content["kind"]
                 raise CheckpointError(f"'{self._folder}' holds a {found}: load it with {found}.load, not with {kind}.load")
-            self.options = dict(content["options"])
-            self.capacity = as_count("capacity", content["capacity"])
-            self.fields = checked_fields(_from_json(content["fields"]), "fields")
-            self._files = open_data(self._folder, content, close)
+            fields, options = _from_json(content["fields"]), content["options"]
+            self.layout = cls._checked_layout(content["capacity"], fields, options)
+            names = [ROWS, MASSES] if cls._prioritized else [ROWS]
+            if cls._prioritized and found_format > 1:
+                names.append(PRIORITIES)
+            if options.get("prioritization") == "rank":
+                names.append(RANKING)
+            self._files = open_data(self._folder, content, names, close)
 
     def _read(self, name: str, into: Bytes) -> None:
         read_data(self._files[name], self.content["files"][name], into)
@@ -299,7 +326,7 @@ class _Checkpoint:
             yield
         except CheckpointError:
             raise
-        except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, IndexError) as error:
+        except WRONG as error:
             raise CheckpointError(f"'{self._folder / MANIFEST}' contradicts itself: {type(error).__name__}: {error}") from error
 
 
@@ -312,8 +339,28 @@ def _as_json(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_json(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of which ``_as_json`` made this."""
-    return {
-        name: Field(tuple(field[0]), field[1]) if isinstance(field, list) else _from_json(field)
-        for name, field in fields.items()
-    }
+    """Return the fields of which ``_as_json`` made this, or raise."""
+    made: dict[str, Any] = {}
+    for name, field in fields.items():
+        if isinstance(field, list):
+            shape, dtype = field
+            made[name] = Field(tuple(shape), dtype)
+        else:
+            made[name] = _from_json(field)
+    return made
+
+
+def check_numbers(state: dict[str, Any], storage: Storage) -> None:
+    """Raise one of `WRONG` unless a snapshot's numbers are ones that this storage can come to."""
+    n_touched = as_count("n_touched", state["n_touched"], storage.capacity, least=0)
+    n_started = as_count("n_started", state["n_started"], n_touched, least=0)
+    as_count("position", state["position"], min(n_started, storage.capacity - 1), least=0)
+    for name in ("n_added", "n_sampled"):
+        as_count(name, state[name], 2**62 - 1, least=0)
+    key0, key1, counter = state["random"]
+    for number in (key0, key1, counter):
+        as_count("a number of random", number, 2**64 - 1, least=0)
+    as_exponent("alpha", state["alpha"])
+    limit = math.inf if storage.tree is None else storage.tree.max_mass
+    if not 1 <= as_real("max_priority", state["max_priority"]) <= limit:
+        raise ValueError(f"max_priority must be from 1 to {limit:.3g}, got {state['max_priority']}")

@@ -13,10 +13,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import json
 import os
 import re
 import shutil
+import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,11 +28,13 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import CheckpointError
+from .validation import as_count
 
 Bytes = npt.NDArray[np.uint8]
 
 CHUNK_NBYTES = 16 << 20
 MANIFEST, NEW_MANIFEST, LOCK = "checkpoint.json", "checkpoint.json.new", "kary-replay.lock"
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 DATA = re.compile(r"data-[0-9a-f]{16}")
 HEAD, TAIL = b'{"kary_replay_checkpoint": ', b',\n"crc32": '  # in front of the manifest's content, and of its checksum
 
@@ -165,7 +169,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def _sweep(folder: Path, name: str = "") -> None:
     """Remove the data folders that the manifest does not name, or of them only ``name``. The caller has the lock."""
     try:
-        keep = read_manifest(folder).get("data") if (folder / MANIFEST).exists() else None
+        keep = read_manifest(folder).get("data") if os.path.lexists(folder / MANIFEST) else None
     except (CheckpointError, OSError):
         return  # a damaged manifest may name any of them
     with contextlib.suppress(OSError):
@@ -199,7 +203,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Return what the manifest says, or raise naming what is missing or damaged."""
     path = folder / MANIFEST
     try:
-        raw = path.read_bytes()
+        with open_regular(path) as file:
+            raw = file.read()
     except FileNotFoundError:
         if not folder.exists():
             raise FileNotFoundError(errno.ENOENT, "there is no such checkpoint", str(folder)) from None
@@ -211,34 +216,78 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"'{path}' cannot be read: {error.strerror}") from error
     if not raw.startswith(HEAD) or _sealed(raw.rpartition(TAIL)[0]) != raw:
         raise CheckpointError(f"'{path}' is damaged, or no checkpoint of kary-replay")
-    with contextlib.suppress(ValueError):
-        content: dict[str, Any] = json.loads(raw)["kary_replay_checkpoint"]
-        return content
-    raise CheckpointError(f"'{path}' is no JSON")
+    try:
+        content = json.loads(raw)["kary_replay_checkpoint"]
+    except ValueError:
+        raise CheckpointError(f"'{path}' is no JSON") from None
+    except RecursionError:
+        raise CheckpointError(f"'{path}' is no manifest: it is nested too deeply") from None
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise CheckpointError(f"'{path}' is no manifest: it holds a {kind}, no object")
+    return content
 
 
 # -------------------------------------------------------------------------------------------------------------------- files
 
 
-def open_data(folder: Path, content: dict[str, Any], close: contextlib.ExitStack) -> dict[str, Any]:
-    """Open the files that a manifest names, which ``close`` will close; raise CheckpointError if a size is wrong."""
+def open_data(
+    folder: Path,
+    content: dict[str, Any],
+    names: list[str],
+    close: contextlib.ExitStack,
+) -> dict[str, Any]:
+    """Open the files of these names, which ``close`` will close, and check what the manifest says.
+
+    Raises CheckpointError if one is no regular file or of another size, ValueError or TypeError if
+    the manifest names others or says of them what cannot be.
+    """
     files = {}
     if not DATA.fullmatch(content["data"]):
         raise ValueError(f"data is {content['data']!r}")
-    for name, about in content["files"].items():
-        if os.path.basename(name) != name:
-            raise ValueError(f"a file is named {name!r}")
-        files[name] = file = close.enter_context(open(folder / content["data"] / name, "rb", buffering=0))  # noqa: SIM115
+    if content["files"].keys() != set(names):
+        raise ValueError(f"the files must be {', '.join(names)}, got {', '.join(content['files'])}")
+    data = folder / content["data"]
+    if data.is_symlink():
+        raise _is_link(data)
+    if data.exists() and not data.is_dir():
+        raise CheckpointError(f"'{data}' is no directory")
+    for name in names:
+        about = content["files"][name]
+        nbytes = as_count(f"nbytes of {name}", about["nbytes"], least=0)
+        as_count(f"chunk_nbytes of {name}", about["chunk_nbytes"])
+        files[name] = file = close.enter_context(open_regular(data / name))
         n = os.fstat(file.fileno()).st_size
-        if n != about["nbytes"]:
-            raise CheckpointError(f"'{file.name}' is damaged: it has {n} bytes instead of {about['nbytes']}")
+        if n != nbytes:
+            raise CheckpointError(f"'{file.name}' is damaged: it has {n} bytes instead of {nbytes}")
     return files
+
+
+def _is_link(path: Path) -> CheckpointError:
+    return CheckpointError(f"'{path}' is a symbolic link: put in its place what it leads to")
+
+
+def open_regular(path: Path) -> io.FileIO:
+    """Open a file for reading; CheckpointError if it is a link, a pipe or no file at all."""
+    try:
+        # Without O_NONBLOCK a pipe would keep us waiting for somebody who writes to it.
+        file = io.FileIO(path, opener=lambda name, _: os.open(name, _READ))
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _is_link(path) from None
+        raise CheckpointError(f"'{path}' cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise CheckpointError(f"'{path}' is no regular file")
+    return file
 
 
 def read_data(file: Any, about: dict[str, Any], into: Bytes) -> None:
     """Fill ``into`` with a file of which the manifest says ``about``, or raise naming the part of it that is damaged."""
     size, checksums = about["chunk_nbytes"], about["crc32"]
-    if size < 1 or about["nbytes"] != len(into) or len(checksums) != -(-len(into) // size):
+    if about["nbytes"] != len(into) or len(checksums) != -(-len(into) // size):
         raise ValueError(f"{about['nbytes']} bytes in {len(checksums)} chunks of {size}, instead of {len(into)} bytes")
     for number, crc32 in enumerate(checksums):
         left = chunk = into.data[number * size : (number + 1) * size]

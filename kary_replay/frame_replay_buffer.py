@@ -64,7 +64,7 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
     Notes
     -----
     Rows come from `FrameStackWriter`s, as many as you like, of any threads and processes; ``add`` is theirs. A row takes the
-    bytes of a frame and of the fields, and 16 · stack (for n_step > 1: 16 · (2 · stack - 1)) plus about 19: 7.2 GB for 1e6
+    bytes of a frame and of the fields, and 16 · stack (for n_step > 1: 16 · (2 · stack - 1)) plus about 34: 7.2 GB for 1e6
     rows of 84 × 84 pixels, 4 of them an observation.
 
     ``len`` counts all rows, also those that only hold a frame. ``n_added`` counts transitions.
@@ -112,15 +112,8 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
         shared: bool = False,
         storage_directory: str | os.PathLike[str] | None = None,
     ) -> None:
-        capacity, stack, n_step = as_count("capacity", capacity), as_count("stack", stack), as_count("n_step", n_step)
-        if stack + n_step > capacity:
-            raise ValueError(
-                f"stack + n_step must be at most capacity, {capacity}: a transition has so many frames, got {stack} + {n_step}"
-            )
-        if padding not in PADDINGS:
-            raise ValueError(f"padding must be one of {', '.join(PADDINGS)}, got {padding!r}")
-        self._options = {"stack": stack, "n_step": n_step, "padding": padding}
-        rows = _row_fields(frame, fields, _width(stack, n_step))
+        self._options = _checked_window(as_count("capacity", capacity), stack, n_step, padding)
+        rows = _row_fields(frame, fields, _width(self.stack, self.n_step))
         super().__init__(
             capacity,
             rows,
@@ -165,6 +158,22 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
         """
         frame = fields_of_space(observation_space, "observation_space")
         return cls(capacity, frame, {"action": fields_of_space(action_space, "action_space"), **(extra_fields or {})}, **kwargs)
+
+    @classmethod
+    def _checked_options(
+        cls,
+        capacity: int,
+        fields: dict[str, Any],
+        options: dict[str, Any],
+    ) -> dict[str, Any]:
+        if options.keys() != {"stack", "n_step", "padding"}:
+            raise ValueError(f"options must be stack, n_step and padding, got {options!r}")
+        checked = _checked_window(capacity, **options)
+        others = {name: field for name, field in fields.items() if name not in ("frame", "history")}
+        rows = _row_fields(fields.get("frame"), others, _width(checked["stack"], checked["n_step"]))
+        if list(fields.items()) != list(rows.items()):
+            raise ValueError(f"fields must be, for {checked}, in this order: {rows}, got {fields}")
+        return checked
 
     def _open(self, *args: Any, **kwargs: Any) -> None:
         """Make the storage, and tell it which fields are frames."""
@@ -243,6 +252,17 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
         else:
             observation, next_observation = frames[:, :stack], frames[:, -stack:]
         return Batch({"observation": observation, "next_observation": next_observation, **drawn, "frames": frames})
+
+
+def _checked_window(capacity: int, stack: Any, n_step: Any, padding: Any) -> dict[str, Any]:
+    """Return these as the buffer's options, or raise."""
+    stack, n_step = as_count("stack", stack), as_count("n_step", n_step)
+    if stack + n_step > capacity:
+        limit = f"capacity, {capacity}: a transition needs so many rows"
+        raise ValueError(f"stack + n_step must be at most {limit}, got {stack} + {n_step}")
+    if padding not in PADDINGS:
+        raise ValueError(f"padding must be one of {', '.join(PADDINGS)}, got {padding!r}")
+    return {"stack": stack, "n_step": n_step, "padding": padding}
 
 
 def _width(stack: int, n_step: int) -> int:

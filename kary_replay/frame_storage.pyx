@@ -138,13 +138,14 @@ cdef class FrameStorage(Storage):
         return self.rows + index * self.row_nbytes if 0 <= index < self.capacity else row
 
     cdef void retire(self, const Handle* handle, int64_t n) noexcept nogil:
-        """Take the mass of rows that can never be drawn whole again; at most CHUNK."""
+        """Take the priority of rows that can never be drawn whole again; at most CHUNK."""
         cdef int64_t scratch[CHUNK]
         cdef int64_t i, n_retired = 0
         acquire(self.header)
         for i in range(n):
             # Generations change only under the lock: this is the row that was looked at, or its slot has another one now.
             if load_relaxed(self.generation(handle[i].index)) == handle[i].generation:
+                self.priority[handle[i].index] = 0  # no transition any more: no later update gives it mass again
                 store_release(self.tree.leaf + handle[i].index, 0.0)  # [leaf] pairs with the acquire in read_rows
                 scratch[n_retired] = handle[i].index
                 n_retired += 1

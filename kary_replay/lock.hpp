@@ -1,72 +1,31 @@
 // The lock of a block, and what is to be done by whoever gets it from a dead holder.
 //
-// The holder may have died at any instruction. It wrote down what it was about to do (begin_change, Job), so that it can be
-// finished; everything else that the lock guards follows from the leaves and the generations, and is computed anew.
+// The holder may have died at any instruction. Everything that the lock guards follows from the generations, the
+// priorities and alpha, and is computed anew from them. So there is no log of what the holder was about to do, but an
+// order: what others are derived from is stored first. Release stores keep that order in memory. Only a reset, which
+// takes many steps and must not be seen half done, says that it is under way.
 #pragma once
-#include <cfloat>
-#include <cmath>
+#include <cerrno>
 
-#include "participants.hpp"
-#include "rank.hpp"
+#include "block.hpp"
+#include "priorities.hpp"
 #include "sum_tree.hpp"
 
 namespace kary {
 
-inline Tree tree_of(Header* header) {
-    Tree tree{};
-    if (header->tree_at != 0) {
-        lay_out(&tree, reinterpret_cast<char*>(header) + header->tree_at, header->capacity, header->arity);
-    }
-    return tree;
-}
-inline double* leaves_of(const Tree& tree) { return tree.n_levels == 0 ? nullptr : tree.level[tree.n_levels - 1]; }
-
-// Raises every priority to the exponent job_alpha: mass becomes mass ** (new / old). Goes on where it was left.
-inline void continue_set_alpha(Header* header) {
-    const Tree tree = tree_of(header);
-    double* leaf = leaves_of(tree);
-    const double old = header->alpha, alpha = header->job_alpha;
-    const double limit = DBL_MAX / (2.0 * header->capacity + 128);
-    for (int64_t i = header->job_at; i < header->n_started; ++i) {
-        double mass = load_relaxed(leaf + i);  // only changed under the lock, which we hold
-        if (mass > 0) {
-            // From alpha = 0 the priorities cannot be told apart: the rows count as new.
-            mass = old > 0 ? std::pow(mass, alpha / old) : std::pow(header->max_priority, alpha);
-            mass = std::min(std::max(mass, 5e-324), limit);
-            begin_change(header, i, load_relaxed(generation_of(header, i)), mass);
-            store_release(leaf + i, mass);  // [leaf] pairs with the acquire in Storage.read_rows
-            store_release(&header->job_at, i + 1);
-            end_change(header);
-        }
-    }
-    store_relaxed(&header->alpha, alpha);
-    renew_max_mass(header);
-    rebuild(tree);
-    store_release(&header->job, int64_t{kNothing});
-}
-
-// False, and nothing changed, if there is no memory for it.
-inline bool set_alpha(Header* header, double alpha) {
-    if (alpha == header->alpha) return true;
-    if (header->ranking_at != 0) return rank_all(header, tree_of(header), alpha);
-    header->job_alpha = alpha;
-    header->job_at = 0;
-    store_release(&header->job, int64_t{kSetAlpha});
-    continue_set_alpha(header);
-    return true;
-}
-
 // Forgets all rows; nobody is writing one. Doing it twice does no harm.
 inline void reset(Header* header) {
-    store_release(&header->job, int64_t{kReset});
-    const Tree tree = tree_of(header);
-    if (double* leaf = leaves_of(tree)) {
-        for (int64_t i = 0; i < header->n_started; ++i) store_release(leaf + i, 0.0);  // [leaf] pairs with Storage.read_rows
+    store_release(&header->is_resetting, int64_t{1});
+    if (header->tree_at != 0) {
+        const Tree tree = tree_of(header);
+        double* leaf = leaves_of(tree);
+        for (int64_t i = 0; i < header->n_started; ++i) store_release(leaf + i, 0.0);  // [leaf] pairs with Reader.read_rows
         rebuild(tree);
     }
     for (int64_t i = 0; i < header->n_started; ++i) {
-        // [publish-slot] release: pairs with the acquire in Storage.read_rows; what is read meanwhile counts as changed
-        store_release(generation_of(header, i), load_relaxed(generation_of(header, i)) + 2);
+        // [publish-slot] release: pairs with the acquire in Reader.read_rows. Vacant, not merely later: nobody draws a
+        // row from here under a handle that would be current afterwards.
+        store_release(generation_of(header, i), vacated(load_relaxed(generation_of(header, i))));
     }
     header->position = 0;
     store_relaxed(&header->n_published, int64_t{0});
@@ -74,52 +33,44 @@ inline void reset(Header* header) {
     header->max_mass = 1.0;
     if (Ranking* ranking = ranking_of(header)) ranking->n_changed = ranking->n_bounds = ranking->n_on_top = 0;
     store_release(&header->n_started, int64_t{0});  // after the generations, which are counted by it
-    store_release(&header->job, int64_t{kNothing});
+    store_release(&header->is_resetting, int64_t{0});
 }
 
 // Makes the block whole again after the death of the lock's holder; we have it now.
 inline void repair(Header* header) {
-    if (header->capacity == 0) return;
-    const Tree tree = tree_of(header);
-    double* leaf = leaves_of(tree);
-    if (header->intent != 0) {
-        const int64_t slot = header->intent - 1;
-        if (leaf != nullptr) store_release(leaf + slot, 0.0);  // [leaf] never another row's mass beside a generation
-        store_release(generation_of(header, slot), header->intent_generation);  // [publish-slot] see reserve and publish
-        if (leaf != nullptr) store_release(leaf + slot, header->intent_mass);
-        if (slot >= header->n_started) store_relaxed(&header->n_started, slot + 1);
-        store_relaxed(&header->n_touched, std::max(header->n_touched, slot + 1));
-        if (header->job == kSetAlpha) header->job_at = slot + 1;
-        end_change(header);
+    header->buried_at = 0;  // whoever waits for the dead one's slots looks at once
+    if (header->capacity == 0) {  // a tree alone
+        return;
     }
-    if (header->job == kReset) reset(header);
-    if (header->job == kSetAlpha) continue_set_alpha(header);
-
+    if (header->is_resetting) reset(header);
+    // A slot counts as started before its generation says whose it is.
+    while (header->n_started > 0 && load_relaxed(generation_of(header, header->n_started - 1)) == 0) {
+        store_relaxed(&header->n_started, header->n_started - 1);
+    }
+    while (header->n_touched > 0 && load_relaxed(generation_of(header, header->n_touched - 1)) == 0) {
+        store_relaxed(&header->n_touched, header->n_touched - 1);
+    }
     Participant* all = participants_of(header);
     int64_t n_published = 0, n_writing = 0, n_paused = 0;
     for (int64_t id = 0; id < header->n_participants; ++id) {
-        if (all[id].pid == 0) all[id] = Participant{};  // half removed
+        if (!all[id].is_present) all[id] = Participant{};  // half removed
         all[id].n_writing = 0;
         n_paused += all[id].n_paused;
     }
     for (int64_t i = 0; i < header->n_started; ++i) {
         const uint64_t generation = load_relaxed(generation_of(header, i));
-        if ((generation & 1) == 0) {
+        const uint64_t owner = generation >> kOwnerShift;
+        if (is_published(generation)) {
             ++n_published;
-        } else if (!is_vacant(generation)) {
+        } else if (1 <= owner && owner <= static_cast<uint64_t>(header->n_participants)) {
             ++n_writing;
-            ++all[(generation >> kOwnerShift) - 1].n_writing;
+            ++all[owner - 1].n_writing;
         }
     }
     store_relaxed(&header->n_published, n_published);
     store_relaxed(&header->n_writing, n_writing);
     store_relaxed(&header->n_paused, n_paused);
-    renew_max_mass(header);
-    if (leaf != nullptr) rebuild(tree);
-    if (header->job == kRank && !rank_all(header, tree, header->job_alpha)) {  // every mass is of one rank or another
-        store_relaxed(&header->alpha, header->job_alpha);
-        store_release(&header->job, int64_t{kNothing});
-    }
+    if (header->tree_at != 0) derive_masses(header);  // without memory to rank: of the ranks of the last time
 }
 
 // Spins for about as long as a batch update holds the lock, then sleeps in the kernel. Never called with the GIL held: the
@@ -138,33 +89,11 @@ inline void acquire(Header* header) {
         store_relaxed(&header->n_repaired, header->n_repaired + 1);
         repair(header);  // whoever dies in here leaves the lock to the next one in the same state
         pthread_mutex_consistent(&header->lock);
-        bury(header, true);
     }
 #endif
 }
 
 inline void release(Header* header) { pthread_mutex_unlock(&header->lock); }
-
-// Takes the lock at a moment when nobody is writing a row.
-inline void pause(Header* header, int64_t me) {
-    acquire(header);
-    participants_of(header)[me].n_paused += 1;
-    store_relaxed(&header->n_paused, header->n_paused + 1);
-    while (header->n_writing > 0) {
-        bury(header, false);
-        if (header->n_writing == 0) break;
-        release(header);
-        sched_yield();
-        acquire(header);
-    }
-}
-
-// Ends what pause began.
-inline void resume(Header* header, int64_t me) {
-    participants_of(header)[me].n_paused -= 1;
-    store_relaxed(&header->n_paused, header->n_paused - 1);
-    release(header);
-}
 
 inline int init_lock(Header* header, bool shared) {
     pthread_mutexattr_t attributes;

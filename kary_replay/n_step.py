@@ -50,6 +50,7 @@ __all__ = ["NStepWriter"]
 REQUIRED = ("observation", "action", "reward", "next_observation", "discount")
 SCALARS = ("reward", "discount", "terminated", "truncated")
 FLAGS = ("terminated", "truncated")
+LARGEST = np.finfo(np.float64).max
 
 
 class NStepWriter:
@@ -184,8 +185,8 @@ class NStepWriter:
         Raises
         ------
         FieldError, ValueError, TypeError
-            If an argument does not fit, a return exceeds its field's precision, or the priorities are wrong. The step has not
-            been taken then, and nothing is written.
+            If an argument does not fit, a return exceeds its field's precision or float64, or the
+            priorities are wrong. The step has not been taken then, and nothing is written.
 
         Notes
         -----
@@ -202,9 +203,11 @@ class NStepWriter:
         for path, ring in self._first.items():
             ring[streams, position] = step.columns[self._number[path]]
         n_before = (position[:, None] - np.arange(n)) % n  # [M, n] steps taken since each slot's window began
-        returns = self._return[streams] + self._power[n_before] * reward[:, None]
-        returns[each, position] = reward
         n_pending = self._n_pending[streams] + 1
+        with np.errstate(over="ignore", invalid="ignore"):  # slots without a window hold anything
+            returns = self._return[streams] + self._power[n_before] * reward[:, None]
+        returns[each, position] = reward
+        self._refuse_overflow(returns, streams, reward, n_before < n_pending[:, None])
         n_complete = np.where(step.terminated | step.truncated, n_pending, n_pending == n)  # [M] the oldest ones
         row = np.repeat(each, n_complete)
         nth = np.arange(len(row)) - np.repeat(np.cumsum(n_complete) - n_complete, n_complete)
@@ -214,6 +217,24 @@ class NStepWriter:
         self._position[streams] = (position + 1) % n
         self._n_pending[streams] = n_pending - n_complete
         return index
+
+    def _refuse_overflow(
+        self,
+        returns: npt.NDArray[np.float64],  # [M, n] the sums with this step's reward
+        streams: npt.NDArray[np.int64],  # [M]
+        reward: npt.NDArray[np.float64],  # [M]
+        is_window: npt.NDArray[np.bool_],  # [M, n] which slots have a window
+    ) -> None:
+        """Raise FieldError where a finite sum and a finite reward make an infinite sum."""
+        if np.isfinite(returns).all():
+            return
+        was_finite = np.isfinite(self._return[streams]) & np.isfinite(reward)[:, None]
+        overflowed = (is_window & was_finite & ~np.isfinite(returns)).any(axis=1)
+        if overflowed.any():
+            raise FieldError(
+                f"the n-step sum of reward is beyond {LARGEST}, the largest float64, with reward "
+                f"{reward[overflowed][0]} and gamma {self._gamma}: scale it"
+            )
 
     def reset(self, env: npt.ArrayLike | None = None) -> None:
         """Drop the pending windows of some environments, for instance of one that crashed; their next step begins an episode.

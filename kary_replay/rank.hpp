@@ -1,9 +1,9 @@
-// Masses from priorities: in proportion to priority ** alpha, or to rank ** -alpha (Schaul et al. 2016, section 3.3).
+// Masses from ranks: rank ** -alpha, the largest priority having rank 1 (Schaul et al. 2016, section 3.3).
 //
 // A rank depends on all priorities. So masses are exact when all rows have been ranked; until they are ranked again, a new
-// priority gets the mass of the place it would have had then; one of several equal ones, their mean. Those at the top, where new
-// rows come in, take the ranks 1, 2, … in turn. A table of priorities at chosen ranks tells the place: every rank up to 64,
-// then each 2.5 % beyond the last.
+// priority gets the mass of the place it would have had then; one of several equal ones, their mean. Those at the top,
+// where new rows come in, take the ranks 1, 2, … in turn. A table of priorities at chosen ranks tells the place: every
+// rank up to 64, then each 2.5 % beyond the last.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -30,51 +30,60 @@ struct Ranking {
 inline Ranking* ranking_of(Header* header) {
     return header->ranking_at == 0 ? nullptr : reinterpret_cast<Ranking*>(reinterpret_cast<char*>(header) + header->ranking_at);
 }
-inline double* priorities_of(Header* header) { return reinterpret_cast<double*>(ranking_of(header) + 1); }
-inline size_t ranking_nbytes(int64_t capacity) { return (sizeof(Ranking) + capacity * sizeof(double) + 63) / 64 * 64; }
+constexpr size_t kRankingBytes = (sizeof(Ranking) + 63) / 64 * 64;
 
-// Keeps the priority of a slot, where ranks will be asked for it.
-inline void note_priority(Header* header, int64_t slot, double priority) {
-    if (header->ranking_at != 0) priorities_of(header)[slot] = priority;
-}
+// Which of two slots ranks first: the one of the larger priority; of equal ones, the lower one.
+struct RanksBefore {
+    const double* priority;
+    bool operator()(int64_t a, int64_t b) const {
+        return priority[a] != priority[b] ? priority[a] > priority[b] : a < b;
+    }
+};
 
-// What a leaf holds for a priority above 0.
-inline double mass_of(Header* header, double priority) {
-    Ranking* ranking = ranking_of(header);
-    if (ranking == nullptr) return std::pow(priority, header->alpha);
+// The mass of the place that a new priority takes.
+inline double take_place(Ranking* ranking, double priority, double alpha) {
     const int64_t n = ranking->n_bounds;
     const double* bound = ranking->priority;
-    if (n == 0 || priority >= bound[0]) return std::pow(static_cast<double>(++ranking->n_on_top), -header->alpha);
+    if (n == 0 || priority >= bound[0]) return std::pow(static_cast<double>(++ranking->n_on_top), -alpha);
     const int64_t j = std::lower_bound(bound, bound + n, priority, [](double b, double p) { return b > p; }) - bound;
     if (j == n) return ranking->mass[n - 1];
     if (bound[j] == priority) {
-        const int64_t k = std::upper_bound(bound + j, bound + n, priority, [](double p, double b) { return b < p; }) - bound - 1;
+        const int64_t k =
+            std::upper_bound(bound + j, bound + n, priority, [](double p, double b) { return b < p; }) - bound - 1;
         return (ranking->sum[k] - ranking->sum[j] + ranking->mass[j]) / (ranking->rank[k] - ranking->rank[j] + 1);
     }
     const double part = (bound[j - 1] - priority) / (bound[j - 1] - bound[j]);
     return ranking->mass[j - 1] + part * (ranking->mass[j] - ranking->mass[j - 1]);
 }
 
-// Gives every row the mass of its rank, the largest priority first; of equal ones, the lower slot. Sets alpha. The caller holds
-// the lock. Doing it twice does no harm. False, and nothing changed, if there is no memory for it.
-inline bool rank_all(Header* header, const Tree& tree, double alpha) {
+// Gives rows whose priorities have just been set the masses of the places that they take: each row once, however often its
+// slot is among the n, the largest priority first, of equal ones the lower slot. Leaves each slot once in `slot`, and
+// returns how many.
+inline int64_t take_places(Header* header, const Tree& tree, const double* priority, int64_t* slot, int64_t n) {
+    std::sort(slot, slot + n, RanksBefore{priority});
+    n = std::unique(slot, slot + n) - slot;
+    for (int64_t i = 0; i < n; ++i) {
+        // [leaf] pairs with the acquire in Reader.read_rows
+        store_release(leaves_of(tree) + slot[i], take_place(ranking_of(header), priority[slot[i]], header->alpha));
+    }
+    return n;
+}
+
+// Gives every row with mass that of its rank, the largest priority first; of equal ones, the lower slot. Sets alpha. The
+// caller holds the lock. Doing it twice does no harm. False, and nothing changed, if there is no memory for it.
+inline bool rank_all(Header* header, const Tree& tree, const double* priority, double alpha) {
     Ranking* ranking = ranking_of(header);
-    const double* priority = priorities_of(header);
-    double* leaf = tree.level[tree.n_levels - 1];
+    double* leaf = leaves_of(tree);
     auto* slot = static_cast<int64_t*>(std::malloc(std::max<int64_t>(header->n_started, 1) * sizeof(int64_t)));
     if (slot == nullptr) return false;
-    header->job_alpha = alpha;
-    store_release(&header->job, int64_t{kRank});
-    store_relaxed(&header->alpha, alpha);
+    store_release(&header->alpha, alpha);  // first: who repairs the block after our death ranks all rows by it
     ranking->n_changed = ranking->n_on_top = 0;
     int64_t n = 0;
     double sum = 0;
     for (int64_t i = 0; i < header->n_started; ++i) {
         if (load_relaxed(leaf + i) > 0) slot[n++] = i;  // rows without mass stay without
     }
-    std::sort(slot, slot + n, [priority](int64_t a, int64_t b) {
-        return priority[a] != priority[b] ? priority[a] > priority[b] : a < b;
-    });
+    std::sort(slot, slot + n, RanksBefore{priority});
     int64_t next = 1;
     ranking->n_bounds = 0;
     for (int64_t rank = 1; rank <= n; ++rank) {
@@ -91,21 +100,16 @@ inline bool rank_all(Header* header, const Tree& tree, double alpha) {
     }
     std::free(slot);
     rebuild(tree);
-    store_release(&header->job, int64_t{kNothing});
     return true;
 }
 
-// Counts n changed priorities, and ranks all rows when as many have changed as there are: so it costs each change O(log n).
-inline void rank_if_due(Header* header, const Tree& tree, int64_t n) {
+// Counts n changed priorities, and ranks all rows when as many have changed as there are: so it costs each change
+// O(log n). Without ranks, nothing.
+inline void rank_if_due(Header* header, const Tree& tree, const double* priority, int64_t n) {
     Ranking* ranking = ranking_of(header);
     if (ranking == nullptr) return;
     ranking->n_changed += n;
-    if (ranking->n_changed >= header->n_started) rank_all(header, tree, header->alpha);  // or the next time
-}
-
-// The mass of the largest priority; for alpha or that priority has changed.
-inline void renew_max_mass(Header* header) {
-    header->max_mass = header->ranking_at != 0 ? 1.0 : std::pow(header->max_priority, header->alpha);
+    if (ranking->n_changed >= header->n_started) rank_all(header, tree, priority, header->alpha);  // or the next time
 }
 
 }  // namespace kary

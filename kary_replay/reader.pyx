@@ -9,7 +9,7 @@ from cpython.ref cimport Py_INCREF
 from libc.math cimport pow, powf
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 cimport numpy as cnp
 
@@ -18,8 +18,8 @@ from .types import HANDLE_DTYPE
 from .validation import as_count
 
 from .block cimport (
-    PER_COUNTER, fetch_add_relaxed, fill_uniform, load_acquire, load_relaxed, prefetch_far, read_field, sched_yield,
-    take_random,
+    PER_COUNTER, acquire, bury, fetch_add_relaxed, fill_uniform, is_published, load_acquire, load_relaxed,
+    prefetch_far, read_field, release, sched_yield, take_random,
 )
 from .slots cimport Place
 from .snapshots cimport Snapshots
@@ -35,8 +35,8 @@ cdef enum:
     MAX_BATCH = 1 << 30
     AHEAD = 16            # rows prefetched ahead
     PREFETCHED = 512      # bytes of a row; the hardware follows a longer one by itself
-    MAX_REDRAWS = 100000  # before asking whether the slot drawn holds a row at all
-    MAX_REPEATS = 64      # draws of what is in the batch already, before the rest is searched one by one
+    PATIENCE = 16         # draws in vain, before what is left is looked at, or others get the core
+    MAX_REDRAWS = 1000    # before asking whether the slot drawn holds a row at all
 
 # What read_batch returns.
 cdef enum:
@@ -44,29 +44,13 @@ cdef enum:
     EMPTY = 1
     UNREADABLE = 2
     TOO_FEW = 3
+    NO_MEMORY = 4
 
 
 cdef cnp.ndarray _empty(int n_axes, cnp.npy_intp* shape, cnp.dtype dtype):
     """Return a new array, its content undefined."""
     Py_INCREF(dtype)
     return PyArray_Empty(n_axes, shape, dtype, 0)
-
-
-cdef int64_t* _place(int64_t* seen, int64_t n_seen, int64_t slot) noexcept nogil:
-    """Where a table of slots + 1 has a slot, or 0 in its stead; ``n_seen`` is a power of two and more than it holds."""
-    cdef uint64_t at = (<uint64_t>slot * 0x9E3779B97F4A7C15ULL) >> 20
-    while seen[at & (n_seen - 1)] != 0 and seen[at & (n_seen - 1)] != slot + 1:
-        at += 1
-    return seen + (at & (n_seen - 1))
-
-
-cdef bint _note(int64_t* seen, int64_t n_seen, int64_t slot) noexcept nogil:
-    """Note a slot; False if it was noted before."""
-    cdef int64_t* place = _place(seen, n_seen, slot)
-    if place[0] != 0:
-        return False
-    place[0] = slot + 1
-    return True
 
 
 cdef class Reader(Snapshots):
@@ -88,18 +72,14 @@ cdef class Reader(Snapshots):
         cdef float* weight = NULL
         cdef double smallest, ratio
         cdef int outcome = TOO_FEW, f
-        cdef int64_t n_seen = 1
-        cdef int64_t* seen = NULL
+        cdef Remainder rest
         if column == NULL:
             raise MemoryError(f"no memory for a batch of {n}; use a smaller one")
         try:
-            if unique:
-                while n_seen < 2 * n:
-                    n_seen *= 2
-                seen = <int64_t*>malloc(n_seen * sizeof(int64_t))
-                if seen == NULL:
-                    raise MemoryError(f"no memory for a batch of {n}; use a smaller one")
-                memset(seen, 0, n_seen * sizeof(int64_t))
+            self.block.enter()
+            rest.is_unique = unique
+            if unique and not rest.drawn.make(n):
+                raise MemoryError(f"no memory for a batch of {n}; use a smaller one")
             dims[0] = n
             for f in range(self.n_fields):
                 # From C, not from the Field: each Python object touched here is a cache line that threads pass around.
@@ -114,7 +94,7 @@ cdef class Reader(Snapshots):
             batch["handle"] = array = _empty(1, dims, HANDLE)
             handle = <Handle*>cnp.PyArray_DATA(array)
             with nogil:
-                outcome = self.read_batch(column, n, handle, mass, stratified and not unique, seen, n_seen)
+                outcome = self.read_batch(column, n, handle, mass, stratified and not unique, &rest)
                 if outcome == DRAWN:
                     fetch_add_relaxed(&self.header.n_sampled, n)
                     for i in range(n):
@@ -130,11 +110,12 @@ cdef class Reader(Snapshots):
                             weight[i] = powf(<float>ratio, <float>beta) if ratio > 1e-37 else <float>pow(ratio, beta)
         finally:
             free(column)
-            free(seen)
         if outcome == TOO_FEW:
             raise ValueError(f"batch_size must be at most the number of rows that can be drawn, for unique=True, got {n}")
         if outcome == EMPTY:
             raise EmptyBufferError("there is no row to draw: add some first (or every mass is zero)")
+        if outcome == NO_MEMORY:
+            raise MemoryError(f"no memory for a batch of {n}; use a smaller one")
         if outcome == UNREADABLE:
             raise RuntimeError("masses were set on slots that hold no row: set masses only for slots that add returned")
         return batch
@@ -145,71 +126,141 @@ cdef class Reader(Snapshots):
         memcpy(shape, place.shape, place.n_axes * sizeof(shape[0]))
         return place.n_axes
 
-    cdef int read_batch(self, char** column, int64_t n, Handle* handle, double* mass, bint stratified, int64_t* seen,
-                        int64_t n_seen) noexcept nogil:
-        """Draw n rows into the columns. ``seen`` is NULL, or a table of slots + 1 in which each one drawn is noted."""
+    cdef int read_batch(self, char** column, int64_t n, Handle* handle, double* mass, bint stratified,
+                        Remainder* rest) noexcept nogil:
+        """Draw n rows into the columns."""
         cdef double u[CHUNK]
         cdef int64_t slot[CHUNK]
         cdef int64_t start = 0, count, i
-        cdef uint64_t counter, one
-        cdef int attempts
-        if self.extent() <= 0 and self.is_empty():
+        cdef double extent = self.wait_for_rows()
+        cdef uint64_t counter
+        cdef int outcome
+        if extent <= 0:
             return EMPTY
-        if seen != NULL and n > load_relaxed(&self.header.n_published) + load_relaxed(&self.header.n_writing):
+        if rest.is_unique and not self.may_hold(n):
             return TOO_FEW
         counter = take_random(self.header, n)
         while start < n:
             count = min(<int64_t>CHUNK, n - start)
-            self.draw(counter + start // PER_COUNTER, u, slot, start, count, n, stratified)
+            self.draw(extent, counter + start // PER_COUNTER, u, slot, start, count, n, stratified)
             self.read_rows(slot, count, column, start, handle + start, mass + start)
             for i in range(start, start + count):
-                attempts = 0
-                while handle[i].index < 0 or (seen != NULL and not _note(seen, n_seen, handle[i].index)):
-                    # Another thread was faster, or rounding led to an empty leaf, or the batch has it: draw this one again,
-                    # from the same part unless that part seems to hold nothing.
-                    handle[i].index = -1
-                    attempts += 1
-                    if attempts % MAX_REDRAWS == 0 and self.was_never_used(slot[0]):
-                        return UNREADABLE
-                    if attempts > 16 and seen == NULL:
-                        sched_yield()
-                    if self.extent() <= 0 and self.is_empty():
-                        return EMPTY
-                    one = take_random(self.header, 1)
-                    if seen == NULL or attempts <= MAX_REPEATS:
-                        self.draw(one, u, slot, i, 1, n, stratified and attempts <= 16)
-                        if seen != NULL and _place(seen, n_seen, slot[0])[0] != 0:
-                            continue
-                    else:  # the batch has nearly all the mass: the same distribution, at the price of a look at every slot
-                        fill_uniform(self.header.random_key, one, u, 1)
-                        slot[0] = self.draw_rest(seen, n_seen, u[0])
-                        if slot[0] < 0:
-                            return TOO_FEW
-                    self.read_rows(slot, 1, column, i, handle + i, mass + i)
+                if handle[i].index < 0 or (rest.is_unique and not rest.drawn.add(handle[i].index)):
+                    outcome = self.read_again(column, i, n, handle, mass, stratified, rest)
+                    if outcome != DRAWN:
+                        return outcome
             start += count
+            if start < n:
+                extent = self.wait_for_rows()
+                if extent <= 0:
+                    return EMPTY
         return DRAWN
 
-    cdef int64_t draw_rest(self, int64_t* seen, int64_t n_seen, double u) noexcept nogil:
-        """Draw a slot that is not among ``seen``, or return -1 if no other holds a row. O(capacity)."""
-        cdef int64_t i, last = -1, n = load_relaxed(&self.header.n_started)
-        cdef double rest = 0, before = 0, mass
-        cdef int turn
-        for turn in range(2):
-            for i in range(n):
-                if self.tree is not None:
-                    mass = load_relaxed(self.tree.leaf + i)  # [leaf] read_rows looks again
-                else:
-                    mass = 1.0 - (load_relaxed(self.generation(i)) & 1)
-                if mass <= 0 or _place(seen, n_seen, i)[0] != 0:
-                    continue
-                if turn == 0:
-                    rest += mass
-                else:
-                    last = i
-                    before += mass
-                    if u * rest < before:
-                        return i
-        return last
+    cdef int read_again(self, char** column, int64_t i, int64_t n, Handle* handle, double* mass, bint stratified,
+                        Remainder* rest) noexcept nogil:
+        """Draw row i of a batch until there is one: another thread was faster, or the slot has no row, or the batch has it.
+
+        From the same part of the mass first, unless that part seems to hold nothing.
+        """
+        cdef double u, extent
+        cdef int64_t slot
+        cdef int64_t attempts = 0
+        cdef int outcome
+        while True:
+            handle[i].index = -1
+            attempts += 1
+            extent = self.wait_for_rows()
+            if extent <= 0:
+                return EMPTY
+            if attempts <= PATIENCE or (self.tree is not None and not rest.is_unique):
+                if attempts > PATIENCE:
+                    sched_yield()
+                self.draw(extent, take_random(self.header, 1), &u, &slot, i, 1, n, stratified and attempts <= PATIENCE)
+            else:
+                fill_uniform(self.header.random_key, take_random(self.header, 1), &u, 1)
+                outcome = self.draw_rest(u, &slot, i, n, handle, rest)
+                if outcome != DRAWN:
+                    return outcome
+            if not (rest.is_unique and rest.drawn.has(slot)):
+                self.read_rows(&slot, 1, column, i, handle + i, mass + i)
+                if handle[i].index >= 0:
+                    if rest.is_unique:
+                        rest.drawn.add(slot)
+                    elif attempts > PATIENCE and self.tree is None:
+                        rest.n_slots += 1  # back among what is left: it may come again
+                    return DRAWN
+            if attempts % MAX_REDRAWS == 0 and self.holds_no_row(slot):
+                return UNREADABLE
+
+    cdef int draw_rest(self, double u, int64_t* slot, int64_t n_drawn, int64_t n, const Handle* handle,
+                       Remainder* rest) noexcept nogil:
+        """Draw a slot from what is left beside the batch's first n_drawn rows, and take it out.
+
+        What is left is looked at anew when it has been used up; where that is nothing, this waits for those who write.
+        """
+        cdef bint has_tree = self.tree is not None, is_idle
+        cdef bint there_was_memory = True
+        cdef int64_t j
+        if not rest.is_made or rest.extent(has_tree) <= 0 or (has_tree and rest.tree.is_used_up()):
+            there_was_memory = self.collect(n_drawn, n, handle, rest)
+            while there_was_memory and rest.extent(has_tree) <= 0:
+                acquire(self.header)
+                bury(self.attachment, False)
+                is_idle = self.header.n_writing == 0
+                if is_idle:  # then the lock makes it one moment
+                    there_was_memory = self.collect(n_drawn, n, handle, rest)
+                release(self.header)
+                if is_idle and there_was_memory and rest.extent(has_tree) <= 0:
+                    return TOO_FEW if rest.is_unique else EMPTY
+                if not is_idle:
+                    sched_yield()
+                    there_was_memory = self.collect(n_drawn, n, handle, rest)
+            if not there_was_memory:
+                return NO_MEMORY
+        if has_tree:
+            slot[0] = rest.tree.find(u * rest.tree.total())
+            rest.tree.remove(slot[0])
+        else:
+            j = min(<int64_t>(u * rest.n_slots), rest.n_slots - 1)
+            slot[0] = rest.slot[j]
+            rest.n_slots -= 1  # and behind the others, where read_again finds it
+            rest.slot[j] = rest.slot[rest.n_slots]
+            rest.slot[rest.n_slots] = slot[0]
+        return DRAWN
+
+    cdef bint collect(self, int64_t n_drawn, int64_t n, const Handle* handle, Remainder* rest) noexcept nogil:
+        """Look at what is left now; False if there is no memory. O(n_drawn · log(capacity)) with a tree, else O(capacity)."""
+        cdef int64_t i, n_started
+        if self.tree is not None:
+            rest.is_made = rest.tree.make(self.tree.tree, n + PATIENCE)  # rows of the batch, and draws in vain
+            if rest.is_made:
+                for i in range(n_drawn):
+                    rest.tree.remove(handle[i].index)
+            return rest.is_made
+        n_started = load_relaxed(&self.header.n_started)
+        free(rest.slot)
+        rest.n_slots = 0
+        rest.slot = <int64_t*>malloc(max(n_started, 1) * sizeof(int64_t))
+        rest.is_made = rest.slot != NULL
+        if not rest.is_made:
+            return False
+        for i in range(n_started):
+            # relaxed: read_rows looks again
+            if is_published(load_relaxed(self.generation(i))) and not (rest.is_unique and rest.drawn.has(i)):
+                rest.slot[rest.n_slots] = i
+                rest.n_slots += 1
+        return True
+
+    cdef bint may_hold(self, int64_t n) noexcept nogil:
+        """Whether there are n rows, those included that are being written; where it looks as if not, under the lock."""
+        cdef bint may
+        if n <= load_relaxed(&self.header.n_published) + load_relaxed(&self.header.n_writing):
+            return True
+        acquire(self.header)
+        bury(self.attachment, False)
+        may = n <= self.header.n_published + self.header.n_writing
+        release(self.header)
+        return may
 
     def gather(self, cnp.ndarray handles, int f):
         """Return field f of the rows with these handles, [B, ...], and which of them were still there, bool [B].
@@ -267,14 +318,21 @@ cdef class Reader(Snapshots):
             return self.tree.root()
         return <double>load_relaxed(&self.header.n_started) if load_relaxed(&self.header.n_published) > 0 else 0.0
 
-    cdef void draw(self, uint64_t counter, double* u, int64_t* slot, int64_t first, int64_t n, int64_t batch_size,
-                   bint stratified) noexcept nogil:
+    cdef double wait_for_rows(self) noexcept nogil:
+        """Return an extent above 0, or 0 if there is no row and none is about to be."""
+        cdef double extent = self.extent()
+        while extent <= 0 and not self.is_empty():
+            sched_yield()
+            extent = self.extent()
+        return max(extent, 0.0)
+
+    cdef void draw(self, double extent, uint64_t counter, double* u, int64_t* slot, int64_t first, int64_t n,
+                   int64_t batch_size, bint stratified) noexcept nogil:
         """Draw n slots, draws ``first`` … of a batch, for read_rows to check. ``u`` is scratch.
 
-        ``counter`` is where the random numbers for them begin.
+        ``counter`` is where the random numbers for them begin; ``extent``, above 0, is what the draws divide.
         """
         cdef int64_t i
-        cdef double extent = self.extent()
         fill_uniform(self.header.random_key, counter, u, n)
         for i in range(n):
             u[i] = (first + i + u[i]) * (1.0 / batch_size) * extent if stratified else u[i] * extent

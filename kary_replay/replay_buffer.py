@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from . import shared_memory
-from .checkpoint import Saved
+from .checkpoint import WRONG, Layout, Saved, check_numbers
 from .errors import AttachError, ClosedError, FieldError
 from .fields import Fields, checked_fields, fields_of_space, leaves_of, look_up, map_leaves, missing, names_of, refuse_unknown
 from .storage import Storage
 from .types import Batch, Field
+from .validation import as_count
 from .version import VERSION
 
 __all__ = ["ReplayBuffer"]
@@ -22,7 +24,8 @@ __all__ = ["ReplayBuffer"]
 Self = TypeVar("Self", bound="ReplayBuffer")
 
 RESERVED = ("index", "handle", "importance_weight", "priority", "keys")
-FORMAT = 1  # of pickles
+FORMAT, READABLE = 2, (1, 2)  # of pickles; 1 has masses, and no priorities
+MAX_CAPACITY = 1 << 40  # as in slots.pyx
 _RANKED = 2
 
 
@@ -70,7 +73,7 @@ class ReplayBuffer(Saved):
 
     _prioritized = False
     _storage_class = Storage
-    _options: dict[str, Any] = {}  # noqa: RUF012  # never changed; what else `_open` of a subclass needs to know
+    _options: dict[str, Any] = {}  # noqa: RUF012  # never changed; what a subclass needs to know
 
     def __init__(
         self,
@@ -80,22 +83,51 @@ class ReplayBuffer(Saved):
         shared: bool = False,
         storage_directory: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._open(capacity, fields, seed, bool(shared), storage_directory)
+        layout = self._checked_layout(capacity, fields, self._options)
+        self._open(*layout, seed, bool(shared), storage_directory)
+
+    @classmethod
+    def _checked_layout(cls, capacity: Any, fields: Any, options: Any) -> Layout:
+        """Return what `_open` takes, or raise where a constructor would.
+
+        What a checkpoint, a pickle or a descriptor says goes through here before anything is made
+        of it.
+        """
+        count = as_count("capacity", capacity, MAX_CAPACITY)
+        checked = checked_fields(fields, "fields")
+        taken = [name for name in checked if name in RESERVED]
+        if taken:
+            reserved = ", ".join(RESERVED)
+            raise ValueError(f"fields must not be named {reserved}, got {', '.join(taken)}")
+        names_of([path for path, _ in leaves_of(checked)])  # raises where two have one name
+        if not isinstance(options, Mapping):
+            raise TypeError(f"options must be a mapping, got {options!r}")
+        return count, checked, cls._checked_options(count, checked, dict(options))
+
+    @classmethod
+    def _checked_options(
+        cls,
+        capacity: int,
+        fields: dict[str, Any],
+        options: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Return the options, or raise where buffers of this kind do not have such ones."""
+        if options:
+            raise ValueError(f"options must be empty, got {options!r}")
+        return options
 
     def _open(
         self,
         capacity: int,
-        fields: Fields,
+        fields: dict[str, Any],
+        options: dict[str, Any],
         seed: int | None,
         shared: bool = False,
         directory: str | os.PathLike[str] | None = None,
         file: int = -1,
     ) -> None:
-        """Check the fields, and make the storage or attach to that of ``file``."""
-        self._fields = checked_fields(fields, "fields")
-        taken = [name for name in self._fields if name in RESERVED]
-        if taken:
-            raise ValueError(f"fields must not be named {', '.join(RESERVED)}, got {', '.join(taken)}")
+        """Make the storage of a checked layout, or attach to ``file``, which the storage closes."""
+        self._fields, self._options = fields, options
         paths, leaves = map(list, zip(*leaves_of(self._fields), strict=True))
         self._paths: list[tuple[str, ...]] = paths
         self._names = names_of(paths)
@@ -176,17 +208,12 @@ class ReplayBuffer(Saved):
         -----
         Costs what mapping memory costs; no data are copied.
         """
-        if isinstance(descriptor, shared_memory.Descriptor):
-            checked_fields(descriptor.fields, "descriptor.fields")
-            if not isinstance(descriptor.options, Mapping):
-                raise TypeError(f"descriptor.options must be a mapping, got {descriptor.options!r}")
-        file = shared_memory.open_of(descriptor)
+        shared_memory.check(descriptor)
         if descriptor.kind != cls.__name__:
-            os.close(file)
             raise TypeError(f"descriptor must be of a {cls.__name__}, got one of a {descriptor.kind}")
+        layout = cls._checked_layout(descriptor.capacity, descriptor.fields, descriptor.options)
         buffer = cls.__new__(cls)
-        buffer._options = dict(descriptor.options)
-        buffer._open(descriptor.capacity, descriptor.fields, 0, True, file=file)
+        buffer._open(*layout, seed=0, shared=True, file=shared_memory.open_of(descriptor))
         if buffer._storage.block.token != descriptor.token:
             raise AttachError(f"process {descriptor.pid} has closed the buffer and opened another one since")
         return buffer
@@ -197,9 +224,9 @@ class ReplayBuffer(Saved):
 
         ValueError if the buffer is not shared.
         """
+        block = self._storage.block
         if not self._shared:
             raise ValueError("descriptor: this buffer is not shared; make it with shared=True")
-        block = self._storage.block
         kind = type(self).__name__
         return shared_memory.describe(kind, self.capacity, self._fields, block.nbytes, block.token, block.file, self._options)
 
@@ -209,9 +236,10 @@ class ReplayBuffer(Saved):
         Arrays from `sample` stay; those of `field_view` keep the memory until they are gone, too. Other processes go on: the
         memory of a shared buffer is freed when the last one has closed it or ended, be it by a crash.
         """
-        self._storage = _Closed()  # type: ignore[assignment]
+        self._storage = self._fields = self._options = _Closed()  # type: ignore[assignment]
 
     def __enter__(self: Self) -> Self:
+        len(self._storage)  # refuses a closed one
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -263,7 +291,8 @@ class ReplayBuffer(Saved):
         ----------
         **fields
             Every field of the buffer by name, in its own shape (one transition) or with a leading axis B. A nested field takes
-            a mapping. Values are cast where that is safe: floats to the field's precision, integers where every value fits.
+            a mapping. Values are cast where that is safe: floats to the field's precision, integers
+            where every value fits, also into floats.
 
         Returns
         -------
@@ -364,16 +393,25 @@ class ReplayBuffer(Saved):
         return {**state, "options": self._options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if state["format"] != FORMAT:
-            saved = f"kary-replay {state.get('version', '?')} in format {state['format']}"
-            known = f"version {VERSION} reads format {FORMAT}"
+        with _named():
+            found = as_count("format", state["format"])
+        if found not in READABLE:
+            saved = f"kary-replay {state.get('version', '?')} in format {found}"
+            known = f"version {VERSION} reads formats {' and '.join(map(str, READABLE))}"
             raise ValueError(f"this pickle was saved by {saved}; {known}: load it with the version that saved it")
-        self._options = state["options"]
-        self._open(state["capacity"], state["fields"], 0)
+        with _named():
+            layout = self._checked_layout(state["capacity"], state["fields"], state["options"])
+            self._open(*layout, seed=0)
+            self._restore({**state, "storage": {"priority": None, **state["storage"]}} if found == 1 else state)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Take over what ``__getstate__`` returned; the storage is there, and new."""
+        check_numbers(state["storage"], self._storage)
         self._storage.restore(state["storage"])
 
     def _columns(self, fields: dict[str, Any]) -> tuple[list[npt.NDArray[Any]], int]:
         """Return the checked columns in storage order, and B."""
+        len(self._fields)  # refuses a closed buffer, whatever it was given
         if self._nested or len(fields) != len(self._fields):
             refuse_unknown(fields, self._fields)
             try:
@@ -390,11 +428,20 @@ class ReplayBuffer(Saved):
         return Batch(columns)
 
 
+@contextmanager
+def _named() -> Iterator[None]:
+    """Raise ValueError where a pickle says what cannot be."""
+    try:
+        yield
+    except WRONG as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(f"this pickle is damaged, or of another version: {what}") from error
+
+
 class _Closed:
-    """What stands in for the storage of a closed buffer."""
+    """What stands in for the storage, fields and options of a closed buffer."""
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def _refuse(self, *_: object) -> NoReturn:
         raise ClosedError("the buffer is closed")
 
-    def __len__(self) -> int:
-        raise ClosedError("the buffer is closed")
+    __getattr__ = __setattr__ = __len__ = __iter__ = __contains__ = __getitem__ = _refuse

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .block import start_time
 from .errors import AttachError
+from .validation import as_count
 
 __all__ = ["Descriptor"]
 
@@ -46,8 +46,9 @@ class Descriptor:
     nbytes: int
     token: tuple[int, int]
     pid: int
-    start_time: int
     file: int
+    identity: tuple[int, int]
+    """Device and inode of that file: what the number stands for, should another process have got it."""
     machine: str
     """Boot and process namespace: in another one, the process number means nothing."""
     options: Mapping[str, Any]
@@ -130,34 +131,59 @@ def describe(
     options: Mapping[str, Any],
 ) -> Descriptor:
     """Return the descriptor of a buffer whose memory this process has open as ``file``."""
-    pid = os.getpid()
-    return Descriptor(kind, capacity, fields, nbytes, token, pid, start_time(pid), file, _machine(), options)
+    if file < 0:
+        raise AttachError("the buffer's file was closed, or this forked process could not open it: nobody can attach here")
+    return Descriptor(kind, capacity, fields, nbytes, token, os.getpid(), file, _identity(os.fstat(file)), _machine(), options)
+
+
+def check(descriptor: Any) -> None:
+    """Raise TypeError or ValueError if it is no descriptor, or has numbers that none can have."""
+    if not isinstance(descriptor, Descriptor):
+        raise TypeError(f"descriptor must be what buffer.descriptor returned, got {type(descriptor).__name__}")
+    for name in ("nbytes", "pid", "file"):
+        as_count(f"descriptor.{name}", getattr(descriptor, name), sys.maxsize, least=0)
 
 
 def open_of(descriptor: Descriptor) -> int:
-    """Return a file descriptor of our own for the memory that is described. AttachError if that is out of reach."""
-    if not isinstance(descriptor, Descriptor):
-        raise TypeError(f"descriptor must be what buffer.descriptor returned, got {type(descriptor).__name__}")
+    """Return a file of our own for the memory of a checked descriptor, or raise AttachError."""
     if not is_supported() or descriptor.machine != _machine():
         raise AttachError(
             "the descriptor is from another machine, from before its last start, or from another container: "
             "attach where the buffer was made"
         )
-    if start_time(descriptor.pid) != descriptor.start_time:
+    maker = f"/proc/{descriptor.pid}"
+    if not os.path.exists(maker):
         raise AttachError(
             f"process {descriptor.pid}, which made the descriptor, has ended: take one from a process that still has the buffer"
         )
     try:
-        file = os.open(f"/proc/{descriptor.pid}/fd/{descriptor.file}", os.O_RDWR | os.O_CLOEXEC)
+        if _identity(os.stat(f"{maker}/fd/{descriptor.file}")) != descriptor.identity:  # looked at before it is opened
+            raise _something_else(descriptor)
+        file = os.open(f"{maker}/fd/{descriptor.file}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    except AttachError:
+        raise
     except OSError as error:
         raise AttachError(
             f"process {descriptor.pid}, which made the descriptor, has closed the buffer, or this process may not look into it "
             f"(another user?): {error.strerror}"
         ) from None
-    if os.fstat(file).st_size != descriptor.nbytes:
+    found = os.fstat(file)
+    if _identity(found) != descriptor.identity or found.st_size != descriptor.nbytes:
         os.close(file)
-        raise AttachError(f"process {descriptor.pid} has closed the buffer and opened something else since")
+        raise _something_else(descriptor)
     return file
+
+
+def _identity(file: os.stat_result) -> tuple[int, int]:
+    """Return what tells a file from all others of this machine."""
+    return file.st_dev, file.st_ino
+
+
+def _something_else(descriptor: Descriptor) -> AttachError:
+    return AttachError(
+        f"process {descriptor.pid} has ended, or closed the buffer and opened something else since: "
+        "take a descriptor from a process that still has it"
+    )
 
 
 def free_memory() -> int:

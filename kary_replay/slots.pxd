@@ -2,7 +2,7 @@
 
 A row is one transition: its slot's generation, then its fields, packed. The generation counts the uses of the slot: 0 never
 used, odd being written or given up (I5), even holding a published row. It changes only under the header's lock. block.hpp says
-how an odd one names its writer.
+how an odd one names its writer. The row's priority lies elsewhere, beside those of all others: see priorities.hpp.
 """
 
 from cpython.ref cimport PyObject
@@ -10,7 +10,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 cimport numpy as cnp
 
-from .block cimport Block, Header
+from .block cimport Attachment, Block, Header
 from .sum_tree cimport SumTree
 
 
@@ -29,6 +29,8 @@ cdef class Slots:
     cdef readonly SumTree tree               # None for uniform draws
     cdef readonly Block block
     cdef Header* header
+    cdef Attachment* attachment
+    cdef double* priority                    # [capacity], of the rows there are; 0: no transition. NULL without a tree
     cdef char* rows
     cdef Place* places
     cdef int n_fields
@@ -39,4 +41,4 @@ cdef class Slots:
     cdef int64_t reserve(self, int64_t* slot, int64_t n, int64_t* scratch) noexcept nogil
     cdef void publish(self, const int64_t* slot, int64_t n, const double* priority, int64_t* scratch) noexcept nogil
     cdef bint is_empty(self) noexcept nogil
-    cdef bint was_never_used(self, int64_t slot) noexcept nogil
+    cdef bint holds_no_row(self, int64_t slot) noexcept nogil

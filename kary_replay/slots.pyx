@@ -21,8 +21,8 @@ from .errors import AttachError
 from .validation import as_count
 
 from .block cimport (
-    Block, Header, acquire, begin_change, bury, end_change, head_nbytes, is_vacant, load_relaxed, mass_of, note_priority,
-    participants_of, pause, published, ranking_nbytes, release, renew_max_mass, reset, resume, set_alpha, store_relaxed,
+    Block, Header, acquire, aligned, bury, head_nbytes, is_published, is_vacant, kRankingBytes, load_relaxed, mass_of,
+    participants_of, pause, priorities_of, published, release, renew_max_mass, reset, resume, set_alpha, store_relaxed,
     store_release, written_by,
 )
 from .sum_tree cimport SumTree, lay_out, rank_all, rank_if_due, recompute
@@ -66,7 +66,8 @@ cdef class Slots:
             self.block = Block(os.fstat(file).st_size, seed, file, True)
         cdef int64_t n_slots = as_count("capacity", capacity, MAX_CAPACITY)
         cdef Py_ssize_t end = sizeof(uint64_t)
-        cdef size_t tree_at = head_nbytes(shared or attach or directory is not None), ranking_at, rows_at, nbytes
+        cdef size_t tree_at = head_nbytes(shared or attach or directory is not None)
+        cdef size_t priorities_at, ranking_at, rows_at, nbytes
         self.capacity = n_slots
         self.names = names
         self.fields = fields
@@ -84,8 +85,9 @@ cdef class Slots:
             self.payload_nbytes += fields[i].nbytes
             end += fields[i].nbytes
         self.row_nbytes = (end + 7) // 8 * 8
-        ranking_at = tree_at + (lay_out(NULL, NULL, n_slots, DEFAULT_ARITY) if prioritized else 0)
-        rows_at = ranking_at + (ranking_nbytes(n_slots) if prioritized == RANKED else 0)
+        priorities_at = tree_at + (lay_out(NULL, NULL, n_slots, DEFAULT_ARITY) if prioritized else 0)
+        ranking_at = priorities_at + (aligned(n_slots * sizeof(double)) if prioritized else 0)
+        rows_at = ranking_at + (kRankingBytes if prioritized == RANKED else 0)
         if n_slots > MAX_NBYTES // self.row_nbytes:
             raise MemoryError(f"capacity {n_slots} needs {n_slots * self.row_nbytes / 2**40:.3g} TiB; choose a smaller one")
         nbytes = rows_at + n_slots * self.row_nbytes
@@ -94,25 +96,43 @@ cdef class Slots:
                 file = shared_memory.create(nbytes, directory)
             self.block = Block(nbytes, seed, file)
         self.header = self.block.header
+        self.attachment = &self.block.attachment
         self.rows = self.block.base + rows_at
         if not attach:
             self.header.capacity = n_slots
             self.header.row_nbytes = self.row_nbytes
             self.header.rows_at = rows_at
             self.header.tree_at = tree_at if prioritized else 0
+            self.header.priorities_at = priorities_at if prioritized else 0
             self.header.ranking_at = ranking_at if prioritized == RANKED else 0
             self.header.arity = DEFAULT_ARITY
             self.header.alpha = self.header.max_priority = self.header.max_mass = 1.0
         elif (
             self.block.nbytes != nbytes or self.header.capacity != n_slots or self.header.row_nbytes != self.row_nbytes
             or self.header.rows_at != <int64_t>rows_at or self.header.arity != DEFAULT_ARITY
-            or (self.header.tree_at != 0) != (prioritized != 0) or (self.header.ranking_at != 0) != (prioritized == RANKED)
+            or self.header.tree_at != (<int64_t>tree_at if prioritized else 0)
+            or self.header.priorities_at != (<int64_t>priorities_at if prioritized else 0)
+            or self.header.ranking_at != (<int64_t>ranking_at if prioritized == RANKED else 0)
         ):
             raise AttachError("the segment has another layout than the descriptor says: use one version of kary-replay in all")
+        else:
+            self._check_header()
         self.tree = SumTree(n_slots, DEFAULT_ARITY, self.block, tree_at) if prioritized else None
+        self.priority = priorities_of(self.header) if prioritized else NULL
 
     def __dealloc__(self):
         free(self.places)
+
+    def _check_header(self):
+        """Raise AttachError where the numbers of a block that others made name slots that there are not."""
+        cdef Header* header = self.header
+        cdef int64_t position, n_started, n_touched
+        with nogil:
+            acquire(header)
+            position, n_started, n_touched = header.position, header.n_started, header.n_touched
+            release(header)
+        if not (0 <= n_started <= n_touched <= self.capacity and 0 <= position < self.capacity):
+            raise AttachError("the segment contradicts itself: it is damaged")
 
     def __len__(self):
         return load_relaxed(&self.header.n_published)  # any recent value will do
@@ -165,8 +185,8 @@ cdef class Slots:
     cdef int64_t reserve(self, int64_t* slot, int64_t n, int64_t* scratch) noexcept nogil:
         """Make up to n slots ours, in ring order, and return how many: fewer where others hold the rest."""
         cdef Header* header = self.header
-        cdef int64_t taken = 0, emptied = 0, _seen, at
-        cdef uint64_t generation, ours
+        cdef int64_t taken = 0, emptied = 0, n_lost = 0, _seen, at
+        cdef uint64_t generation
         cdef bint blocked
         acquire(header)
         blocked = header.n_paused > 0
@@ -177,34 +197,31 @@ cdef class Slots:
                     break
                 generation = load_relaxed(self.generation(at))  # only changed under the lock, which we hold
                 if generation & 1 == 0 or is_vacant(generation):
-                    ours = written_by(generation, self.block.me)
-                    begin_change(header, at, ours, 0.0)
+                    n_lost += at < header.n_started and is_published(generation)
                     if self.tree is not None and load_relaxed(self.tree.leaf + at) > 0:
-                        store_release(self.tree.leaf + at, 0.0)  # [leaf] pairs with the acquire in Storage.read_rows
+                        store_release(self.tree.leaf + at, 0.0)  # [leaf] pairs with the acquire in Reader.read_rows
                         scratch[emptied] = at
                         emptied += 1
+                    if at >= header.n_started:  # before the generation: who repairs the block looks at so many
+                        store_relaxed(&header.n_touched, max(header.n_touched, at + 1))
+                        store_relaxed(&header.n_started, at + 1)
                     # [reserve-slot] the release of each word of the row keeps it before them
-                    store_release(self.generation(at), ours)
-                    if at < header.n_started and generation & 1 == 0:
-                        store_relaxed(&header.n_published, header.n_published - 1)
+                    store_release(self.generation(at), written_by(generation, self.attachment.me))
                     slot[taken] = at
                     taken += 1
                 else:  # a slow writer's that we have lapped: it keeps its slot, if it lives
                     blocked = True
                 at += 1
-                if at > header.n_started:
-                    store_relaxed(&header.n_started, at)
-                    store_relaxed(&header.n_touched, max(header.n_touched, at))
-                end_change(header)
                 if at == self.capacity:
                     at = 0
             header.position = at
-            participants_of(header)[self.block.me].n_writing += taken
+            store_relaxed(&header.n_published, header.n_published - n_lost)
+            participants_of(header)[self.attachment.me].n_writing += taken
             store_relaxed(&header.n_writing, header.n_writing + taken)
             if emptied > 0:
                 recompute(self.tree.tree, scratch, emptied)
         if blocked:
-            bury(header, False)
+            bury(self.attachment, False)
         release(header)
         return taken
 
@@ -215,57 +232,55 @@ cdef class Slots:
         """
         cdef Header* header = self.header
         cdef int64_t i
-        cdef bint is_transition
-        cdef double mass = 0, given
-        cdef uint64_t even
+        cdef double mass = 0, given = 1
         acquire(header)
         for i in range(n):
-            is_transition = True
             if self.tree is not None:
-                given, mass = header.max_priority, header.max_mass
-                if header.ranking_at != 0 and (priority == NULL or priority[i] < 0):
-                    mass = mass_of(header, given)
+                given = header.max_priority
                 if priority != NULL and priority[i] >= 0:
                     given = priority[i]
-                    mass = mass_of(header, given) if given > 0 else 0.0
-                    is_transition = given > 0
                     if given > header.max_priority:
                         store_relaxed(&header.max_priority, given)
-                note_priority(header, slot[i], given)
-            even = published(load_relaxed(self.generation(slot[i])))
-            begin_change(header, slot[i], even, mass)
-            # [publish-slot] release: pairs with the acquire in Storage.read_rows; the row is visible before this is
-            store_release(self.generation(slot[i]), even)
+                        renew_max_mass(header)
+                if given == 0:
+                    mass = 0
+                elif given == header.max_priority and header.ranking_at == 0:
+                    mass = header.max_mass
+                else:
+                    mass = mass_of(header, given)
+                self.priority[slot[i]] = given
+            # [publish-slot] release: pairs with the acquire in Reader.read_rows; the row is visible before this is. The
+            # priority is stored before it, too: a row that others find published has its own.
+            store_release(self.generation(slot[i]), published(load_relaxed(self.generation(slot[i]))))
             if self.tree is not None:
-                # [leaf] release: pairs with the acquire in Storage.read_rows; who sees this mass sees the new generation
+                # [leaf] release: pairs with the acquire in Reader.read_rows; who sees this mass sees the new generation
                 store_release(self.tree.leaf + slot[i], mass)
                 scratch[i] = slot[i]
-            store_relaxed(&header.n_added, header.n_added + is_transition)
-            end_change(header)
-        if priority != NULL:
-            renew_max_mass(header)
+            store_relaxed(&header.n_added, header.n_added + (given > 0))
         store_relaxed(&header.n_published, header.n_published + n)
-        participants_of(header)[self.block.me].n_writing -= n
+        participants_of(header)[self.attachment.me].n_writing -= n
         store_relaxed(&header.n_writing, header.n_writing - n)
         if self.tree is not None:
             recompute(self.tree.tree, scratch, n)
-            rank_if_due(header, self.tree.tree, n)
+            rank_if_due(header, self.tree.tree, self.priority, n)
         release(header)
 
     def rank(self):
         """Give every row the mass of its rank now; without ranks, nothing."""
         cdef bint there_was_memory = True
+        self.block.enter()
         with nogil:
             acquire(self.header)
             if self.header.ranking_at != 0:
-                there_was_memory = rank_all(self.header, self.tree.tree, self.header.alpha)
+                there_was_memory = rank_all(self.header, self.tree.tree, self.priority, self.header.alpha)
             release(self.header)
         if not there_was_memory:
             raise MemoryError("no memory to rank the rows; their masses stay as they were")
 
     def set_alpha(self, double alpha):
-        """Raise every priority to the new exponent: mass becomes mass ** (new / old)."""
+        """Give every row the mass of its priority and the new exponent."""
         cdef bint there_was_memory
+        self.block.enter()
         with nogil:
             acquire(self.header)
             there_was_memory = set_alpha(self.header, alpha)
@@ -284,10 +299,11 @@ cdef class Slots:
 
     def reset(self):
         """Forget every row and priority. Generations rise, so that every handle handed out is stale."""
+        self.block.enter()
         with nogil:
-            pause(self.header, self.block.me)
+            pause(self.attachment)
             reset(self.header)
-            resume(self.header, self.block.me)
+            resume(self.attachment)
 
     def _bytes(self, int64_t n):
         """Return the first n rows as one writable uint8 array, which keeps the block alive."""
@@ -300,18 +316,19 @@ cdef class Slots:
         """Whether no row can be drawn and none is about to be; the lock makes it one moment."""
         cdef bint empty
         acquire(self.header)
-        bury(self.header, False)  # or we might wait for a row that a dead writer began
+        bury(self.attachment, False)  # or we might wait for a row that a dead writer began
         empty = self.header.n_writing == 0 and (self.header.n_published == 0 if self.tree is None else self.tree.root() <= 0)
         release(self.header)
         return empty
 
-    cdef bint was_never_used(self, int64_t slot) noexcept nogil:
-        """Whether a slot holds no row and will get none soon, though it may have been given mass."""
-        cdef bint vacant
+    cdef bint holds_no_row(self, int64_t slot) noexcept nogil:
+        """Whether a slot has no row and will get none unless somebody adds one, though it may have been given mass."""
+        cdef uint64_t generation
         acquire(self.header)
-        vacant = slot >= self.header.n_started
+        bury(self.attachment, False)
+        generation = load_relaxed(self.generation(slot))
         release(self.header)
-        return vacant
+        return generation == 0 or is_vacant(generation)
 
     cdef uint64_t* generation(self, int64_t slot) noexcept nogil:
         """Where a slot's generation is."""

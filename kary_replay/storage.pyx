@@ -18,14 +18,18 @@ from .types import HANDLE_DTYPE
 from .validation import as_array, as_float64
 
 from .block cimport (
-    Header, acquire, load_relaxed, mass_of, note_priority, published, release, renew_max_mass, sched_yield, store_relaxed,
-    store_release, write_field,
+    Header, acquire, is_published, load_relaxed, mass_of, prefetch_far, prefetch_to_write, published, release,
+    renew_max_mass, sched_yield, store_relaxed, store_release, write_field,
 )
 from .reader cimport Handle, Reader
 from .slots cimport Place
-from .sum_tree cimport rank_if_due, recompute
+from .sum_tree cimport rank_if_due, recompute, take_places
 
 cnp.import_array()
+
+cdef enum:
+    PIECE_NBYTES = 65536  # of rows that are reserved together: what a death in the middle of a copy costs
+    PIECE_ROWS = 4096
 
 
 cdef cnp.ndarray _handles(object array):
@@ -104,12 +108,14 @@ cdef class Storage(Reader):
         ``handles``, if given, is a contiguous array [n] of HANDLE_DTYPE, which gets the rows' handles.
         """
         cdef cnp.npy_intp dims = n
+        self.block.enter()
         index = cnp.PyArray_EMPTY(1, &dims, cnp.NPY_INT64, 0)
         if n == 0:
             return index
         cdef int64_t* slot = <int64_t*>cnp.PyArray_DATA(index)
         cdef const double* priority = NULL
-        cdef char** column = <char**>malloc(self.n_fields * sizeof(char*) + n * sizeof(int64_t))
+        cdef int64_t piece = min(n, max(<int64_t>1, min(<int64_t>PIECE_ROWS, <int64_t>(PIECE_NBYTES // self.row_nbytes))))
+        cdef char** column = <char**>malloc(self.n_fields * sizeof(char*) + piece * sizeof(int64_t))
         cdef int64_t* scratch = <int64_t*>(column + self.n_fields)
         cdef int64_t first = 0, taken, i
         cdef int f
@@ -128,7 +134,7 @@ cdef class Storage(Reader):
             priority = <const double*>cnp.PyArray_DATA(priorities)
         with nogil:
             while first < n:
-                taken = self.reserve(slot + first, n - first, scratch)
+                taken = self.reserve(slot + first, min(piece, n - first), scratch)
                 if taken == 0:  # every slot is another writer's, or writers are paused
                     sched_yield()
                     continue
@@ -155,6 +161,7 @@ cdef class Storage(Reader):
         cdef double* priority
         cdef double* mass
         cdef int64_t* scratch
+        self.block.enter()
         if cnp.PyArray_SIZE(td_errors) != n:
             raise ValueError(f"td_error must have one value per handle, {n}, got {td_errors.size}")
         if n == 0:
@@ -195,31 +202,39 @@ cdef class Storage(Reader):
     cdef int64_t apply(self, Handle* handle, double* priority, double* mass, int64_t* scratch, int64_t n) noexcept nogil:
         """Set the checked priorities of the rows whose handles are current; return how many were."""
         cdef Header* header = self.header
-        cdef int64_t i, applied = 0
+        cdef int64_t i, slot, applied = 0, n_changed
         cdef double alpha = load_relaxed(&header.alpha)  # checked again under the lock
-        cdef bint larger = False
+        cdef bint is_ranked = header.ranking_at != 0, larger = False
         for i in range(n):
+            # What the loop below touches under the lock arrives while the powers are computed.
+            prefetch_far(self.generation(handle[i].index))
+            prefetch_to_write(self.tree.leaf + handle[i].index)
+            prefetch_to_write(self.priority + handle[i].index)
             mass[i] = pow(priority[i], alpha)
         acquire(header)
-        if header.alpha != alpha or header.ranking_at != 0:
+        if header.alpha != alpha and not is_ranked:
             for i in range(n):
                 mass[i] = mass_of(header, priority[i])
         for i in range(n):
-            # Generations change only under the lock, so this one cannot move on before the mass is in (I6).
-            if handle[i].index >= header.n_started or handle[i].generation & 1:
-                continue  # no batch ever had this handle: the slot holds no row
-            if load_relaxed(self.generation(handle[i].index)) == handle[i].generation:
+            slot = handle[i].index
+            # Generations change only under the lock, so this one cannot move on before the mass is in (I6). No batch ever had
+            # the handle of a row that is not published, and a row of priority 0 is no transition any more.
+            if not is_published(handle[i].generation) or slot >= header.n_started:
+                continue
+            if load_relaxed(self.generation(slot)) == handle[i].generation and self.priority[slot] > 0:
                 if priority[i] > header.max_priority:  # first, so that it is noted whatever becomes of us
                     store_relaxed(&header.max_priority, priority[i])
                     larger = True
-                note_priority(header, handle[i].index, priority[i])
-                store_release(self.tree.leaf + handle[i].index, mass[i])  # [leaf] pairs with the acquire in read_rows
-                scratch[applied] = handle[i].index
+                self.priority[slot] = priority[i]  # before the mass: who repairs the block derives that from it
+                if not is_ranked:
+                    store_release(self.tree.leaf + slot, mass[i])  # [leaf] pairs with the acquire in Reader.read_rows
+                scratch[applied] = slot
                 applied += 1
         if larger:
             renew_max_mass(header)
         if applied:
-            recompute(self.tree.tree, scratch, applied)
-            rank_if_due(header, self.tree.tree, applied)
+            n_changed = take_places(header, self.tree.tree, self.priority, scratch, applied) if is_ranked else applied
+            recompute(self.tree.tree, scratch, n_changed)
+            rank_if_due(header, self.tree.tree, self.priority, n_changed)
         release(header)
         return applied

@@ -26,6 +26,8 @@ struct Tree {
     int log2_arity;
 };
 
+inline double* leaves_of(const Tree& tree) { return tree.level[tree.n_levels - 1]; }
+
 // Places the levels of a tree from `base` on, and returns the bytes they take. With tree null, only counts.
 inline size_t lay_out(Tree* tree, char* base, int64_t capacity, int arity) {
     int64_t width[kMaxLevels];
@@ -273,6 +275,10 @@ inline int64_t last_with_mass(const Tree& tree, int64_t leaf) {
 }
 inline double group_sum(const Tree& tree, const double* group) {
     KARY_FOR_ARITY(return group_sum<K>(group))
+    return 0;
+}
+inline int64_t find_child(const Tree& tree, const double* group, double* prefix) {
+    KARY_FOR_ARITY(return find_child<K>(group, prefix))
     return 0;
 }
 #undef KARY_FOR_ARITY

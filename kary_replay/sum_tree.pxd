@@ -39,8 +39,9 @@ cdef extern from "sum_tree.hpp" namespace "kary" nogil:
 
 
 cdef extern from "rank.hpp" namespace "kary" nogil:
-    bint rank_all(Header* header, const Tree& tree, double alpha)
-    void rank_if_due(Header* header, const Tree& tree, int64_t n)
+    bint rank_all(Header* header, const Tree& tree, const double* priority, double alpha)
+    void rank_if_due(Header* header, const Tree& tree, const double* priority, int64_t n)
+    int64_t take_places(Header* header, const Tree& tree, const double* priority, int64_t* slot, int64_t n)
 
 
 cdef class SumTree:

@@ -24,8 +24,8 @@ from .errors import EmptyBufferError, IndexRangeError
 from .validation import as_arity, as_count, as_float64, as_generator, as_index
 
 from .block cimport (
-    PER_COUNTER, Block, acquire, fill_uniform, head_nbytes, load_acquire, load_relaxed, release, store_release,
-    take_random,
+    PER_COUNTER, Block, acquire, fill_uniform, head_nbytes, load_acquire, load_relaxed, priorities_of, priority_for_mass,
+    release, store_release, take_random,
 )
 
 cnp.import_array()
@@ -174,6 +174,7 @@ cdef class SumTree:
         cdef int64_t* touched = leaf + n
         cdef double* value = <double*>(touched + n)
         try:
+            self.block.enter()
             for i in range(n):
                 leaf[i] = touched[i] = index_at[i]
                 value[i] = mass_at[i * step]
@@ -185,6 +186,8 @@ cdef class SumTree:
             with nogil:
                 acquire(self.header)
                 for i in range(n):
+                    if self.header.priorities_at != 0:  # of a buffer, which derives masses from priorities
+                        priorities_of(self.header)[leaf[i]] = priority_for_mass(self.header, leaf[i], value[i])
                     # [leaf] release: pairs with the acquire in SumTree.sample
                     store_release(self.leaf + leaf[i], value[i] + 0.0)  # + 0.0 turns -0.0 into 0.0
                 recompute(self.tree, touched, n)
@@ -330,6 +333,7 @@ cdef class SumTree:
         cdef int64_t i, stored, n, node = -1
         cdef int arity = 1 << self.tree.log2_arity, broken = 0
         cdef double found = 0, right = 0, value
+        self.block.enter()
         with nogil:  # look first, speak after the lock is gone: raising allocates, and what that triggers may want the lock
             acquire(self.header)
             for level in range(self.tree.n_levels):
@@ -339,20 +343,24 @@ cdef class SumTree:
                     value = self.tree.level[level][i]
                     if i >= n and value != 0:
                         broken, at_level, node, found = 1, level, i, value
+                    elif not (isfinite(value) and value >= 0):
+                        broken, at_level, node, found = 3, level, i, value
                     elif level + 1 < self.tree.n_levels and i < n:
                         right = group_sum(self.tree, self.tree.level[level + 1] + i * arity)
                         if value != right:
                             broken, at_level, node, found = 2, level, i, value
-                    elif not (isfinite(value) and value >= 0):
-                        broken, at_level, node, found = 3, level, i, value
                     if broken:
                         break
                 if broken:
                     break
             release(self.header)
-        assert broken != 1, f"I1: padding node {node} of level {at_level} has mass {found}"
-        assert broken != 2, f"I2: node {node} of level {at_level} is {found}, its children sum to {right}"
-        assert broken != 3, f"I3: leaf {node} has mass {found}"
+        # Raised, not asserted: `python -O` is no reason to look the other way.
+        if broken == 1:
+            raise AssertionError(f"I1: padding node {node} of level {at_level} has mass {found}")
+        if broken == 2:
+            raise AssertionError(f"I2: node {node} of level {at_level} is {found}, its children sum to {right}")
+        if broken == 3:
+            raise AssertionError(f"I3: node {node} of level {at_level} has mass {found}")
 
     def __reduce__(self):
         masses = self.get(np.arange(self.n_leaves))

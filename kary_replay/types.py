@@ -77,8 +77,9 @@ class Field:
         Raises
         ------
         FieldError
-            If the shape is neither ``shape`` nor ``(B, *shape)``, or a value would not survive the cast: floats never become
-            integers, integers only where every value fits, and no finite float becomes infinite.
+            If the shape is neither ``shape`` nor ``(B, *shape)``, or a value would not survive the
+            cast: floats never become integers, integers become other numbers only where each keeps
+            its value, and no finite float becomes infinite.
         """
         if isinstance(value, np.ma.MaskedArray):
             raise FieldError(f"{name} is a masked array, whose mask would be lost: fill it first, with .filled(value)")
@@ -109,6 +110,8 @@ class Field:
             if array.size and (int(array.min()) < limits.min or int(array.max()) > limits.max):
                 raise FieldError(f"{refusal}: values must lie in {limits.min} … {limits.max}")
             return array.astype(self.dtype)
+        if self.dtype.kind in "fc" and array.dtype.kind in "iu":
+            return self._converted_integers(refusal, array)
         if array.dtype.kind not in "biufc" or not np.can_cast(array.dtype, self.dtype, "same_kind"):
             raise FieldError(f"{refusal}; convert it first, for example with .astype({self.dtype.name!r})")
         if np.can_cast(array.dtype, self.dtype, "safe"):
@@ -119,6 +122,26 @@ class Field:
         except FloatingPointError:
             limit = np.finfo(self.dtype).max
             raise FieldError(f"{refusal}: a finite value is beyond {limit}") from None
+
+    def _converted_integers(self, refusal: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return integers as floats or complex numbers of the same value, or raise FieldError."""
+        precision, limits = np.finfo(self.dtype).nmant + 1, np.iinfo(array.dtype)
+        if -(2**precision) <= limits.min and limits.max <= 2**precision:
+            return array.astype(self.dtype)
+        if -(2**precision) <= array.min() and array.max() <= 2**precision:
+            return array.astype(self.dtype)
+        # Beyond, a number is kept if what is left of its trailing zeros fits into the precision.
+        unsigned = array.astype(np.uint64)
+        magnitude = np.where(array < 0, -unsigned, unsigned)
+        lowest_bit = magnitude & -magnitude
+        lost = magnitude // np.maximum(lowest_bit, 1) > 2**precision
+        with np.errstate(over="ignore"):
+            converted = array.astype(self.dtype)
+        lost |= ~np.isfinite(converted)
+        if lost.any():
+            value = array[lost][0]
+            raise FieldError(f"{refusal}: {value} would become {converted[lost][0]:.0f}")
+        return converted
 
 
 class Batch:

@@ -11,16 +11,16 @@ import numpy.typing as npt
 from .errors import IndexRangeError
 
 
-def as_count(name: str, value: Any, limit: int | None = None) -> int:
-    """Return ``value`` as an int from 1 to ``limit``."""
+def as_count(name: str, value: Any, limit: int | None = None, least: int = 1) -> int:
+    """Return ``value`` as an int from ``least`` to ``limit``."""
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     try:
         count = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {value!r}") from None
-    if count < 1:
-        raise ValueError(f"{name} must be at least 1, got {count}")
+    if count < least:
+        raise ValueError(f"{name} must be at least {least}, got {count}")
     if limit is not None and count > limit:
         raise ValueError(f"{name} must be at most {limit}, got {count}")
     return count
@@ -51,6 +51,14 @@ def as_exponent(name: str, value: Any) -> float:
     number = as_real(name, value)
     if not 0 <= number <= 1:
         raise ValueError(f"{name} must be from 0 to 1, got {value!r}")
+    return number
+
+
+def as_priority_epsilon(value: Any) -> float:
+    """Return ``value`` as what may be added to every |TD error|."""
+    number = as_real("priority_epsilon", value)
+    if not 0 < number < np.inf:
+        raise ValueError(f"priority_epsilon must be finite and above 0, got {value!r}")
     return number
 
 

@@ -173,11 +173,9 @@ class ReferenceBuffer:
         return applied
 
     def set_alpha(self, alpha):
-        """Re-exponentiates every row; at alpha 0 all masses are 1 and the priorities are forgotten."""
+        """Gives every row the mass of its priority."""
         for slot, row in enumerate(self.rows):
             if row is not None:
-                if self.alpha == 0.0:
-                    self.priority[slot] = self.max_priority
                 self.tree.mass[slot] = self.priority[slot] ** alpha
         self.alpha = alpha
 

@@ -2,11 +2,12 @@
 
     python tests/concurrency/kill_points.py --each 1          # every instruction of every call, some minutes
 
-Random kills seldom hit the few microseconds in which the lock is held. Here each instruction between the first and the last one
-of the call is a place to die, libc's and the interpreter's in between included. Linux on x86-64, where tracing is allowed.
+Random kills seldom hit the few microseconds in which the lock is held. Here each instruction of ours in the call is a place
+to die, and each of libc's and the interpreter's that follows within a hundred. Linux on x86-64, where tracing is allowed.
 """
 
 import argparse
+import contextlib
 import ctypes
 import os
 import platform
@@ -21,12 +22,15 @@ import kary_replay as kr
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]  # run as a program
 
+import test_frames_stress as frames  # noqa: E402
 from rows import EPSILON, Rows, SeenSlots, check_batch, check_masses, priority, require, strength, td_error  # noqa: E402
 
 CAPACITY, N_ROWS = 9, 3
 TRACEME, PEEKUSER, KILL, SINGLESTEP = 0, 3, 8, 9
 RIP = 16 * 8  # where the instruction pointer is in struct user
 MAX_STEPS = 400_000
+SPARSE = {"snapshot": 30, "sample_nothing": 30}  # calls of a second, mostly the interpreter's: so many times fewer places
+OUTSIDE = 100  # instructions after one of ours that may still be of what we called: a lock, a system call
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.ptrace.restype = ctypes.c_long
@@ -58,6 +62,7 @@ class Victim:
         self.ranges = list(our_code())
         self.pid = os.fork()
         if self.pid == 0:
+            getattr(call, "prepare", lambda: None)()
             libc.ptrace(TRACEME, 0, None, None)
             os.kill(os.getpid(), signal.SIGSTOP)
             call()
@@ -74,15 +79,16 @@ class Victim:
         at = libc.ptrace(PEEKUSER, self.pid, RIP, None) & 0xFFFFFFFFFFFFFFFF
         return any(first <= at < end for first, end in self.ranges)
 
-    def extent(self):
-        """The first and the last step at which it is in our code; the child ends."""
-        first, last, n = None, 0, 0
+    def places(self):
+        """The steps of the call at which it is in our code, or has just left it; the child ends."""
+        places, n, left = [], 0, OUTSIDE
         while self.step():
             n += 1
             require([n < MAX_STEPS], "the call does not end", [n])
-            if self.is_ours():
-                first, last = n if first is None else first, n
-        return first, last
+            left = 0 if self.is_ours() else left + 1
+            if left < OUTSIDE:
+                places.append(n)
+        return places
 
     def kill_at(self, n):
         """Die after n steps."""
@@ -91,6 +97,25 @@ class Victim:
                 return
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
+
+
+class Close:
+    """Let go of a buffer that this process has used."""
+
+    def __init__(self, buffer):
+        self.buffer = type(buffer).attach(buffer.descriptor)
+
+    def prepare(self):
+        self.buffer.sample(1)  # enters
+
+    def __call__(self):
+        self.buffer.close()
+
+
+def sample_nothing(buffer):
+    """Look for rows where there are none: under the lock, to be sure."""
+    with contextlib.suppress(kr.errors.EmptyBufferError):
+        buffer.sample(1)
 
 
 class Trial:
@@ -103,6 +128,7 @@ class Trial:
         self.ranked = ranked
         kind = kr.PrioritizedReplayBuffer if prioritized else kr.ReplayBuffer
         self.buffer = kind(CAPACITY, self.rows.fields(), seed=1, shared=True, **options)
+        self.empty = kind(CAPACITY, self.rows.fields(), seed=1, shared=True, **options)
         self.prioritized = prioritized
         self.number = 0
         self.fill()
@@ -128,7 +154,11 @@ class Trial:
         given = priority(np.arange(10**6, 10**6 + n), 1) if self.prioritized else None
         calls = {"add": lambda: storage.add(columns, n, given)}
         calls["reset"] = storage.reset
+        calls["snapshot"] = storage.snapshot
         calls["check_invariants"] = storage.check_invariants
+        calls["enter"] = storage.rank  # a forked child's first use, and hardly more where there are no ranks
+        calls["close"] = Close(self.buffer)
+        calls["sample_nothing"] = lambda: sample_nothing(self.empty)
         if self.prioritized:
             batch = self.buffer.sample(N_ROWS)
             errors = td_error(batch.number, 1)
@@ -142,6 +172,13 @@ class Trial:
         """After the death: nothing hangs, rows are whole, masses are their own, and all slots can be used again."""
         buffer = self.buffer
         buffer.check_invariants()
+        if call == "sample_nothing":
+            self.empty.check_invariants()
+            require([len(self.empty) == 0], "rows from nowhere", [len(self.empty)])
+        if call in ("enter", "close"):  # all places can be had but those of the living
+            type(buffer).attach(buffer.descriptor).close()
+            storage = buffer._storage
+            require([storage.block.me == 0], "somebody else has our number", [storage.block.me])
         if self.prioritized:
             require([buffer.alpha in (0.5, 1.0)], "alpha", [buffer.alpha])
         n_rows = len(buffer)
@@ -182,21 +219,105 @@ class Trial:
             require(np.isclose(mass, due, rtol=1e-12), "masses of other ranks, or another alpha", mass, due)
 
 
-def run(each, prioritized=True, log=print, seconds_limit=1e9, ranked=False):
+class Recorder:
+    """A storage that notes how it was asked to add rows."""
+
+    def __init__(self, storage):
+        self.storage = storage
+
+    def __getattr__(self, name):
+        return getattr(self.storage, name)
+
+    def add(self, *args):
+        self.args = args
+        return self.storage.add(*args)
+
+
+class AddFrames:
+    """The rows of an actor's step into the storage; the rest of the step is the interpreter's."""
+
+    def __init__(self, actor):
+        self.actor = actor
+
+    def prepare(self):
+        buffer = self.actor.writer._buffer
+        storage = buffer._storage
+        buffer._storage = recorder = Recorder(storage)
+        self.actor.step()
+        self.add = lambda: storage.add(*recorder.args)
+
+    def __call__(self):
+        self.add()
+
+
+class FrameTrial:
+    """A buffer of frames that outlives one victim after another: rows that refer to each other, and lose each other."""
+
+    def __init__(self):
+        self.buffer = frames.make(1, shared=True)
+        self.actor = frames.Actor(self.buffer, 0)
+        self.fill()
+
+    def fill(self):
+        for _ in range(self.buffer.capacity):
+            self.actor.step()
+
+    def lost(self):
+        """A slot whose row still has mass, though frames of its history are gone; it gets nearly all the mass."""
+        buffer = self.buffer
+        for _ in range(buffer.capacity):
+            state = buffer._storage.snapshot()
+            table = state["rows"].reshape(buffer.capacity, -1)
+            generation = table[:, :8].copy().view(np.uint64).ravel()
+            history = buffer.field_view("history")
+            for slot in np.flatnonzero(state["mass"] > 0):
+                links = history[slot][history[slot][:, 1] > 0]
+                if (generation[links[:, 0]] != links[:, 1].astype(np.uint64)).any():
+                    buffer.tree.set(slot, 1e9)
+                    return slot
+            self.actor.step()  # the oldest rows are the first frames of episodes just now: overwrite some
+        raise AssertionError("no row has lost its frames")
+
+    def calls(self):
+        self.slot = self.lost()
+        return {"add_frames": AddFrames(self.actor), "retire": lambda: self.buffer.sample(1)}
+
+    def check(self, call):
+        """After the death: nothing hangs, every stack is whole, and a row that lost its frames gets no mass again."""
+        buffer = self.buffer
+        buffer.check_invariants()
+        frames.check_batch(buffer.sample(64), 1)
+        require(buffer.tree.get(self.slot) == 0 or call == "add_frames", "a row without its frames has mass", [self.slot])
+        before = buffer.n_added
+        self.fill()
+        require([buffer.n_added > before], "nothing can be added", [before])
+        require([len(buffer) == buffer.capacity], "slots were lost", [len(buffer)])
+        buffer.check_invariants()
+
+
+TRIALS = {
+    "prioritized": Trial,
+    "uniform": lambda: Trial(prioritized=False),
+    "ranked": lambda: Trial(ranked=True),
+    "frames": FrameTrial,
+}
+
+
+def run(each, kind="prioritized", log=print, seconds_limit=1e9):
     """Kill at every ``each``-th instruction of each call; return how many died, and how many of them held the lock."""
-    trial = Trial(prioritized, ranked)
+    trial = TRIALS[kind]()
     n_killed = 0
     for name in trial.calls():
         started = time.monotonic()
-        first, last = Victim(trial.calls()[name]).extent()
+        places = Victim(trial.calls()[name]).places()
         trial.check(name)
         before, killed = trial.buffer._storage.n_repaired, 0
-        for at in range(first, last + 1, each):
+        for at in places[:: each * SPARSE.get(name, 1)]:
             Victim(trial.calls()[name]).kill_at(at)
             try:
                 trial.check(name)
             except AssertionError as violation:
-                raise AssertionError(f"{name} killed after {at - first} of {last - first} instructions: {violation}") from None
+                raise AssertionError(f"{name} killed after {at} of {places[-1]} instructions: {violation}") from None
             killed += 1
             if time.monotonic() - started > seconds_limit:
                 break
@@ -213,9 +334,9 @@ def main(arguments=None):
     if not is_possible():
         print("this system does not let a process trace its child")
         return 1
-    for prioritized, ranked in ((True, False), (False, False), (True, True)):
-        n_killed, locked = run(options.each, prioritized, ranked=ranked)
-        print(f"{n_killed} processes killed, {locked} of them holding the lock, no violation")
+    for kind in TRIALS:
+        n_killed, locked = run(options.each, kind)
+        print(f"{kind}: {n_killed} processes killed, {locked} of them holding the lock, no violation")
     return 0
 
 

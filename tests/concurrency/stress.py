@@ -1,17 +1,19 @@
-"""Two writers, two samplers and two updaters on one buffer, all out; every batch is verified.
+"""Two writers, two samplers and two updaters on one buffer, all out, beside one who saves; every batch is verified.
 
     python tests/concurrency/stress.py --operations 1e7
 
-Operations are calls of ``add``, ``sample`` and ``update_priorities``. Rows, and what must hold, are in rows.py.
-Each scenario is a buffer of its own; most are tiny, so that slots are reused all the time, writers lap each other,
-and nearly every handle is stale when it is used. Ends with status 1 on the first violation.
+Operations are calls of ``add``, ``sample`` and ``update_priorities``, and of what looks at the whole buffer. Rows, and what
+must hold, are in rows.py. Each scenario is a buffer of its own; most are tiny, so that slots are reused all the time, writers
+lap each other, and nearly every handle is stale when it is used. Ends with status 1 on the first violation.
 """
 
 import argparse
 import collections
 import contextlib
+import pickle
 import random
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +24,7 @@ import kary_replay as kr
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]  # run as a program
 
+import test_frames_stress as frames  # noqa: E402
 from rows import EPSILON, MAX_EXPONENT, Rows, SeenSlots, check_at_rest, check_batch, priority, require, td_error  # noqa: E402
 from threads import run_threaded  # noqa: E402
 
@@ -39,6 +42,8 @@ class Scenario:
     share: float  # of all operations
     prioritized: bool = True
     image: bool = False
+    ranked: bool = False
+    watched: bool = False  # somebody pickles, saves and checks it meanwhile, ranks it and sets alpha
 
 
 SCENARIOS = [
@@ -49,8 +54,14 @@ SCENARIOS = [
     Scenario("images", capacity=40, n_words=3528, max_batch=4, share=0.02, image=True),
     Scenario("many slots", capacity=20_000, n_words=9, max_batch=32, share=0.25),
     Scenario("uniform", capacity=50, n_words=20, max_batch=16, share=0.13, prioritized=False),
+    Scenario("watched", capacity=60, n_words=9, max_batch=16, share=0.05, watched=True),
+    Scenario("uniform, watched", capacity=60, n_words=9, max_batch=16, share=0.03, prioritized=False, watched=True),
+    Scenario("ranked", capacity=100, n_words=9, max_batch=16, share=0.05, ranked=True, watched=True),
     Scenario("uniform images", capacity=12, n_words=3528, max_batch=4, share=0.02, prioritized=False, image=True),
 ]
+
+FRAMES = Scenario("frames", capacity=60, n_words=40, max_batch=16, share=0.05)
+SCENARIOS.append(FRAMES)
 
 
 @dataclass
@@ -69,6 +80,7 @@ class Stress:
         self.seed = seed
         kind = kr.PrioritizedReplayBuffer if scenario.prioritized else kr.ReplayBuffer
         options = {"alpha": 1.0, "beta": 1.0, "priority_epsilon": EPSILON} if scenario.prioritized else {}
+        options |= {"prioritization": "rank"} if scenario.ranked else {}
         self.buffer = kind(scenario.capacity, self.new_rows().fields(), seed=seed, **options)
         self.last_written = np.full((N_EACH, scenario.capacity), -1, np.int64)
         self.mailbox = collections.deque(maxlen=64)  # (handles, numbers), from samplers to updaters
@@ -107,8 +119,13 @@ class Stress:
 
     def draw(self, rows, seen, counts, random_numbers):
         """One verified batch. A buffer that once held rows is never empty again, even if all are being overwritten."""
-        batch = self.buffer.sample(random_numbers.randint(1, self.scenario.max_batch))
-        check_batch(rows, seen, batch)
+        unique = self.scenario.watched and random_numbers.random() < 0.3
+        batch = self.buffer.sample(random_numbers.randint(1, self.scenario.max_batch), unique=unique)
+        if self.scenario.ranked:  # masses are of ranks, and tell nothing of their rows
+            seen.check(batch)
+            rows.check_whole(batch)
+        else:
+            check_batch(rows, seen, batch)
         counts.rows["drawn"] += len(batch.index)
         return batch
 
@@ -141,6 +158,25 @@ class Stress:
             counts.rows["stale"] += len(handle) - applied
             yield "update_priorities"
 
+    def watcher(self, which, counts, random_numbers):
+        """Look at the whole buffer, in every way there is, and change what holds for all of it."""
+        with tempfile.TemporaryDirectory() as directory:
+            while True:
+                pickle.loads(pickle.dumps(self.buffer)).check_invariants()
+                yield "pickle"
+                self.buffer.save(directory)
+                yield "save"
+                self.buffer.check_invariants()
+                yield "check_invariants"
+                if self.scenario.prioritized:
+                    self.buffer.beta = random_numbers.choice([1.0, self.buffer.beta])
+                    self.buffer.alpha = self.buffer.alpha
+                    self.buffer.rank()
+                    yield "rank"
+                if self.scenario.ranked:
+                    self.buffer.alpha = random_numbers.random()
+                    yield "alpha"
+
     def run_role(self, role, which, deadline, quota):
         counts = Counts()
         self.counts.append(counts)
@@ -148,7 +184,9 @@ class Stress:
         try:
             for n_calls, call in enumerate(calls, 1):
                 counts.calls[call] += 1
-                if n_calls % 32 == 0 and (self.stopped or self.n_calls() >= quota or time.monotonic() > deadline):
+                if (n_calls % 32 == 0 or role == self.watcher) and (
+                    self.stopped or self.n_calls() >= quota or time.monotonic() > deadline
+                ):
                     break
         finally:
             self.stopped = True  # all threads run until the last moment, and none beyond another's failure
@@ -165,12 +203,49 @@ class Stress:
             for role in roles
             for which in range(N_EACH)
         ]
+        if self.scenario.watched:
+            work.append(lambda: self.run_role(self.watcher, 0, started + seconds_limit, operations))
         run_threaded(work, timeout_seconds=seconds_limit + 120.0)
-        check_at_rest(self.new_rows(), self.buffer, self.last_written)
+        check_at_rest(self.new_rows(), self.buffer, self.last_written, not self.scenario.ranked)
         total = Counts()
         for counts in self.counts:
             total.calls.update(counts.calls)
             total.rows.update(counts.rows)
+        return total, time.monotonic() - started
+
+
+class FrameStress:
+    """Rows that refer to the frames of others, and lose them: two actors, two who draw, check and update."""
+
+    def __init__(self, scenario, seed):
+        self.buffer = frames.make(2)
+        self.seed = seed
+
+    def run(self, operations, seconds_limit):
+        """Run all roles at once, check at rest, return the totals."""
+        started, total = time.monotonic(), Counts()
+        stopped = []
+
+        def repeat(step, name):
+            n_calls = 0
+            try:
+                while not stopped and n_calls < operations / 4 and time.monotonic() < started + seconds_limit:
+                    step()
+                    n_calls += 1
+            finally:
+                stopped.append(True)
+                total.calls[name] += n_calls
+
+        def draw():
+            with contextlib.suppress(kr.errors.EmptyBufferError):
+                batch = self.buffer.sample(16)
+                frames.check_batch(batch, 2)
+                self.buffer.update_priorities(batch.handle, np.linspace(0.1, 2.0, 16))
+
+        actors = [frames.Actor(self.buffer, self.seed + which) for which in range(N_EACH)]
+        work = [lambda actor=actor: repeat(actor.step, "step") for actor in actors]
+        run_threaded([*work, *[lambda: repeat(draw, "draw")] * N_EACH], timeout_seconds=seconds_limit + 120.0)
+        self.buffer.check_invariants()
         return total, time.monotonic() - started
 
 
@@ -182,9 +257,10 @@ def run_stress(operations, seconds_limit, seed=0, scenarios=SCENARIOS, log=print
     sys.setswitchinterval(1e-4)  # threads change places more often than usual, also within Python
     try:
         for number, scenario in enumerate(scenarios):
+            run = FrameStress if scenario is FRAMES else Stress
             part = scenario.share / share
             seconds = max(seconds_limit * part, seconds_limit / 20)
-            total, wall_seconds = Stress(scenario, seed + number).run(operations * part, seconds)
+            total, wall_seconds = run(scenario, seed + number).run(operations * part, seconds)
             n_done += sum(total.calls.values())
             calls = ", ".join(f"{name} {n:,}" for name, n in sorted(total.calls.items()))
             rows = ", ".join(f"{name} {n:,}" for name, n in sorted(total.rows.items()))

@@ -230,7 +230,7 @@ class Stress:
         require([digest(found) == digest(buffer)], "the last save differs")
         names = sorted(path.name for path in self.directory.rglob("*"))
         data = [name for name in names if name.startswith("data-")]
-        require([len(data) == 1 and len(names) == 5], f"leftovers: {names}")
+        require([len(data) == 1 and len(names) == 6], f"leftovers: {names}")
 
 
 def run_named(name, *arguments):

@@ -31,11 +31,11 @@ def test_processes_killed_at_random(capsys):
 
 
 @traced
-@pytest.mark.parametrize("kind", [{}, {"prioritized": False}, {"ranked": True}], ids=["prioritized", "uniform", "ranked"])
+@pytest.mark.parametrize("kind", kill_points.TRIALS)
 def test_killed_at_chosen_instructions(kind, capsys):
-    killed, locked = kill_points.run(211, **kind)
+    killed, locked = kill_points.run(211, kind)
     print(capsys.readouterr().out)
-    assert killed > 20 and locked > 4
+    assert killed > 20 and locked > (0 if kind == "frames" else 4)
 
 
 def test_a_violation_ends_the_program(capsys, monkeypatch):
@@ -61,11 +61,11 @@ def test_what_repair_is_for():
         "attach": lambda buffer, handle: kr.PrioritizedReplayBuffer.attach(buffer.descriptor).close(),
         "reset": lambda buffer, handle: buffer.reset(),
     }
-    first, last = kill_points.Victim(trial.calls()["add"]).extent()
+    places = kill_points.Victim(trial.calls()["add"]).places()
     for call in calls.values():
         repaired = trial.buffer._storage.n_repaired
         handle = trial.buffer.sample(4).handle
-        kill_points.Victim(trial.calls()["add"]).kill_at(first + (last - first) // 5)
+        kill_points.Victim(trial.calls()["add"]).kill_at(places[len(places) // 5])
         call(trial.buffer, handle)
         trial.buffer.check_invariants()
         assert trial.buffer._storage.n_repaired in (repaired, repaired + 1)

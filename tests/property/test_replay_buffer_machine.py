@@ -115,7 +115,7 @@ class ReplayBufferMachine(RuleBasedStateMachine):
     def set_alpha(self, alpha):
         self.buffer.alpha = alpha
         self.reference.set_alpha(alpha)
-        self.compare_masses(rtol=1e-12)
+        self.compare_masses()
 
     @rule(beta=EXPONENTS)
     def set_beta(self, beta):
@@ -138,15 +138,15 @@ class ReplayBufferMachine(RuleBasedStateMachine):
         with pytest.raises(kr.errors.EmptyBufferError):
             self.buffer.sample(2)
 
-    def compare_masses(self, rtol):
+    def compare_masses(self):
         masses = self.buffer.tree.get(np.arange(self.capacity))
-        np.testing.assert_allclose(masses, self.reference.tree.mass, rtol=rtol, atol=0)
+        np.testing.assert_allclose(masses, self.reference.tree.mass, rtol=2 * 2.0**-52, atol=0)
         assert ((masses > 0) == [row is not None for row in self.reference.rows]).all()
         self.reference.tree.mass[:] = masses
 
     @invariant()
     def agrees(self):
-        self.compare_masses(rtol=2 * 2.0**-52)
+        self.compare_masses()
         assert self.buffer.total_mass == self.reference.tree.total
         assert self.buffer.max_priority == self.reference.max_priority
         assert (self.buffer.alpha, self.buffer.beta) == (self.reference.alpha, self.reference.beta)

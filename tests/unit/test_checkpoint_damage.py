@@ -1,7 +1,9 @@
 """Damaged checkpoints: whatever bit or byte is wrong, load says so and names the file, and makes nothing."""
 
 import json
+import os
 import shutil
+import socket
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import kary_replay as kr
 from kary_replay import checkpoint, checkpoint_files
 from kary_replay.errors import CheckpointError
 
-FILES = ["checkpoint.json", "rows.bin", "mass.bin"]
+FILES = ["checkpoint.json", "rows.bin", "mass.bin", "priority.bin"]
 
 
 @pytest.fixture
@@ -109,7 +111,7 @@ def test_a_damaged_checkpoint_can_be_replaced(saved):
         buffer = used_buffer()
         buffer.save(saved)
         assert state(kr.PrioritizedReplayBuffer.load(saved)) == state(buffer)
-        assert len(list(saved.rglob("*"))) == 5
+        assert len(list(saved.rglob("*"))) == 6
 
 
 def rewrite(saved, change):
@@ -123,7 +125,7 @@ def rewrite(saved, change):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"format": 2, "version": "9.9"}, r"saved by kary-replay 9\.9 in format 2; version .* reads format 1"),
+        ({"format": 3, "version": "9.9"}, r"saved by kary-replay 9\.9 in format 3; version .* reads formats 1 and 2"),
         ({"byte_order": "big"}, "big-endian machine, this one is little-endian"),
         ({"kind": "FrameBuffer"}, r"holds a FrameBuffer: load it with FrameBuffer\.load"),
         ({"offsets": [8, 16, 24, 32], "version": "0.0.7"}, r"saved by kary-replay 0\.0\.7, which lays rows out differently"),
@@ -145,14 +147,43 @@ def test_other_formats_machines_and_kinds(change, what, saved):
             for name in ("capacity", "n_touched", "n_started", "position")
             for value in (-1, 29 if name == "capacity" else 31, "ten", None, [])
         ],
-        *[{"capacity": 0}, {"n_started": 29}, {"n_touched": 29}, {"position": 30}, {"n_added": 2**64}, {"n_sampled": -1}],
+        *[
+            {"capacity": 0},
+            {"n_started": 29},
+            {"n_touched": 29},
+            {"position": 30},
+            {"n_added": 2**64},
+            {"n_sampled": -1},
+        ],
         *[{name: value} for name in ("alpha", "beta") for value in (-0.1, 1.1, float("nan"), "half", None)],
         *[{"max_priority": value} for value in (0.0, -1.0, float("nan"), float("inf"))],
         *[{"random": value} for value in ([], [1, 2], [1, 2, -3], [1, 2, 2**64], None)],
         *[{"fields": value} for value in ({}, [], {"x": 3}, {"x": []}, {"x": [[3], "object"]}, {"x": [[0], "int8"]})],
         *[{"data": value} for value in ("", "..", "../x", "data-XYZ", None)],
         *[{"files": value} for value in ({}, [], None, {"../../etc/passwd": {"nbytes": 1}})],
-        *[{"row_nbytes": 8}, {"options": None}],
+        *[{"files.more": {"..": {"nbytes": 4096, "chunk_nbytes": 1, "crc32": []}}}],
+        *[
+            {"row_nbytes": 8},
+            {"options": None},
+            {"options": []},
+            {"options": [["prioritization", "rank"]]},
+        ],
+        *[{"options": {name: value}} for name, value in (("prioritization", "rank"), ("stack", 4))],
+        *[{"priority_epsilon": value} for value in (-5.0, 0.0, float("nan"), "1", True, None)],
+        *[{name: True} for name in ("format", "capacity", "position", "n_added", "alpha", "beta")],
+        *[{name: 30.0} for name in ("capacity", "n_touched", "n_started", "n_added", "n_sampled")],
+        *[
+            {"n_started": 10**15},
+            {"n_touched": 10**15},
+            {"capacity": 2**45},
+            {"n_added": -5},
+            {"n_added": "9"},
+        ],
+        *[{"max_priority": value} for value in (0.5, 1e308, True, "2")],
+        *[{"random": value} for value in ([1, 2, 3, 4], [1, 2, 3.0], [1, 2, True], "123", {})],
+        *[{"fields": {"x": [value, "int8"]}} for value in ([True], [2.0], 5, None)],
+        *[{"fields": {name: value}} for name, value in (("index", [[], "i1"]), ("x", [[2], "i1", 3]))],
+        *[{"files.rows.bin": {"nbytes": value}} for value in (-1, "1200", 1200.0, None, [])],
         *[{"files.rows.bin": {"chunk_nbytes": value}} for value in (0, -1, 1, 10**9, None)],
         *[{"files.mass.bin": {"crc32": value}} for value in ([], ["00000000"] * 3, None)],
     ],
@@ -161,17 +192,37 @@ def test_other_formats_machines_and_kinds(change, what, saved):
 def test_a_manifest_that_contradicts_itself(change, saved):
     def apply(content):
         for name, value in change.items():
-            if name.startswith("files."):
+            if name == "files.more":
+                content["files"].update(value)
+            elif name.startswith("files."):
                 content["files"][name.removeprefix("files.")].update(value)
             else:
                 content[name] = value
 
     rewrite(saved, apply)
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError, match=r"checkpoint\.json'|mass\.bin'|rows\.bin'"):
         kr.PrioritizedReplayBuffer.load(saved)
 
 
-@pytest.mark.parametrize("left_out", ["format", "kind", "fields", "files", "data", "random", "position", "options", "offsets"])
+@pytest.mark.parametrize(
+    "left_out",
+    [
+        *[
+            "format",
+            "byte_order",
+            "kind",
+            "capacity",
+            "fields",
+            "options",
+            "data",
+            "files",
+            "offsets",
+            "row_nbytes",
+        ],
+        *["n_touched", "n_started", "position", "n_added", "n_sampled", "random"],
+        *["alpha", "beta", "priority_epsilon", "max_priority"],
+    ],
+)
 def test_a_manifest_that_lacks_something(left_out, saved):
     rewrite(saved, lambda content: content.pop(left_out))
     refused(saved, "checkpoint.json", f"contradicts itself: KeyError: '{left_out}'")
@@ -195,3 +246,148 @@ def test_contents_that_no_buffer_can_have(name, at, value, saved):
 
     rewrite(saved, reseal)
     refused(saved, "checkpoint.json", "contradicts itself")
+
+
+# --------------------------------------------------------- manifests and files of other kinds
+
+
+def sealed(saved, body):
+    (saved / "checkpoint.json").write_bytes(checkpoint_files._sealed(checkpoint_files.HEAD + body))
+
+
+@pytest.mark.parametrize("depth", [500, 900, 100_000])
+def test_a_manifest_that_is_nested_too_deeply(depth, saved):
+    sealed(saved, b'{"a":' * depth + b"1" + b"}" * depth)
+    refused(saved, "checkpoint.json", "contradicts itself|nested too deeply")
+    content = checkpoint_files.read_manifest(used(saved / "again"))
+    fields = b'{"a":' * depth + b'[[], "int8"]' + b"}" * depth
+    before, after = json.dumps({**content, "fields": "here"}).encode().split(b'"here"')
+    sealed(saved, before + fields + after)
+    refused(saved, "checkpoint.json", "contradicts itself|nested too deeply|is missing")
+
+
+def used(folder):
+    used_buffer().save(folder)
+    return folder
+
+
+@pytest.mark.parametrize("body", [b"[]", b"3", b'"text"', b"null", b"[[1]]"])
+def test_a_manifest_that_is_no_object(body, saved):
+    sealed(saved, body)
+    refused(saved, "checkpoint.json", "is no manifest")
+
+
+def make_fifo(path):
+    os.mkfifo(path)
+
+
+def make_link(path):
+    path.symlink_to(path.with_suffix(".aside"))
+
+
+def make_link_to_nothing(path):
+    path.symlink_to("nowhere")
+
+
+def make_device(path):
+    path.symlink_to("/dev/zero")  # a node of its own would take a privilege
+
+
+def make_socket(path):
+    before = os.getcwd()
+    os.chdir(path.parent)  # names of sockets must be short
+    socket.socket(socket.AF_UNIX).bind(path.name)
+    os.chdir(before)
+
+
+NO_REGULAR_FILES = [
+    *[make_fifo, make_link, make_link_to_nothing, make_device, make_socket, os.mkdir],
+]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("make", NO_REGULAR_FILES)
+def test_what_is_no_regular_file_is_refused_at_once(name, make, saved):
+    path = find(saved, name)
+    path.rename(path.with_suffix(".aside"))
+    make(path)
+    refused(saved, name, "regular file|symbolic link|cannot be read")
+
+
+def test_a_data_folder_elsewhere_is_refused(saved, tmp_path_factory):
+    data = find(saved, "rows.bin").parent
+    aside = tmp_path_factory.mktemp("aside") / "data"
+    data.rename(aside)
+    data.symlink_to(aside)
+    refused(saved, data.name, "symbolic link")
+    data.unlink()
+    data.write_bytes(b"")
+    refused(saved, data.name, "is no directory")
+
+
+def test_a_link_to_the_checkpoint_is_as_good_as_its_name(saved, tmp_path_factory):
+    link = tmp_path_factory.mktemp("links") / "newest"
+    link.symlink_to(saved)
+    assert len(kr.PrioritizedReplayBuffer.load(link)) == 30
+
+
+def test_one_that_does_not_fit_into_memory_is_named(saved, monkeypatch):
+    rewrite(saved, lambda content: content.update(capacity=2**40))
+    with pytest.raises(MemoryError, match=f"'{saved}' cannot be loaded: capacity"):
+        kr.PrioritizedReplayBuffer.load(saved)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *[
+            {},
+            {"stack": 2},
+            {"stack": 2, "n_step": 2, "padding": "ones"},
+            {"stack": 2.0, "n_step": 2, "padding": "zeros"},
+        ],
+        *[
+            {"stack": 0, "n_step": 2, "padding": "zeros"},
+            {"stack": 2, "n_step": True, "padding": "zeros"},
+        ],
+        *[
+            {"stack": 3, "n_step": 2, "padding": "zeros"},
+            {"stack": 2, "n_step": 1, "padding": "zeros"},
+        ],
+        *[
+            {"stack": 2, "n_step": 49, "padding": "zeros"},
+            {"stack": 2, "n_step": 2, "padding": ["zeros"]},
+        ],
+        *[{"stack": 2, "n_step": 2, "padding": "zeros", "more": 1}],
+    ],
+    ids=str,
+)
+def test_a_frame_buffers_options(options, tmp_path):
+    buffer = frame_buffer()
+    buffer.save(tmp_path)
+    assert kr.FrameReplayBuffer.load(tmp_path).padding == "zeros"
+    rewrite(tmp_path, lambda content: content.update(options=options))
+    with pytest.raises(CheckpointError, match=r"checkpoint\.json' contradicts itself"):
+        kr.FrameReplayBuffer.load(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["frame", "history", "history elsewhere", "action", "reward"])
+def test_a_frame_buffers_fields(change, tmp_path):
+    def apply(content):
+        if change == "history elsewhere":
+            content["fields"] = dict(reversed(content["fields"].items()))
+        elif change == "reward":
+            content["fields"]["reward"] = content["fields"].pop("reward")  # the last one now
+        else:
+            del content["fields"][change]
+
+    frame_buffer().save(tmp_path)
+    rewrite(tmp_path, apply)
+    with pytest.raises(CheckpointError, match=r"checkpoint\.json' contradicts itself"):
+        kr.FrameReplayBuffer.load(tmp_path)
+
+
+def frame_buffer():
+    frame, action = kr.Field((4,), "uint8"), kr.Field((), "int64")
+    options = {"stack": 2, "n_step": 2, "padding": "zeros"}
+    return kr.FrameReplayBuffer(50, frame, {"action": action}, **options)

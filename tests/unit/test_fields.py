@@ -91,6 +91,39 @@ def test_what_would_lose_values_is_refused(dtype, value):
     assert len(buffer) == 0
 
 
+INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+FLOATS = ["float16", "float32", "float64", "longdouble", "complex64", "complex128", "clongdouble"]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("integers", INTEGERS)
+def test_integers_keep_their_value_as_floats_or_are_refused(integers, dtype, rng):
+    """Against Python's own integers, near every power of two and elsewhere."""
+    limits, field = np.iinfo(integers), kr.Field((), dtype)
+    powers = [sign * 2**power for power in range(65) for sign in (1, -1)]
+    near = {power + more for power in powers for more in range(-2, 3)} | {3 * one for one in powers}
+    near |= set(rng.integers(0, 2**63, 99).tolist())
+    for number in sorted(one for one in near if limits.min <= one <= limits.max):
+        with np.errstate(over="ignore"):
+            became = np.array(number, integers).astype(dtype).real
+        survives = bool(np.isfinite(became)) and int(became) == number
+        for value in (np.array(number, integers), np.array([0, number, 1], integers)):
+            if survives:
+                cast = field.cast("value", value)[0].real
+                assert [int(one) for one in cast.flat] == value.ravel().tolist()
+            else:
+                with pytest.raises(kr.errors.FieldError, match=f": {number} would become"):
+                    field.cast("value", value)
+
+
+def test_an_integer_that_a_float_cannot_hold_is_refused_before_anything_is_added():
+    buffer = buffer_of("float32")
+    buffer.add(value=[2**24, -(2**24), 2**40])
+    with pytest.raises(kr.errors.FieldError, match="16777217 would become 16777216"):
+        buffer.add(value=[1, 2**24 + 1])
+    assert len(buffer) == 3 and stored(buffer, 3).tolist() == [2**24, -(2**24), 2**40]
+
+
 def test_strided_transposed_and_read_only_arrays_are_copied_right(rng):
     fields = {"image": kr.Field((3, 5), "float32")}
     buffer = kr.ReplayBuffer(4, fields, seed=0)

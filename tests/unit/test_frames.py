@@ -239,7 +239,43 @@ def test_priorities():
     buffer.alpha = 0.0
     assert buffer.tree.get(np.arange(9)).tolist() == [0, 0, 1, 1, 1, 0, 0, 1, 0]
     buffer.alpha = 1.0
-    assert buffer.total_mass == 40.0
+    assert buffer.tree.get(np.arange(9)).tolist() == [0, 0, 1, 2, 10, 0, 0, 10, 0]
+
+
+def test_a_late_update_gives_no_mass_to_a_row_whose_frames_are_gone():
+    buffer, writer = make(3, capacity=8)
+    play(writer, list(range(10, 17)), TRUNCATED)
+    batch = buffer.sample(200)
+    first = batch.handle[[int(np.flatnonzero(batch.index == batch.index.min())[0])]]  # needs the oldest frame
+    writer.reset(20)
+    writer.add(**step(21))  # which is overwritten
+    buffer.sample(200)  # whoever draws the row notices
+    slot = int(first["index"][0])
+    assert buffer.tree.get(slot) == 0
+    assert buffer.update_priorities(first, [100.0]) == 0
+    assert buffer.tree.get(slot) == 0 and buffer.max_priority == 1.0
+    buffer.alpha = 0.1
+    assert buffer.tree.get(slot) == 0
+    buffer.check_invariants()
+
+
+def test_draws_without_replacement_end_when_all_histories_are_lost():
+    """Writers that go on after a reset as if there had been none refer to frames that are gone."""
+    n_envs = 64
+    buffer = kr.FrameReplayBuffer(2000, NUMBER, FIELDS, stack=4, seed=0)
+    writer = kr.FrameStackWriter(buffer, n_envs, 0.5)
+    no = np.zeros(n_envs, bool)
+    writer.reset(np.zeros(n_envs, np.int64))
+    end = {"terminated": no, "truncated": no, "action": np.zeros(n_envs, np.int64), "reward": np.ones(n_envs)}
+    for t in range(4):
+        writer.add(next_frame=np.full(n_envs, t), **end)
+    buffer.reset()
+    for t in range(3):
+        writer.add(next_frame=np.full(n_envs, t), **end)
+    for unique in (True, False):
+        with pytest.raises((kr.errors.EmptyBufferError, ValueError)):
+            buffer.sample(2, unique=unique)
+    buffer.check_invariants()
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6])

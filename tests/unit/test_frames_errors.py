@@ -180,3 +180,18 @@ def test_a_closed_buffer():
         writer.reset(1)
     with pytest.raises(kr.errors.ClosedError):
         buffer.sample(1)
+
+
+def test_a_sum_of_rewards_beyond_float64_is_no_step():
+    fields = {"action": kr.Field((), "int64"), "reward": kr.Field((), "float64")}
+    buffer = kr.FrameReplayBuffer(20, kr.Field((), "int64"), fields, stack=2, n_step=2, seed=0)
+    writer = kr.FrameStackWriter(buffer, n_envs=1, gamma=1.0)
+    writer.reset(0)
+    step = {"action": 0, "terminated": False, "truncated": False}
+    writer.add(**step, reward=1.7e308, next_frame=1)
+    n_rows = len(buffer)
+    with pytest.raises(kr.errors.FieldError, match="n-step sum of reward is beyond"):
+        writer.add(**step, reward=1.7e308, next_frame=2)
+    assert (len(buffer), writer.n_pending.tolist()) == (n_rows, [1])
+    writer.add(**step, reward=-1e308, next_frame=2)
+    assert buffer.sample(1).reward.tolist() == [1.7e308 - 1e308]

@@ -285,6 +285,44 @@ def test_a_step_that_was_refused_has_not_been_taken():
     assert [row[:3] for row in rows(buffer)] == [(0, 2, 6.0), (1, 3, pytest.approx(1.5e38)), (2, 4, pytest.approx(3e38))]
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_sum_beyond_float64_is_refused_when_it_arises(sign):
+    large = sign * 1.7e308
+    buffer = kr.ReplayBuffer(10, FIELDS)
+    writer = kr.NStepWriter(buffer, n_envs=2, n_step=3, gamma=1.0)
+    writer.add(**both(0, large, 1.0))
+    for _ in range(2):
+        with pytest.raises(kr.errors.FieldError, match=r"with reward -?1\.7e\+308 and gamma 1\.0"):
+            writer.add(**both(1, large, 1.0))
+        assert (len(buffer), writer.n_pending.tolist()) == (0, [1, 1])
+    writer.add(**both(1, -large, 1.0))
+    writer.add(**both(2, large, 1.0))
+    assert buffer.field_view("reward")[:2].tolist() == [large, 3.0]
+
+
+def test_sums_of_windows_that_have_ended_overflow_unnoticed():
+    buffer = kr.ReplayBuffer(10, FIELDS)
+    writer = kr.NStepWriter(buffer, n_envs=1, n_step=3, gamma=1.0)
+    for t in range(4):
+        writer.add(**step(t, 1.7e308, TERMINATED))
+    assert buffer.field_view("reward")[:4].tolist() == [1.7e308] * 4
+
+
+def test_infinite_rewards_are_the_users_own():
+    buffer = kr.ReplayBuffer(10, FIELDS)
+    writer = kr.NStepWriter(buffer, n_envs=1, n_step=2, gamma=0.5)
+    for t, reward in enumerate([np.inf, 1.0, np.nan, 1.0, -np.inf]):
+        writer.add(**step(t, reward))
+    stored = buffer.field_view("reward")[:4]
+    np.testing.assert_array_equal(stored, [np.inf, np.nan, np.nan, -np.inf])
+
+
+def both(t, *rewards):
+    """One step of two environments."""
+    numbers = {"observation": [t, t], "action": [0, 0], "next_observation": [t + 1, t + 1]}
+    return {**numbers, "reward": rewards, "terminated": [False] * 2, "truncated": [False] * 2}
+
+
 def test_writers_of_several_threads_feed_one_buffer(run_threaded):
     n_threads, n_steps = 3, 300
     buffer = kr.PrioritizedReplayBuffer(n_threads * n_steps, FIELDS, seed=0)

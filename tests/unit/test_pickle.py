@@ -135,3 +135,76 @@ def test_batches_and_fields_are_picklable():
     same_batch(batch, pickle.loads(pickle.dumps(batch)))
     same_batch(batch, copy.deepcopy(batch))
     assert pickle.loads(pickle.dumps(kr.Field((3,), "float32"))) == kr.Field((3,), "float32")
+
+
+# -------------------------------------------------------------- states that no buffer was in
+
+
+STATES = [
+    *[("format", value) for value in (3, 1.0, True, "1", None)],
+    *[("capacity", value) for value in (0, -1, 5, 10.0, True, "10", None, 2**45)],
+    *[("fields", value) for value in ({}, None, [], {"x": 3}, {"index": kr.Field((), "int64")})],
+    *[("options", value) for value in (None, [], {"prioritization": "rank"}, {"stack": 4})],
+    *[("beta", value) for value in (-0.1, 1.1, float("nan"), "half", None, True)],
+    *[("priority_epsilon", value) for value in (-5.0, 0.0, float("nan"), "1", None, True)],
+    *[("storage", value) for value in (None, {}, [])],
+    *[("storage.n_touched", value) for value in (-1, 11, 10.0, None)],
+    *[("storage.n_started", value) for value in (-1, 11, 10**15, 10.0, None)],
+    *[("storage.position", value) for value in (-1, 10, 3.0, True, None)],
+    *[("storage.n_added", value) for value in (-5, 16.0, 2**63, "16", None)],
+    *[("storage.n_sampled", value) for value in (-5, True, 2**63, None)],
+    *[("storage.alpha", value) for value in (-0.1, 1.1, float("nan"), "half", None)],
+    *[("storage.max_priority", value) for value in (-1.0, 0.0, 0.5, 1e308, float("nan"), None)],
+    *[("storage.random", value) for value in ((), (1, 2), (1, 2, -3), (1, 2, 2**64), (1, 2, 3.0))],
+    *[("storage.row_nbytes", value) for value in (8, None)],
+]
+
+
+@pytest.mark.parametrize(("name", "value"), STATES, ids=str)
+def test_a_state_that_contradicts_itself(name, value):
+    state = used_buffer().__getstate__()
+    part, _, key = name.rpartition(".")
+    (state[part] if part else state)[key] = value
+    with pytest.raises(ValueError, match="this pickle"):
+        unpickled(state)
+
+
+@pytest.mark.parametrize("kind", [kr.ReplayBuffer, kr.PrioritizedReplayBuffer])
+def test_a_state_that_lacks_something(kind):
+    for part in ("", "storage"):
+        whole = used_buffer(kind).__getstate__()
+        for left_out in (whole[part] if part else whole).keys() - {"version", "changed"}:
+            state = used_buffer(kind).__getstate__()
+            del (state[part] if part else state)[left_out]
+            with pytest.raises(ValueError, match="this pickle"):
+                unpickled(state, kind)
+
+
+@pytest.mark.parametrize("state", [[], 5, "state", {}], ids=repr)
+def test_what_is_no_state(state):
+    with pytest.raises(ValueError, match="this pickle"):
+        unpickled(state)
+
+
+def test_a_frame_buffers_state():
+    frame, action = kr.Field((4,), "uint8"), kr.Field((), "int64")
+    buffer = kr.FrameReplayBuffer(50, frame, {"action": action}, stack=2, n_step=2, seed=0)
+    assert pickle.loads(pickle.dumps(buffer)).stack == 2
+    for change in (
+        {"stack": 3},
+        {"stack": 0},
+        {"n_step": 1},
+        {"n_step": 2.0},
+        {"padding": "ones"},
+        {"more": 1},
+    ):
+        state = buffer.__getstate__()
+        state["options"] = {**state["options"], **change}
+        with pytest.raises(ValueError, match="this pickle"):
+            unpickled(state, kr.FrameReplayBuffer)
+
+
+def unpickled(state, kind=kr.PrioritizedReplayBuffer):
+    buffer = kind.__new__(kind)
+    buffer.__setstate__(state)
+    return buffer

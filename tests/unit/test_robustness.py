@@ -1,6 +1,9 @@
 """What an adversarial reading of the core once broke."""
 
+import contextlib
 import gc
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -130,6 +133,165 @@ def test_a_damaged_pickle_is_refused(damage):
     state["storage"].update(damage)
     with pytest.raises(ValueError, match="damaged"):
         kr.PrioritizedReplayBuffer.__new__(kr.PrioritizedReplayBuffer).__setstate__(state)
+
+
+def forged(change, **options):
+    """Restore a buffer of 8 rows from its own state, changed."""
+    buffer = kr.PrioritizedReplayBuffer(8, {"x": kr.Field((), "int64")}, seed=0, **options)
+    buffer.add(x=np.arange(8), priority=np.linspace(1, 2, 8))
+    buffer.rank()
+    state = buffer.__getstate__()
+    change(state["storage"])
+    other = kr.PrioritizedReplayBuffer.__new__(kr.PrioritizedReplayBuffer)
+    other.__setstate__(state)
+    return other
+
+
+def put(name, index, value):
+    """Return a change of one number of an array."""
+
+    def change(storage):
+        storage[name][index] = value
+
+    return change
+
+
+def put_generation(value, slot=3):
+    """Return a change of one slot's generation."""
+
+    def change(storage):
+        storage["rows"].reshape(8, -1)[slot, :8] = np.array([value], np.uint64).view(np.uint8)
+
+    return change
+
+
+def put_in_ranking(index, value, kind=np.float64):
+    """Return a change of one number of the table of ranks."""
+
+    def change(storage):
+        storage["ranking"].view(kind)[index] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda storage: storage.update(n_added=-5),
+        lambda storage: storage.update(n_added=2**63 - 1),
+        lambda storage: storage.update(alpha=1.5),
+        lambda storage: storage.update(max_priority=-1.0),
+        lambda storage: storage.update(position=8),
+        lambda storage: storage.update(n_started=4, mass=np.ones(4), priority=np.ones(4), position=5),
+        lambda storage: storage.update(rows=storage["rows"][:-1]),
+        lambda storage: storage.update(rows=storage["rows"].astype(np.int16)),
+        lambda storage: storage.update(mass=None),
+        lambda storage: storage.update(mass=storage["mass"].astype(np.float32)),
+        put("mass", 3, np.nan),
+        put("mass", 3, -1.0),
+        put("mass", 3, 1e308),
+        put("mass", 3, 0.0),
+        put("priority", 3, np.nan),
+        put("priority", 3, -1.0),
+        put("priority", 3, np.inf),
+        put("priority", 3, 0.0),
+        put_generation(0),  # never used
+        put_generation(3),  # being written, by nobody
+        put_generation(5 << 48 | 3),  # by somebody of another life
+        put_generation(7 << 48 | 2),  # published, by whom?
+        put_generation(2**48 - 2),  # used up
+        put_generation(0xFFFF << 48 | 3),  # vacant, and has mass
+    ],
+)
+@pytest.mark.parametrize("prioritization", ["proportional", "rank"])
+def test_a_state_that_contradicts_itself_is_refused(change, prioritization):
+    assert len(forged(lambda _: None, prioritization=prioritization)) == 8
+    with pytest.raises((ValueError, TypeError)):
+        forged(change, prioritization=prioritization)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        put_in_ranking(1, 2**40, np.int64),  # bounds
+        put_in_ranking(1, -1, np.int64),
+        put_in_ranking(0, -1, np.int64),
+        put_in_ranking(2, -1, np.int64),
+        put_in_ranking(3, np.nan),  # priorities
+        put_in_ranking(3, 0.5),
+        put_in_ranking(3 + 1024, 5.0),  # ranks
+        put_in_ranking(3 + 2048, -1.0),  # masses
+        put_in_ranking(3 + 3072, np.inf),  # sums
+        put_in_ranking(3 + 3072 + 7, 1.7e308),
+        put_in_ranking(3 + 3072 + 3, 1.0),
+        put_in_ranking(3 + 1024, 1.5),
+        lambda storage: storage.update(ranking=storage["ranking"][:100]),
+        lambda storage: storage.update(ranking=None),
+    ],
+)
+def test_a_table_of_ranks_that_contradicts_itself_is_refused(change):
+    with pytest.raises((ValueError, TypeError)):
+        forged(change, prioritization="rank")
+
+
+def test_mass_on_a_slot_without_a_row_is_said_instead_of_searched_for():
+    buffer = kr.PrioritizedReplayBuffer(8, {"x": kr.Field((), "int64")}, seed=0)
+    buffer.add(x=np.arange(3))
+    buffer.tree.set(6, 1e200)
+    with pytest.raises(RuntimeError, match="hold no row"):
+        buffer.sample(3)
+    assert set(buffer.sample(3, unique=True).index.tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("n_mine", [2, 5])
+def test_draws_without_replacement_end_where_most_of_the_mass_cannot_be_drawn(n_mine):
+    """More slots that no draw can be had from than the batch has rows."""
+    n = 2000
+    buffer = kr.PrioritizedReplayBuffer(n, {"x": kr.Field((), "int64")}, seed=0)
+    buffer.add(x=np.arange(n_mine))
+    buffer.tree.set(np.arange(n_mine, n), 1e6)
+    with contextlib.suppress(RuntimeError):  # masses were set on slots that hold no row
+        assert set(buffer.sample(2, unique=True).index.tolist()) <= set(range(n_mine))
+
+
+def test_few_rows_with_nearly_all_the_mass_cost_draws_without_replacement_no_search():
+    """The random numbers say how many draws there were: a few for each row, not as many as a search would take."""
+    n = 100_000
+    buffer = kr.PrioritizedReplayBuffer(n, {"x": kr.Field((), "int64")}, seed=0, alpha=1.0)
+    buffer.add(x=np.arange(n))
+    heavy = np.arange(8) * 10_000
+    for share in (0.9, 0.999, 1 - 1e-9, 1 - 1e-15):
+        buffer.tree.set(heavy, share / (1 - share) * (n - 8) / 8)
+        before = buffer._storage.block.random_state()[2]
+        index = buffer.sample(256, unique=True).index
+        assert buffer._storage.block.random_state()[2] - before <= 64 + 256 * 20
+        assert len(set(index.tolist())) == 256 and set(heavy.tolist()) <= set(index.tolist())
+    buffer.tree.set(np.arange(n), 1e-300)
+    buffer.tree.set(heavy, 1e300)  # nothing is left of the rest beside these, in one float64
+    rest = np.concatenate([buffer.sample(256, unique=True).index for _ in range(50)])
+    rest = rest[~np.isin(rest, heavy)]
+    assert len(rest) == 50 * 248
+    counts = np.histogram(rest, bins=10, range=(0, n))[0]
+    expected = len(rest) / 10  # chi-square with 9 degrees of freedom: 45 is exceeded once in a million times
+    assert ((counts - expected) ** 2 / expected).sum() < 45
+
+
+@pytest.mark.parametrize("flag", [[], ["-O"], ["-OO"]])
+def test_invariants_are_checked_whatever_python_leaves_out(flag):
+    program = (
+        "import kary_replay as kr\n"
+        "buffer = kr.PrioritizedReplayBuffer(8, {'x': kr.Field((), 'int64')})\n"
+        "tree = kr.SumTree(8)\n"
+        "tree.check_invariants()\n"
+        "buffer.check_invariants()\n"
+        "buffer.tree.set(6, 1.0)\n"
+        "try:\n"
+        "    buffer.check_invariants()\n"
+        "except AssertionError as error:\n"
+        "    print(error)\n"
+    )
+    run = subprocess.run([sys.executable, *flag, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert run.stdout == "I4: slot 6 holds no row and has mass 1.0\n"
 
 
 def test_subnormal_totals_are_drawn_in_proportion():

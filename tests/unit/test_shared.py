@@ -2,8 +2,9 @@
 
 import copy
 import errno
-import faulthandler
+import functools
 import gc
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -119,13 +120,75 @@ def test_closing():
     assert (batch.reward == 1).all() and (view[:3] == 1).all()
     assert "closed" in repr(buffer)
     buffer.close()
-    for use in (lambda: len(buffer), lambda: buffer.sample(2), lambda: buffer.add(**row(1)), lambda: buffer.beta):
-        with pytest.raises(ClosedError, match="closed"):
-            use()
     del view
     gc.collect()
     with pytest.raises(AttachError, match="closed"):
         kr.PrioritizedReplayBuffer.attach(descriptor)
+
+
+def frame_buffer(**options):
+    fields = {"action": kr.Field((), "int64")}
+    return kr.FrameReplayBuffer(20, kr.Field((2,), "uint8"), fields, stack=2, **options)
+
+
+FLAT = {"observation": kr.Field((2,), "f4")}
+KINDS_OF_BUFFER = {
+    "uniform": lambda: kr.ReplayBuffer(20, FIELDS),
+    "prioritized": lambda: kr.PrioritizedReplayBuffer(20, FIELDS),
+    "shared": lambda: kr.PrioritizedReplayBuffer(20, FIELDS, shared=True),
+    "by rank": lambda: kr.PrioritizedReplayBuffer(20, FIELDS, prioritization="rank"),
+    "flat": lambda: kr.ReplayBuffer(20, FLAT),
+    "frames": frame_buffer,
+}
+SETTINGS = {"alpha": 0.5, "beta": 0.9, "priority_epsilon": 0.1}
+ARGUMENTS = {
+    "sample": (2,),
+    "field_view": ("observation",),
+    "save": ("nowhere",),
+    "update_priorities": (np.zeros(1, kr.HANDLE_DTYPE), [1.0]),
+}
+OF_THE_CLASS = {"attach", "load", "from_spaces", "close"}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_BUFFER)
+def test_a_closed_buffer_refuses_every_use(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    buffer = KINDS_OF_BUFFER[kind]()
+    public = {name for name in dir(buffer) if not name.startswith("_")} - OF_THE_CLASS
+    buffer.close()
+    assert "closed" in repr(buffer)
+
+    def use(name):
+        attribute = getattr(buffer, name)
+        if callable(attribute):
+            attribute(*ARGUMENTS.get(name, ()))
+
+    uses = {name: functools.partial(use, name) for name in public}
+    for name in SETTINGS.keys() & public:
+        uses[f"{name} = …"] = functools.partial(setattr, buffer, name, SETTINGS[name])
+    uses |= {"len": lambda: len(buffer), "with": buffer.__enter__}
+    uses |= {"pickle": lambda: pickle.dumps(buffer), "copy": lambda: copy.copy(buffer)}
+    if kind == "frames":
+        uses["writer"] = lambda: kr.FrameStackWriter(buffer, n_envs=1, gamma=0.9)
+        del uses["add"]  # a TypeError at all times: its rows come from writers
+    else:
+        for name, fields in (("nothing", {}), ("what", {"unknown": 1}), ("rows", row(1))):
+            uses[f"add {name}"] = functools.partial(buffer.add, **fields)
+    for use_it in uses.values():
+        with pytest.raises(ClosedError, match="the buffer is closed"):
+            use_it()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_writer_of_a_closed_frame_buffer():
+    buffer = frame_buffer(seed=0)
+    writer = kr.FrameStackWriter(buffer, n_envs=1, gamma=0.9)
+    writer.reset([1, 2])
+    buffer.close()
+    step = {"action": 0, "reward": 1.0, "next_frame": [3, 4], "terminated": False, "truncated": False}
+    for use in (lambda: writer.add(**step), lambda: writer.reset([1, 2])):
+        with pytest.raises(ClosedError, match="the buffer is closed"):
+            use()
 
 
 def test_nothing_stays_open():
@@ -155,9 +218,9 @@ def test_what_cannot_be_attached_to():
         kr.ReplayBuffer.attach(descriptor)
     refusals = {
         "another machine": {"machine": "somewhere else"},
-        "has ended": {"start_time": 1},
+        "something else since": {"identity": (0, 0)},
         "another layout": {"capacity": 21, "nbytes": descriptor.nbytes},
-        "something else since": {"nbytes": descriptor.nbytes + 64},
+        "opened something else": {"nbytes": descriptor.nbytes + 64},
         "opened another one since": {"token": (0, 0)},
         "has closed the buffer": {"file": 9999},
     }
@@ -172,7 +235,17 @@ def test_what_cannot_be_attached_to():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"capacity": 0}, {"capacity": "x"}, {"capacity": 10**15}, {"fields": {}}, {"fields": {"x": 3}}, {"options": None}],
+    [
+        *[{"capacity": value} for value in (0, 21, "x", 10**15, True)],
+        *[{"fields": value} for value in ({}, {"x": 3}, None, {"index": kr.Field((), "f4")})],
+        {"fields": {"a": {"b": kr.Field((), "f4")}, "a['b']": kr.Field((), "f4")}},
+        *[{"options": value} for value in (None, {"prioritization": "rank"}, {"stack": 4})],
+        *[{"file": value} for value in (-1, 0, "x", None, 2**70)],
+        *[{name: value} for name in ("pid", "start_time", "nbytes") for value in (-1, "x", 1.0)],
+        *[{"token": value} for value in ((1, 2), None)],
+        *[{"kind": value} for value in ("ReplayBuffer", None)],
+    ],
+    ids=str,
 )
 def test_a_malformed_descriptor_opens_nothing(changes):
     buffer = make()
@@ -184,27 +257,36 @@ def test_a_malformed_descriptor_opens_nothing(changes):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_forked_child_without_a_place_leaves_its_parent_alone():
-    buffer = make()
-    others = [kr.PrioritizedReplayBuffer.attach(buffer.descriptor) for _ in range(511)]
-    child = os.fork()
-    if child == 0:
-        faulthandler.disable()  # its end is expected
-        buffer.add(**row(1))
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGSEGV
-    buffer.add(**row(2))
-    assert len(buffer) == 2 and len(others) == 511
-    buffer.check_invariants()
-
-
 def test_a_foreign_segment():
     buffer = make()
     file = os.memfd_create("something")
     os.posix_fallocate(file, 0, buffer.descriptor.nbytes)
+    about = os.fstat(file)
+    descriptor = replace(buffer.descriptor, file=file, identity=(about.st_dev, about.st_ino))
     with pytest.raises(AttachError, match="not a buffer of this version"):
-        kr.PrioritizedReplayBuffer.attach(replace(buffer.descriptor, file=file))
+        kr.PrioritizedReplayBuffer.attach(descriptor)
     os.close(file)
+
+
+@pytest.mark.parametrize(("word", "value"), [(0, 2**40), (0, -1), (3, 2**40), (3, -5), (4, -1), (4, 21)])
+def test_a_segment_whose_numbers_name_slots_that_there_are_not(word, value):
+    """position, n_published, n_writing, n_started, n_touched, as another process may have left them."""
+    buffer = make()
+    buffer.add(**row(3))
+    descriptor = buffer.descriptor
+    with open(f"/proc/self/fd/{descriptor.file}", "r+b", buffering=0) as file:
+        memory = mmap.mmap(file.fileno(), 4096)
+        words = np.frombuffer(memory, np.int64)
+        first = next(i for i in range(8, 512, 8) if words[i : i + 5].tolist() == [3, 3, 0, 3, 3])
+        before = words[first + word]
+        words[first + word] = value
+        with pytest.raises(AttachError, match="contradicts itself"):
+            kr.PrioritizedReplayBuffer.attach(descriptor)
+        words[first + word] = before
+        del words
+        memory.close()
+    kr.PrioritizedReplayBuffer.attach(descriptor).add(**row(1))
+    buffer.check_invariants()
 
 
 def test_too_little_memory(monkeypatch, tmp_path):
