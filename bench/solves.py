@@ -55,8 +55,8 @@ def train(task: str, seed: int) -> dict[str, Any]:
     curve = [[found.env_steps, round(found.wall_seconds, 3), round(found.mean_return, 2)] for found in result.evaluations]
     return {
         "task": task, "seed": seed, **stamp, "threshold": threshold, "episodes": episodes,
-        "solved": result.mean_return >= threshold,
-        "mean_return": round(result.mean_return, 2), "env_steps": result.env_steps, "updates": result.updates,
+        "solved": result.last_return >= threshold,
+        "mean_return": round(result.last_return, 2), "env_steps": result.env_steps, "updates": result.updates,
         "wall_seconds": round(result.wall_seconds, 2), "startup_seconds": round(result.startup_seconds, 2),
         "samples_per_insert": round(result.samples_per_insert, 3), "asked_samples_per_insert": config.samples_per_insert,
         "alpha": config.alpha,

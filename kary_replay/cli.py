@@ -12,11 +12,13 @@ import functools
 import importlib.util
 import io
 import json
+import math
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from .version import VERSION
 
@@ -30,7 +32,7 @@ T = TypeVar("T")
 USAGE = """usage: kary-replay COMMAND ...
 
   kary-replay train ALGORITHM ENV [OPTIONS]   train, with actors and learners on all cores
-  kary-replay train --resume DIRECTORY        go on with a run from its last checkpoint
+  kary-replay train --resume DIRECTORY        go on with a run from its last checkpoint, perhaps for longer
   kary-replay play DIRECTORY [OPTIONS]        play with a trained policy, and film it
   kary-replay export DIRECTORY --to sb3       make a Stable-Baselines3 model of a trained policy
   kary-replay presets                         show the settings that tasks begin with
@@ -41,7 +43,7 @@ Every command explains itself with --help; "kary-replay train dqn CartPole-v1 --
 """
 
 TRAIN_USAGE = """usage: kary-replay train ALGORITHM ENV [OPTIONS]
-       kary-replay train --resume DIRECTORY
+       kary-replay train --resume DIRECTORY [OPTIONS]
 
 ALGORITHM is one of these:
 {algorithms}
@@ -51,11 +53,13 @@ ENV is the id of a gymnasium environment, such as CartPole-v1, or module:functio
 The options, and what they are by default, depend on both: "kary-replay train dqn CartPole-v1 --help" lists them, for
 example --total-env-steps, --target-return, --actors, --seed, --directory, and hyperparameters such as
 --options.learning-rate. A run is kept in runs/ALGORITHM_ENV_sSEED: its settings, curves and last checkpoint. Ctrl-C ends it
-with a checkpoint, and --resume goes on from there.
+with a checkpoint, and --resume goes on from there. A run that is finished goes on if --total-env-steps or --target-return
+gives it more to do; "kary-replay train --resume DIRECTORY --help" lists what else can change.
 """
 
 
 TRAIN_HELP = "Train. The defaults shown are those of this algorithm on this environment."
+RESUME_HELP = "Go on with a run. The defaults shown are those that it has; no other settings can change."
 
 
 class _RefusedError(Exception):
@@ -122,12 +126,7 @@ def _train(arguments: list[str]) -> int:
         print(TRAIN_USAGE.format(algorithms=names), end="")
         return 0
     if arguments[0].partition("=")[0] == "--resume":
-        directories = [part for part in (arguments[0].partition("=")[2], *arguments[1:]) if part]
-        if len(directories) != 1:
-            raise _RefusedError(
-                "--resume takes the directory of a run, and nothing else: the run goes on with its own settings"
-            )
-        runner = Runner.resume(directories[0])
+        runner = _resumed([part for part in (arguments[0].partition("=")[2], *arguments[1:]) if part])
     else:
         runner = Runner(_config(arguments))
     result = runner.run()
@@ -141,8 +140,9 @@ def _train(arguments: list[str]) -> int:
     else:
         last = "it had not begun, and nothing is kept"
     with contextlib.suppress(OSError):  # if nobody reads it
+        best = "" if math.isnan(result.best_return) else f", the best {number(result.best_return)},"
         print(
-            f"{outcome}: return {number(result.mean_return)} after {result.env_steps:,} environment steps, "
+            f"{outcome}: return {number(result.last_return)}{best} after {result.env_steps:,} environment steps, "
             f"{result.updates:,} updates and {result.wall_seconds:.1f} s\n{last}"
         )
     return INTERRUPTED if result.interrupted else 0
@@ -150,8 +150,6 @@ def _train(arguments: list[str]) -> int:
 
 def _config(arguments: list[str]) -> Any:
     """Return the configuration that the arguments of train describe."""
-    import tyro
-
     from .runner import RunnerConfig
     from .runner.config import check_algorithm
 
@@ -165,24 +163,55 @@ def _config(arguments: list[str]) -> Any:
         raise _RefusedError(f"train {algorithm} needs an environment next: see kary-replay train --help")
     env, *options = rest
     preset = RunnerConfig(algorithm, env)
+    hidden = ("algorithm", "env")
+    return RunnerConfig(algorithm, env, **_settings(preset, options, f"train {algorithm} {env}", TRAIN_HELP, hidden))
+
+
+def _resumed(arguments: list[str]) -> Any:
+    """Return the runner that goes on with a run as the arguments after --resume say."""
+    from .runner import Runner, RunnerConfig
+    from .runner.resumption import CHANGEABLE, check_changeable
+    from .runner.run_directory import RunDirectory
+
+    if not arguments or arguments[0].startswith("-"):
+        raise _RefusedError("--resume takes the directory of a run, then options: see kary-replay train --help")
+    directory, *options = arguments
+    names = [field.name for field in dataclasses.fields(RunnerConfig)]
+    check_changeable(_given(options) & set(names))
+    _, config = RunDirectory.existing(Path(directory))
+    hidden = [name for name in names if name not in CHANGEABLE]
+    changes = _settings(config, options, f"train --resume {directory}", RESUME_HELP, hidden)
+    return Runner.resume(directory, **changes)
+
+
+def _settings(config: Any, options: list[str], command: str, description: str, hidden: Sequence[str]) -> dict[str, Any]:
+    """Return the settings that were given, for some of the others follow from them; the help shows those of ``config``."""
+    import tyro
+
+    from .runner import RunnerConfig
+
     pairs = tyro.constructors.PrimitiveConstructorSpec(
         nargs="*", metavar="NAME=VALUE", instance_from_str=_pairs, is_instance=lambda value: isinstance(value, dict),
         str_from_instance=lambda value: [f"{key}={json.dumps(part)}" for key, part in value.items()],
     )  # fmt: skip
+    types = {**get_type_hints(RunnerConfig), "env": str, "env_options": Annotated[dict[str, Any], pairs]}
+    special = [name for name in types if name in hidden or name == "env_options"]
     fields: list[Any] = [
-        ("algorithm", Annotated[str, tyro.conf.Suppress]),
-        ("env", Annotated[str, tyro.conf.Suppress]),
-        ("env_options", Annotated[dict[str, Any], pairs], dataclasses.field(default_factory=dict)),
+        (name, Annotated[types[name], tyro.conf.Suppress] if name in hidden else types[name], dataclasses.field(default=None))
+        for name in special
     ]
     # RunnerConfig checks itself, below: what it says fits in one line.
-    settings = dataclasses.make_dataclass(
+    shown = dataclasses.make_dataclass(
         "Settings", fields, bases=(RunnerConfig,), frozen=True, namespace={"__post_init__": lambda self: None}
     )
-    values = {field.name: getattr(preset, field.name) for field in dataclasses.fields(preset)}
-    parsed = _parsed(settings, options, f"train {algorithm} {env}", TRAIN_HELP, default=settings(**values))
-    # Only what was given: some of the other defaults follow from it.
-    given = {word[2:].partition("=")[0].partition(".")[0].replace("-", "_") for word in options if word.startswith("--")}
-    return RunnerConfig(algorithm, env, **{name: getattr(parsed, name) for name in values if {name, f"no_{name}"} & given})
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    parsed = _parsed(shown, options, command, description, default=shown(**values))
+    return {name: getattr(parsed, name) for name in values if {name, f"no_{name}"} & _given(options)}
+
+
+def _given(options: Sequence[str]) -> set[str]:
+    """Return the names of the settings that options give."""
+    return {word[2:].partition("=")[0].partition(".")[0].replace("-", "_") for word in options if word.startswith("--")}
 
 
 def _play(arguments: list[str]) -> int:
@@ -240,7 +269,8 @@ def _parsed(target: Callable[..., T], arguments: list[str], command: str, descri
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            result: T = tyro.cli(target, args=arguments, prog=f"kary-replay {command}", description=description, **options)
+            with _integers():
+                result: T = tyro.cli(target, args=arguments, prog=f"kary-replay {command}", description=description, **options)
             return result
     except SystemExit as end:
         if end.code:
@@ -253,6 +283,38 @@ def _paragraph(box: str) -> str:
     lines = [re.sub(r"^│|│$", "", line).strip() for line in box.splitlines() if line[:1] not in "╭╰"]
     parts = " ".join(". " if set(line) == {"─"} else line for line in lines)
     return re.sub(r"\s+", " ", parts).replace(" . ", ". ").replace("..", ".").replace(":.", ":").strip()
+
+
+def _integers() -> Any:
+    """Return the registry by which tyro reads integers as `_integer` does."""
+    import tyro
+
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def rule(kind: Any) -> Any:
+        if kind.type is not int:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1, metavar="INT", instance_from_str=lambda words: _integer(words[0]), str_from_instance=lambda n: [str(n)],
+            is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
+        )  # fmt: skip
+
+    return registry
+
+
+def _integer(word: str) -> int:
+    """Return an integer, also one that is written 1_000_000 or 1e6."""
+    try:
+        return int(word)
+    except ValueError:
+        found = re.fullmatch(r"([+-]?\d+)(?:\.(\d+))?[eE]\+?(\d{1,2})", word)
+        if found is None:
+            raise
+        whole, part, exponent = found[1], (found[2] or "").rstrip("0"), int(found[3])
+        if len(part) > exponent:
+            raise
+        return int(whole + part + "0" * (exponent - len(part)))
 
 
 def _pairs(words: list[str]) -> dict[str, Any]:

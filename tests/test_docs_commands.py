@@ -95,14 +95,18 @@ def check_command_line(words):
 
 
 def _check_command_line(cli, words):
+    from kary_replay.runner.resumption import check_changeable
+
     words = [word for word in words if word != "[OPTIONS]"]
     if not words or words == ["--version"]:
         return
     command, *rest = words
     assert command in ("train", "play", "export", "presets"), command
     if command == "train":
-        if not rest or rest == ["--help"] or rest[0] == "--resume":
-            assert len(rest) <= 2
+        if not rest or rest == ["--help"] or (rest[0] == "--resume" and len(rest) <= 2):
+            return
+        if rest[0] == "--resume":
+            check_changeable(cli._given(rest[2:]))
         elif not all(word.isupper() for word in rest):
             algorithm, env, *options = rest
             try:

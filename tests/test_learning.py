@@ -1,6 +1,8 @@
 """Prioritized replay learns faster where it should: Blind Cliffwalk (Schaul et al. 2016, section 3.1), in short."""
 
 import importlib.util
+import json
+import sys
 from pathlib import Path
 from statistics import median
 
@@ -68,3 +70,39 @@ def test_priorities_are_what_helps(cliffwalk):
     """With alpha 0 the same buffer is uniform, and the advantage is gone: the test above would fail."""
     uniform = updates(cliffwalk, cliffwalk.uniform, 8)
     assert uniform < 2 * updates(cliffwalk, cliffwalk.prioritized, 8, alpha=0.0)
+
+
+def test_learning_curves_are_recorded_in_parts(tmp_path, monkeypatch):
+    """What is there stays, and only what is missing is run."""
+    curves = pytest.importorskip("bench.learning.curves")
+    ran = []
+
+    class Pool:
+        def __init__(self, *_, **__):
+            pass
+
+        __enter__ = lambda self: self  # noqa: E731
+        __exit__ = lambda *_: None  # noqa: E731
+
+        def imap_unordered(self, _, jobs):
+            for _name, _steps, buffer, seed in jobs:
+                ran.append((buffer, seed))
+                yield {"buffer": buffer, "seed": seed, "returns": [float(len(ran))], "seconds": 1.0}
+
+    context = type("Context", (), {"Pool": Pool})
+    monkeypatch.setattr(curves.multiprocessing, "get_context", lambda _: context)
+
+    def record(*arguments):
+        ran.clear()
+        command = ["curves", "cartpole", "--output", str(tmp_path), *arguments]
+        monkeypatch.setattr(sys, "argv", command)
+        curves.main()
+        runs = json.loads((tmp_path / "cartpole.json").read_text())["runs"]
+        return {(run["buffer"], run["seed"]): run["returns"] for run in runs}
+
+    first = record("--seeds", "2", "--buffers", "uniform")
+    more = record("--seeds", "3", "--buffers", "uniform", "prioritized", "--resume")
+    assert ran == [("prioritized", 0), ("prioritized", 1), ("uniform", 2), ("prioritized", 2)]
+    assert more.items() >= first.items() and len(more) == 6
+    again = record("--seeds", "1", "--buffers", "uniform")
+    assert ran == [("uniform", 0)] and len(again) == 6

@@ -11,7 +11,7 @@ _MAX_SLOTS = 1000  # read for the quantiles
 
 
 class PrioritizedReplayCallback(BaseCallback):
-    """Anneal beta from what it is to ``final_beta`` over the call of ``learn``, and log the state of the priorities.
+    """Anneal beta from what it is to ``final_beta`` over the training, and log the priorities' state.
 
     Logs, so that TensorBoard shows them: ``replay/beta``, ``replay/max_priority`` (the largest ever seen: what new
     transitions get), ``replay/mean_mass``, and ``replay/priority_p10``, ``_p50``, ``_p90``, quantiles over up to 1000 rows.
@@ -20,6 +20,11 @@ class PrioritizedReplayCallback(BaseCallback):
     ----------
     final_beta : float or None
         Beta at the end of training, in [0, 1]; None leaves beta to the buffer.
+    total_timesteps : int or None
+        The model's ``num_timesteps`` at which beta gets there, at least 1. None: the end of the call
+        of ``learn``, as with SB3's own schedules. A training of several calls, ``learn(…,
+        reset_num_timesteps=False)``, needs the sum of theirs: by default the first of them would
+        anneal beta all the way.
     every : int
         Environment steps between two looks, at least 1. A look costs about 50 µs.
     verbose : int
@@ -28,8 +33,8 @@ class PrioritizedReplayCallback(BaseCallback):
     Raises
     ------
     ValueError, TypeError
-        If ``final_beta`` or ``every`` is out of range; from ``learn``, if the model's replay buffer is not one of ours, or
-        its beta follows a schedule and ``final_beta`` is not None.
+        If an argument is out of range; from ``learn``, if the model's replay buffer is not one of
+        ours, or its beta follows a schedule and ``final_beta`` is not None.
 
     Examples
     --------
@@ -41,18 +46,29 @@ class PrioritizedReplayCallback(BaseCallback):
     1.0
     """
 
-    def __init__(self, final_beta: float | None = 1.0, every: int = 1000, verbose: int = 0) -> None:
+    def __init__(
+        self,
+        final_beta: float | None = 1.0,
+        every: int = 1000,
+        verbose: int = 0,
+        *,
+        total_timesteps: int | None = None,
+    ) -> None:
         super().__init__(verbose)
         if isinstance(final_beta, (bool, str)):
             raise TypeError(f"final_beta must be a number from 0 to 1, or None, got {final_beta!r}")
         if final_beta is not None and not 0 <= final_beta <= 1:
             raise ValueError(f"final_beta must be from 0 to 1, or None, got {final_beta!r}")
-        if isinstance(every, bool) or not isinstance(every, (int, np.integer)):
-            raise TypeError(f"every must be an integer, got {every!r}")
-        if every < 1:
-            raise ValueError(f"every must be at least 1, got {every}")
+        for name, value in (("every", every), ("total_timesteps", total_timesteps)):
+            if name == "total_timesteps" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+                raise TypeError(f"{name} must be an integer, got {value!r}")
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         self.final_beta = final_beta
         self.every = every
+        self.total_timesteps = total_timesteps
 
     @property
     def _buffer(self) -> Prioritized:
@@ -69,8 +85,10 @@ class PrioritizedReplayCallback(BaseCallback):
             raise ValueError(
                 "final_beta: the buffer's beta follows a schedule of its own; pass final_beta=None to keep that, and only log"
             )
-        self._first_step, self._last_step = self.num_timesteps, self.locals["total_timesteps"]
-        self._first_beta = self._buffer.beta
+        # SB3 has added to it what the calls before have trained, if they count.
+        end_of_call = self.locals["total_timesteps"]
+        self._first_step, self._first_beta = self.num_timesteps, self._buffer.beta
+        self._last_step = end_of_call if self.total_timesteps is None else self.total_timesteps
         self._next_look = self.num_timesteps
 
     def _on_step(self) -> bool:
@@ -86,8 +104,9 @@ class PrioritizedReplayCallback(BaseCallback):
         """Set beta and log."""
         buffer = self._buffer
         if self.final_beta is not None:
-            progress = (self.num_timesteps - self._first_step) / max(self._last_step - self._first_step, 1)
-            buffer.beta = self._first_beta + min(progress, 1.0) * (self.final_beta - self._first_beta)
+            n_left = self._last_step - self.num_timesteps
+            share_left = n_left / (self._last_step - self._first_step) if n_left > 0 else 0.0
+            buffer.beta = share_left * self._first_beta + (1.0 - share_left) * self.final_beta
         self.logger.record("replay/beta", buffer.beta)
         native = buffer.native
         if not len(native):

@@ -28,6 +28,9 @@ _FIELDS = {
     "timeouts": "truncated",
 }
 _FORMAT = 2  # of pickles
+# What stock buffers make their batches by. Here they are drawn, weighted and marked in one piece.
+_NOT_CALLED = ("_get_samples", "to_torch", "_get_real_samples", "_get_virtual_samples")
+_STOCK = ("kary_replay", "stable_baselines3", "sb3_contrib")
 _UNSEEN = 3  # batches in a row that no loss was seen for, before that is worth a warning: one may be drawn for other ends
 
 
@@ -38,13 +41,25 @@ class Prioritized(ReplayBuffer):
 
     # ------------------------------------------------------------------------------------------------ construction
 
-    @staticmethod
-    def _check_sizes(buffer_size: int, n_envs: int) -> None:
+    def _check_sizes(self, buffer_size: int, n_envs: int) -> None:
+        """Raise unless these are sizes, and the class one whose methods will be called."""
+        self._refuse_ignored_methods()
         for name, value in (("buffer_size", buffer_size), ("n_envs", n_envs)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
                 raise TypeError(f"{name} must be an integer, got {value!r}")
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+
+    @classmethod
+    def _refuse_ignored_methods(cls) -> None:
+        """Raise TypeError where a class derived from ours overrides what nobody would call."""
+        for name in _NOT_CALLED:
+            if _is_overridden(cls, name) and not _is_overridden(cls, "sample"):
+                raise TypeError(
+                    f"{cls.__name__} overrides {name}, which a prioritized buffer does not call: "
+                    "override sample(batch_size, env) instead, and change what super().sample "
+                    "returns, for instance by samples._replace(observations=…)"
+                )
 
     def _move_to_native(
         self, buffer_size: int, alpha: float, beta: float | BetaSchedule, priority_epsilon: float, seed: int | None
@@ -379,5 +394,12 @@ class Prioritized(ReplayBuffer):
                 f"this {type(self).__name__} was saved by kary-replay {version} in format {found}; kary-replay "
                 f"{kary_replay.__version__} reads format {_FORMAT}: load it with kary-replay {version}"
             )
+        self._refuse_ignored_methods()
         self.__dict__.update({name: value for name, value in state.items() if name not in ("_format", "_version")})
         self._show_rows()
+
+
+def _is_overridden(cls: type, name: str) -> bool:
+    """Tell whether a method is neither SB3's nor ours."""
+    owner = next((one for one in cls.__mro__ if name in vars(one)), None)
+    return owner is not None and owner.__module__.partition(".")[0] not in _STOCK

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -152,7 +153,7 @@ def _train(job: tuple[str, int, str, int]) -> dict[str, Any]:
 
 
 def write(path: Path, name: str, steps: int, runs: Sequence[dict[str, Any]]) -> None:
-    """Write what there is so far."""
+    """Write what there is so far; a crash leaves the old file or the new one."""
     task = TASKS[name]
     head = {
         "task": name,
@@ -167,15 +168,17 @@ def write(path: Path, name: str, steps: int, runs: Sequence[dict[str, Any]]) -> 
     }
     lines = ",\n".join(json.dumps(run) for run in sorted(runs, key=lambda run: (run["seed"], run["buffer"])))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(head)[:-1] + f', "runs": [\n{lines}\n]}}\n')
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text(json.dumps(head)[:-1] + f', "runs": [\n{lines}\n]}}\n')
+    os.replace(fresh, path)
 
 
-def others(path: Path, planned: set[tuple[str, int]], steps: int) -> list[dict[str, Any]]:
-    """Return the runs of as many steps that are there already, but for those that are planned."""
+def recorded(path: Path, but_for: set[tuple[str, int]], steps: int) -> list[dict[str, Any]]:
+    """Return the runs of as many steps that are there already, but for these."""
     document = json.loads(path.read_text()) if path.exists() else {"steps": steps, "runs": []}
     if document["steps"] != steps:
         raise SystemExit(f"{path.name} has runs of {document['steps']:,} steps: name another folder with --output")
-    return [run for run in document["runs"] if (run["buffer"], run["seed"]) not in planned]
+    return [run for run in document["runs"] if (run["buffer"], run["seed"]) not in but_for]
 
 
 def main() -> None:
@@ -184,6 +187,7 @@ def main() -> None:
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--buffers", nargs="+", choices=BUFFERS, default=BUFFERS[:2])
+    parser.add_argument("--resume", action="store_true", help="keep the runs that there are")
     parser.add_argument("--steps", type=int, help="environment steps (default: the task's)")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results (default: bench/results/learning)")
@@ -191,7 +195,9 @@ def main() -> None:
     steps = arguments.steps or TASKS[arguments.task].steps
     jobs = [(arguments.task, steps, buffer, seed) for seed in range(arguments.seeds) for buffer in arguments.buffers]
     output = arguments.output / f"{arguments.task}.json"
-    runs = others(output, {(buffer, seed) for _, _, buffer, seed in jobs}, steps)
+    runs = recorded(output, set() if arguments.resume else {job[2:] for job in jobs}, steps)
+    there = {(run["buffer"], run["seed"]) for run in runs}
+    jobs = [job for job in jobs if job[2:] not in there]
     with multiprocessing.get_context("spawn").Pool(arguments.processes, maxtasksperchild=1) as pool:
         for run in pool.imap_unordered(_train, jobs):
             runs.append(run)

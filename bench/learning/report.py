@@ -103,21 +103,23 @@ def cliffwalk_table(document: dict[str, Any]) -> list[str]:
 def curve_table(documents: dict[str, dict[str, Any]]) -> list[str]:
     """Final return and mean return over the whole run, by buffer: mean over seeds and its 95 % interval."""
     rows = []
+    buffers = [name for name in BUFFERS if any(len(curves(one, name)) for one in documents.values())]
     for document in documents.values():
         task = f"{document['algorithm']}, {document['env']}{_variant(document)}".replace("\n", ", ")
+        seeds = len(curves(document, BUFFERS[0]))
         for title, reduce in ((f"last {LAST} evaluations", lambda r: r[:, -LAST:]), ("all evaluations", lambda r: r)):
             cells = []
-            for buffer in BUFFERS:
+            for buffer in buffers:
                 returns = curves(document, buffer)
                 if not len(returns):
                     cells.append("–")
                     continue
                 values = reduce(returns).mean(axis=1)
                 low, high = interval(values)
-                cells.append(f"{mean(values):.1f} [{low:.1f} … {high:.1f}]")
-            seeds = len(curves(document, BUFFERS[0]))
+                of = "" if len(values) == seeds else f", {len(values)} seeds"
+                cells.append(f"{mean(values):.1f} [{low:.1f} … {high:.1f}]{of}")
             rows.append([task, f"{document['steps']:,}", str(seeds), title, *cells])
-    return markdown_table(["", "steps", "seeds", "mean return over", *BUFFERS], rows)
+    return markdown_table(["", "steps", "seeds", "mean return over", *buffers], rows)
 
 
 def main() -> None:

@@ -144,9 +144,11 @@ class Algorithm(ABC):
 
     @abstractmethod
     def td_error(self, batch: Batch) -> Tensor:
-        """Return the TD error of each row or its size, float [B], by the trained networks alone, without gradients.
+        """Return |TD error| of each row, float [B], by the trained networks, without gradients.
 
-        Actors ask for it, before a row has an importance_weight.
+        Actors ask for it, before a row has an importance_weight, in order to give new rows their
+        priorities. It must be what `update` returns, on the same scale, where the target networks
+        have caught up with the trained ones: learners replace the one by the other.
         """
 
     @abstractmethod

@@ -20,6 +20,8 @@ from .spaces import check_actions_are_discrete
 
 __all__ = ["DQN", "DQNOptions"]
 
+ROWS = "observation", "action", "reward", "next_observation", "discount"
+
 
 @dataclass(frozen=True)
 class DQNOptions(Options):
@@ -38,7 +40,7 @@ class DQNOptions(Options):
     v_max: float = 10.0
     """Highest value of the distribution."""
     huber_delta: float = 1.0
-    """TD error up to which the loss is quadratic, and linear beyond."""
+    """TD error up to which the loss is quadratic; beyond, a row's gradient stays at this size."""
     max_gradient_norm: float = 10.0
     """Longer gradients are scaled down to this length."""
     exploration_initial: float = 1.0
@@ -116,8 +118,8 @@ class DQN(Algorithm):
         self.policy = self.q
 
     def update(self, batch: Batch) -> Tensor:
-        columns = "observation", "action", "reward", "next_observation", "discount", "importance_weight"
-        (td_error,) = self.minimizers["q"].step(*(batch[name] for name in columns))
+        rows = [batch[name] for name in ROWS]
+        (td_error,) = self.minimizers["q"].step(*rows, batch["importance_weight"])
         self.move_targets()
         return td_error
 
@@ -125,26 +127,65 @@ class DQN(Algorithm):
         self, observation: Any, action: Tensor, reward: Tensor, next_observation: Any, discount: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the weighted Huber loss, and |TD error| of each row."""
+        rows = observation, action, reward, next_observation, discount
+        q, target = self.values(self.q_target, *rows)
+        loss = F.huber_loss(q, target, reduction="none", delta=self.options.huber_delta)
+        return (weight * loss).mean(), (q.detach() - target).abs()
+
+    def distributional_loss(
+        self,
+        observation: Any,
+        action: Tensor,
+        reward: Tensor,
+        next_observation: Any,
+        discount: Tensor,
+        weight: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the weighted cross-entropy, and in TD error's place the divergence of each row."""
+        rows = observation, action, reward, next_observation, discount
+        cross_entropy, divergence = self.divergences(self.q_target, *rows)
+        return (weight * cross_entropy).mean(), divergence
+
+    def values(
+        self,
+        network: QNetwork,
+        observation: Any,
+        action: Tensor,
+        reward: Tensor,
+        next_observation: Any,
+        discount: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the trained network's values, and the targets by what ``network`` says of the next."""
         with torch.no_grad():
-            value = self.q_target(next_observation)
-            if self.options.double:
+            value = network(next_observation)
+            if self.options.double and network is not self.q:
                 best = self.q(next_observation).argmax(1, keepdim=True)
                 value = value.gather(1, best).squeeze(1)
             else:
                 value = value.amax(1)
             target = reward + discount * value
-        q = self.q(observation).gather(1, action.unsqueeze(1)).squeeze(1)
-        loss = (weight * F.smooth_l1_loss(q, target, reduction="none", beta=self.options.huber_delta)).mean()
-        return loss, (q.detach() - target).abs()
+        return self.q(observation).gather(1, action.unsqueeze(1)).squeeze(1), target
 
-    def distributional_loss(
-        self, observation: Any, action: Tensor, reward: Tensor, next_observation: Any, discount: Tensor, weight: Tensor
+    def divergences(
+        self,
+        network: QNetwork,
+        observation: Any,
+        action: Tensor,
+        reward: Tensor,
+        next_observation: Any,
+        discount: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Return the weighted cross-entropy to the projected target distribution, and that of each row in TD error's place."""
+        """Return each row's cross-entropy to the projected target distribution, and its divergence.
+
+        ``network`` says what comes next. The divergence, without gradient, is what the cross-entropy
+        has above its lowest value, the target's entropy: 0 where there is no error.
+        """
         n_atoms, low, high = self.options.n_atoms, self.options.v_min, self.options.v_max
         with torch.no_grad():
-            logits = self.q_target(next_observation)
-            chooser = self.q(next_observation) if self.options.double else logits
+            logits = network(next_observation)
+            chooser = logits
+            if self.options.double and network is not self.q:
+                chooser = self.q(next_observation)
             best = self.mean(chooser).argmax(1)
             probability = logits[torch.arange(len(best), device=self.device), best].softmax(1)  # [B, n_atoms]
             # Each atom's return, in units of the spacing, is shared out to the two atoms beside it (arXiv:1707.06887, eq. 7).
@@ -153,10 +194,9 @@ class DQN(Algorithm):
             share = (1 - (position.unsqueeze(1) - torch.arange(n_atoms, device=self.device).view(1, -1, 1)).abs()).clamp(min=0)
             target = (share @ probability.unsqueeze(2)).squeeze(2)  # share: [B, to atom, from atom]
         logits = self.q(observation)[torch.arange(len(action), device=self.device), action]
-        divergence = -(target * logits.log_softmax(1)).sum(1)
-        # Its lowest value is the target's entropy; what is above that is error.
+        cross_entropy = -(target * logits.log_softmax(1)).sum(1)
         entropy = -(target * target.clamp(min=1e-8).log()).sum(1)
-        return (weight * divergence).mean(), (divergence.detach() - entropy).clamp(min=0)
+        return cross_entropy, (cross_entropy.detach() - entropy).clamp(min=0)
 
     def mean(self, output: Tensor) -> Tensor:
         """Return the value of every action, [B, n_actions]."""
@@ -164,9 +204,11 @@ class DQN(Algorithm):
 
     @torch.no_grad()
     def td_error(self, batch: Batch) -> Tensor:
-        q = self.mean(self.q(batch["observation"])).gather(1, batch["action"].unsqueeze(1)).squeeze(1)
-        target: Tensor = batch["reward"] + batch["discount"] * self.mean(self.q(batch["next_observation"])).amax(1)
-        return target - q
+        rows = [batch[name] for name in ROWS]
+        if self.options.n_atoms > 1:
+            return self.divergences(self.q, *rows)[1]
+        q, target = self.values(self.q, *rows)
+        return (q - target).abs()
 
     def act(self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.int64]:
         action = self.best(observation)

@@ -53,20 +53,24 @@ class MLP(nn.Sequential):
 
 
 class NatureCNN(nn.Module):
-    """The convolutions of Mnih et al. (2015), https://doi.org/10.1038/nature14236, and a layer of features."""
+    """The convolutions of Mnih et al. (2015), https://doi.org/10.1038/nature14236, and a layer of features.
+
+    Images without an axis of channels have one.
+    """
 
     def __init__(self, shape: tuple[int, ...], n_features: int) -> None:
         super().__init__()
+        n_channels, *_ = self.shape = shape if len(shape) == 3 else (1, *shape)
         self.cnn = nn.Sequential(
-            nn.Conv2d(shape[0], 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU(),
+            nn.Conv2d(n_channels, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU(),
             nn.Flatten(),
         )  # fmt: skip
         with torch.no_grad():
-            n_flat = self.cnn(torch.zeros(1, *shape)).shape[1]
+            n_flat = self.cnn(torch.zeros(1, *self.shape)).shape[1]
         self.linear = nn.Sequential(nn.Linear(n_flat, n_features), nn.ReLU())
 
     def forward(self, image: Tensor) -> Tensor:
-        features: Tensor = self.linear(self.cnn(image.float() / 255.0))
+        features: Tensor = self.linear(self.cnn(image.float().reshape(-1, *self.shape) / 255.0))
         return features
 
 

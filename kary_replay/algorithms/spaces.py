@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,8 +24,8 @@ def kinds(space: Any) -> set[str]:
 
 
 def is_image(space: Any) -> bool:
-    """Return whether a space is of images that the CNN takes: channels first, bytes."""
-    return len(space.shape or ()) == 3 and space.dtype == np.uint8 and min(space.shape[1:]) >= LEAST_IMAGE
+    """Return whether a space is of images that the CNN takes: bytes, channels first or without an axis of them."""
+    return len(space.shape or ()) in (2, 3) and space.dtype == np.uint8 and min(space.shape[-2:]) >= LEAST_IMAGE
 
 
 def check_observations(name: str, space: Any) -> None:
@@ -47,18 +48,39 @@ def check_observations(name: str, space: Any) -> None:
 def check_actions_are_discrete(name: str, space: Any) -> None:
     """Raise UnsuitableSpaceError if actions are not numbered."""
     if "Discrete" not in kinds(space):
-        raise UnsuitableSpaceError(f"{name} needs discrete actions, got {space}: use ddpg, td3 or sac")
+        raise UnsuitableSpaceError(f"{name} needs discrete actions, got {space}: {_remedy(space)}")
 
 
 def check_actions_are_bounded(name: str, space: Any) -> None:
     """Raise UnsuitableSpaceError if actions are not numbers between bounds."""
     if "Box" not in kinds(space):
-        remedy = "use dqn" if "Discrete" in kinds(space) else "wrap the environment so that its actions are one Box"
-        raise UnsuitableSpaceError(f"{name} needs continuous actions, got {space}: {remedy}")
+        raise UnsuitableSpaceError(f"{name} needs continuous actions, got {space}: {_remedy(space)}")
     if not np.issubdtype(space.dtype, np.floating):
         raise UnsuitableSpaceError(f"{name} needs continuous actions, got a Box of {space.dtype}: give it a float dtype")
-    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+    if not _is_bounded(space):
         raise UnsuitableSpaceError(
             f"{name} needs actions between finite bounds, got {space}: set them with gymnasium.wrappers.RescaleAction or "
             "gymnasium.wrappers.TransformAction"
         )
+
+
+def _is_bounded(space: Any) -> bool:
+    return bool(np.isfinite(space.low).all() and np.isfinite(space.high).all())
+
+
+def _remedy(space: Any) -> str:
+    """Return what helps with actions that an algorithm cannot choose: another one, or a wrapper where no other one can."""
+    names = kinds(space)
+    if "Discrete" in names:
+        return "use dqn"
+    if "Box" in names and np.issubdtype(space.dtype, np.floating):
+        return "use ddpg, td3 or sac" + ("" if _is_bounded(space) else ", with actions between finite bounds")
+    none = "no algorithm here takes these as they are"
+    if "MultiDiscrete" in names and space.nvec.ndim == 1 and not np.any(getattr(space, "start", 0)):
+        sizes = tuple(space.nvec.tolist())
+        wrapper = f"lambda action: numpy.array(numpy.unravel_index(action, {sizes})), Discrete({math.prod(sizes)})"
+        return f"{none}. Number the combinations, for dqn: gymnasium.wrappers.TransformAction(env, {wrapper})"
+    return (
+        f"{none}. Wrap the environment, for instance in gymnasium.wrappers.TransformAction: one Discrete for dqn, or one Box "
+        "of floats between finite bounds for ddpg, td3 and sac"
+    )

@@ -83,6 +83,8 @@ class RunnerConfig:
     """Environment steps between two evaluations."""
     evaluation_episodes: int = 20
     """Episodes of one evaluation, with the same seeds every time."""
+    evaluation_max_steps: int = 27_000
+    """Steps after which an evaluation episode is cut off, for some never end; none of Atari's is longer than the default."""
     checkpoint_interval_seconds: float = 300.0
     """Seconds between two checkpoints; 0: only at the end."""
     checkpoint_interval_env_steps: int = 0
@@ -132,6 +134,11 @@ class RunnerConfig:
         return f"cuda:{index}" if self.device == "cuda" else self.device
 
     @property
+    def publishes_all(self) -> bool:
+        """Whether actors need all networks, not only the policy."""
+        return self.initial_priority == "td_error"
+
+    @property
     def env_name(self) -> str:
         """The environment, as messages name it."""
         if isinstance(self.env, str):
@@ -147,7 +154,7 @@ def _check_values(config: RunnerConfig) -> None:
         raise ConfigError(f"options must be {wanted.__name__} for {config.algorithm}, got {type(config.options).__name__}")
     at_least_1 = (
         "learners", "total_env_steps", "envs_per_actor", "groups", "buffer_capacity", "publish_interval", "evaluation_interval",
-        "evaluation_episodes", "learner_threads", "learning_starts",
+        "evaluation_episodes", "evaluation_max_steps", "learner_threads", "learning_starts",
     )  # fmt: skip
     for name in at_least_1:
         _check(config, name, lambda n: isinstance(n, int) and n >= 1, "an integer of at least 1")

@@ -76,7 +76,7 @@ class Environments:
         self._name, self._rng, self._alive = name, rng, alive
         try:
             self._envs = [make() for _ in range(n_envs)]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise EnvironmentFaultError(f"{name}: making it raised {type(error).__name__}: {error}") from error
         self._space = self._envs[0].observation_space
         self._scale = action_scale(self._envs[0].action_space)
@@ -158,13 +158,22 @@ class Environments:
                     )  # fmt: skip
 
     def play(
-        self, act: Callable[[Any], npt.NDArray[Any]], seeds: Sequence[int], each_step: Callable[[], None] = lambda: None
-    ) -> list[float]:
-        """Return the returns of one episode for each seed, at most N; what ran before is given up."""
+        self,
+        act: Callable[[Any], npt.NDArray[Any]],
+        seeds: Sequence[int],
+        max_steps: int,
+        each_step: Callable[[], None] = lambda: None,
+    ) -> tuple[list[float], int]:
+        """Play one episode for each seed, at most N; what ran before is given up.
+
+        Return their returns, and how many episodes were cut off after ``max_steps``.
+        """
         for i in range(self.n_envs):
             self._reset(i, seeds[min(i, len(seeds) - 1)])
         running = np.arange(self.n_envs) < len(seeds)
-        while running.any():
+        for _ in range(max_steps):
+            if not running.any():
+                break
             each_step()
             real = self._scale(act(self.observation))
             for i in np.flatnonzero(running).tolist():
@@ -175,7 +184,7 @@ class Environments:
             for own, new in zip(_parts(self.observation), _parts(self._next), strict=True):
                 own[running] = new[running]
             running &= ~(self._terminated | self._truncated)
-        return [float(value) for value in self._returns[: len(seeds)]]
+        return [float(value) for value in self._returns[: len(seeds)]], int(running.sum())
 
     def close(self) -> None:
         """Close every environment; one that fails to is no reason to lose a run."""
@@ -190,7 +199,7 @@ class Environments:
         self._alive()
         try:
             observation, _ = self._envs[i].reset(seed=self._seeds[i])
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._fault(i, f"reset raised {type(error).__name__}: {error}", error) from error
         self._store(self.observation, i, observation, "reset")
         for part in _parts(self.observation):
@@ -201,7 +210,7 @@ class Environments:
         self._alive()
         try:
             observation, reward, terminated, truncated, _ = env.step(action)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._fault(i, f"step raised {type(error).__name__}: {error}", error) from error
         self._store(self._next, i, observation, "step")
         try:
@@ -239,7 +248,7 @@ class Environments:
                 i = int(np.flatnonzero(~np.isfinite(part.reshape(self.n_envs, -1)).all(1))[0])
                 raise self._fault(i, f"step returned the observation {part[i]}")
 
-    def _fault(self, i: int, what: str, cause: Exception | None = None) -> EnvironmentFaultError:
+    def _fault(self, i: int, what: str, cause: BaseException | None = None) -> EnvironmentFaultError:
         when = f"environment {i}, episode of seed {self._seeds[i]}, step {int(self._lengths[i])}"
         if cause is not None:
             last = traceback.extract_tb(cause.__traceback__)[-1]

@@ -14,6 +14,7 @@ from torch import nn
 from ..algorithms.spaces import is_image
 from .config import ConfigError
 from .environments import action_scale
+from .run_directory import PolicyName
 from .trained import Trained, trained
 
 __all__ = ["export"]
@@ -23,7 +24,7 @@ CHECKED = 64  # observations on which both must act alike
 TOLERANCE = 1e-4  # of half the range of actions: sums in another order differ, the more the larger observations are
 
 
-def export(directory: Path, /, *, to: Literal["sb3"] = "sb3", output: Path | None = None) -> Path:
+def export(directory: Path, /, *, to: Literal["sb3"] = "sb3", policy: PolicyName = "best", output: Path | None = None) -> Path:
     """Make a model of the policy of a run that another library loads, with the same weights and the same greedy actions.
 
     Parameters
@@ -32,6 +33,9 @@ def export(directory: Path, /, *, to: Literal["sb3"] = "sb3", output: Path | Non
         Folder of the run.
     to
         sb3: a .zip for Stable-Baselines3's load(), which needs no kary-replay.
+    policy
+        best or last: of the run's evaluations; without any it is that of the last checkpoint. Critics and target networks are
+        those of the last checkpoint.
     output
         The file; by default DIRECTORY/sb3.zip.
 
@@ -44,18 +48,18 @@ def export(directory: Path, /, *, to: Literal["sb3"] = "sb3", output: Path | Non
         import stable_baselines3 as sb3
     except ImportError:
         raise ConfigError('export to sb3 needs Stable-Baselines3: pip install "kary-replay[sb3]"') from None
-    policy = trained(directory)
-    path = output or policy.path / "sb3.zip"
+    found = trained(directory, policy, whole=True)
+    path = output or found.path / "sb3.zip"
     if path.suffix != ".zip" or not path.parent.is_dir():
         raise ConfigError(f"output must end in .zip and be in a folder that exists, got {path}")
-    _check(policy)
-    name = policy.config.algorithm.upper()
-    model = _model(getattr(sb3, name), policy)
-    COPY[policy.config.algorithm](policy.algorithm, model)
+    _check(found)
+    name = found.config.algorithm.upper()
+    model = _model(getattr(sb3, name), found)
+    COPY[found.config.algorithm](found.algorithm, model)
     model.policy.set_training_mode(False)
-    _compare(policy, model)
+    _compare(found, model)
     model.save(path)
-    print(f"wrote {path}; load it with: stable_baselines3.{name}.load({str(path)!r})")
+    print(f"{found.described}\nwrote {path}; load it with: stable_baselines3.{name}.load({str(path)!r})")
     return path
 
 
@@ -79,6 +83,11 @@ def _check(policy: Trained) -> None:
             raise ConfigError(f"Stable-Baselines3 has no place for {part} as numbers: it makes them one-hot")
         if is_image(part) and ((part.low != 0).any() or (part.high != 255).any() or np.argmin(part.shape) != 0):
             raise ConfigError(f"Stable-Baselines3 takes images from 0 to 255 with few channels, got {part}")
+        if is_image(part) and len(part.shape) == 2:
+            raise ConfigError(
+                f"Stable-Baselines3 takes images with an axis of channels, got {part}: train with "
+                "gymnasium.wrappers.ReshapeObservation"
+            )
         if isinstance(space, spaces.Dict) and len(part.shape) == 3 and part.dtype == np.uint8 and not is_image(part):
             raise ConfigError(f"Stable-Baselines3 sends {part} through convolutions for which it is too small")
 

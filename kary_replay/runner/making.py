@@ -14,8 +14,16 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from .config import ConfigError, RunnerConfig, suggestion
+from .running_statistics import check_no_running_statistics
 
 __all__ = ["Maker", "is_importable", "maker"]
+
+
+# What ids of other packages begin with: how pip calls the package, and the module that registers them.
+PACKAGES = {
+    "ALE": ("ale-py", "ale_py"), "MiniGrid": ("minigrid", "minigrid"), "BabyAI": ("minigrid", "minigrid"),
+    "MiniWorld": ("miniworld", "miniworld"),
+}  # fmt: skip
 
 
 class Maker:
@@ -62,12 +70,12 @@ def maker(config: RunnerConfig) -> tuple[Maker, Any, Any]:
     """Return what makes the environment, and its spaces; ConfigError if that cannot work."""
     env = config.env
     if isinstance(env, str) and ":" not in env and env not in gymnasium.registry:
-        raise ConfigError(f"env must be the id of a gymnasium environment, or module:function, got {env!r}"
-                          f"{suggestion(env, gymnasium.registry)}")  # fmt: skip
+        hint = _package_hint(env) or suggestion(env, gymnasium.registry)
+        raise ConfigError(f"env must be the id of a gymnasium environment, or module:function, got {env!r}{hint}")
     if isinstance(env, str) and ":" in env:
         try:
             imported(env)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"env={env!r} cannot be imported: {type(error).__name__}: {error}. Write module:function or module:id, with "
                 f"a module that Python finds from here"
@@ -77,7 +85,7 @@ def maker(config: RunnerConfig) -> tuple[Maker, Any, Any]:
         _check_picklable(env, make)
     try:
         made = make()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"env={config.env_name!r} could not be made: {type(error).__name__}: {error}") from error
     observation_space, action_space = (getattr(made, name, None) for name in ("observation_space", "action_space"))
     if not (isinstance(observation_space, gymnasium.Space) and isinstance(action_space, gymnasium.Space)):
@@ -86,8 +94,22 @@ def maker(config: RunnerConfig) -> tuple[Maker, Any, Any]:
         )
     with contextlib.suppress(Exception):  # it has said what was to be known
         made.close()
+    check_no_running_statistics(made, config.env_name)
     config.algorithm_class.check_spaces(observation_space, action_space)
     return make, observation_space, action_space
+
+
+def _package_hint(env: str) -> str:
+    """Return which package registers ids that begin like this one, if none that begin so are known; else nothing."""
+    namespace, slash, _ = env.rpartition("/")
+    family = namespace if slash else env.partition("-")[0]
+    known = {other.rpartition("/")[0] if slash else other.partition("-")[0] for other in gymnasium.registry}
+    if family in known or not (slash or family in PACKAGES):
+        return ""
+    if family not in PACKAGES:
+        return f": no package that registers {family}/ has been imported. Install it, and write its module before: module:{env}"
+    package, module = PACKAGES[family]
+    return f": {package} registers it. pip install {package}, and write {module}:{env}"
 
 
 def is_importable(config: RunnerConfig) -> bool:

@@ -18,9 +18,9 @@ from rich.console import Console
 from . import learning_curve
 from .allocation import Allocation
 from .display import Display, title
-from .plan import Ended, Evaluation, Plan
+from .plan import Ended, Evaluated, Evaluation, Plan
 from .progress import Progress
-from .run_directory import RunDirectory
+from .run_directory import EPISODES, EVALUATIONS, PolicyName, RunDirectory
 from .scalars import Scalars
 
 __all__ = ["Monitor"]
@@ -28,7 +28,6 @@ __all__ = ["Monitor"]
 RECENT_EPISODES = 20
 LOOK_SECONDS = 0.5  # between two looks at how it goes
 SCALARS_SECONDS = 5.0
-EPISODES, EVALUATIONS = "episodes.jsonl", "evaluations.jsonl"
 
 
 def _import() -> None:
@@ -65,8 +64,10 @@ class Monitor:
         self._allocation = allocation
         self.recent: deque[float] = deque(maxlen=RECENT_EPISODES)
         self.evaluations: list[Evaluation] = []
+        self.kept: dict[PolicyName, Evaluation] = {}
+        """The evaluations of the policies that are kept."""
         self._episodes = learning_curve.Points()
-        self.reached_target = self._has_complained = False
+        self.reached_target = self._has_complained = self._has_told_of_cuts = False
         self._saved, self._saved_steps = time.monotonic(), plan.board.env_steps
         self._next_look = self._next_scalars = 0.0
         if counters:
@@ -79,11 +80,21 @@ class Monitor:
             self.recent.append(report.episode_return)
             self._episodes.add(report.env_steps, seconds, report.episode_return)
             self._keep(EPISODES, {**report._asdict(), "wall_seconds": round(seconds, 3)})
-        elif isinstance(report, Evaluation):
-            self.evaluations.append(report)
-            self._keep(EVALUATIONS, report._asdict())
-            self._write({"return/evaluation": report.mean_return}, report.env_steps)
-            self._compare(report)
+        elif isinstance(report, Evaluated):
+            evaluation = report.evaluation
+            self.evaluations.append(evaluation)
+            self._keep_policy("last", report)
+            if "best" not in self.kept or evaluation.mean_return > self.best_return:
+                self._keep_policy("best", report)
+            self._keep(EVALUATIONS, evaluation._asdict())
+            self._write({"return/evaluation": evaluation.mean_return}, evaluation.env_steps)
+            self._compare(evaluation)
+            if evaluation.n_cut and not self._has_told_of_cuts:
+                self._has_told_of_cuts = True
+                self.warn(
+                    f"{evaluation.n_cut} of {len(evaluation.returns)} evaluation episodes were cut off after "
+                    f"evaluation_max_steps={self.plan.config.evaluation_max_steps:,} steps; their returns are those until then"
+                )
 
     @property
     def seconds(self) -> float:
@@ -91,9 +102,14 @@ class Monitor:
         return self.plan.seconds
 
     @property
-    def mean_return(self) -> float:
-        """Of the last evaluation, or of recent episodes."""
-        return self.evaluations[-1].mean_return if self.evaluations else self._recent_return
+    def last_return(self) -> float:
+        """Of the last policy that is kept; without one, of recent episodes."""
+        return self.kept["last"].mean_return if "last" in self.kept else self._recent_return
+
+    @property
+    def best_return(self) -> float:
+        """Of the best policy that is kept; NaN without one."""
+        return self.kept["best"].mean_return if "best" in self.kept else math.nan
 
     def checkpoint_is_due(self) -> bool:
         """Return whether it is time for a checkpoint."""
@@ -150,6 +166,11 @@ class Monitor:
         with self._forgiving():
             self.directory.append(name, record)
 
+    def _keep_policy(self, name: PolicyName, evaluated: Evaluated) -> None:
+        with self._forgiving():
+            self.directory.keep_policy(name, evaluated)
+            self.kept[name] = evaluated.evaluation
+
     def _write(self, values: Mapping[str, float], env_steps: int) -> None:
         with self._forgiving():
             self._scalars.write(values, env_steps)
@@ -192,11 +213,16 @@ class Monitor:
 
     def _go_on_from(self, env_steps: int) -> None:
         """Take up the records of a run as they were at a checkpoint."""
-        for name in (EPISODES, EVALUATIONS):
-            self.directory.keep_records(name, env_steps)
-        for record in self.directory.records(EVALUATIONS):
-            self.evaluations.append(Evaluation(**{**record, "returns": tuple(record["returns"])}))
-            self._compare(self.evaluations[-1])
+        for records in (EPISODES, EVALUATIONS):
+            self.directory.keep_records(records, env_steps)
+        names: tuple[PolicyName, ...] = ("best", "last")
+        for name in names:
+            policy = self.directory.policy(name)
+            if policy is not None:
+                self.kept[name] = policy.evaluation
+        for evaluation in self.directory.evaluations():
+            self.evaluations.append(evaluation)
+            self._compare(evaluation)
         if self.evaluations:
             self.plan.board.row("evaluator", 0).updates = self.evaluations[-1].updates
         for record in self.directory.records(EPISODES):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..algorithms import Algorithm, Share
 from ..prioritized_replay_buffer import PrioritizedReplayBuffer
@@ -19,7 +20,7 @@ from .making import Maker
 from .streams.parameters import ParameterStream
 from .streams.replay import ReplayStream, fields_for
 
-__all__ = ["Ended", "Evaluation", "Plan", "Problem", "Ready"]
+__all__ = ["Ended", "Evaluated", "Evaluation", "Plan", "Problem", "Ready"]
 
 KINDS = {"actor": 0, "learner": 1, "evaluator": 2}
 
@@ -95,7 +96,7 @@ class Plan:
             board.row("learner", index).updates = counters.get("updates", 0)
         plan = cls(config, make, observation_space, action_space, replay, board, n_actors)
         plan.seconds_before = float(counters.get("seconds", 0.0))
-        n_parameters = sum(tensor.numel() for tensor in published(plan.algorithm(), plan.publishes_all))
+        n_parameters = sum(tensor.numel() for tensor in published(plan.algorithm(), config.publishes_all))
         plan.parameters = ParameterStream(n_parameters, shared)
         return plan
 
@@ -121,15 +122,16 @@ class Plan:
         return self.seconds_before + self.board.seconds
 
     @property
+    def is_complete(self) -> bool:
+        """Whether all steps are done, and the updates that they allow."""
+        is_over = self.board.env_steps >= self.config.total_env_steps
+        return is_over and self.replay.limiter.allowed_samples() < self.config.options.batch_size
+
+    @property
     def n_workers(self) -> dict[str, int]:
         """How many workers of each kind there are; learners come first, whose parameters the others begin with."""
         config = self.config
         return {"learner": config.learners, "actor": self.n_actors, "evaluator": int(config.evaluate != "never")}
-
-    @property
-    def publishes_all(self) -> bool:
-        """Whether actors need all networks, not only the policy."""
-        return self.config.initial_priority == "td_error"
 
 
 class Ended(NamedTuple):
@@ -144,7 +146,7 @@ class Evaluation(NamedTuple):
     """A report: the policy has been evaluated, by episodes that have the same seeds every time, without exploring.
 
     ``env_steps``, ``updates`` and ``wall_seconds`` are those at which its parameters were taken; ``returns`` has the return of
-    each episode.
+    each episode, of ``n_cut`` of them only until they were cut off after ``evaluation_max_steps``.
     """
 
     env_steps: int
@@ -152,14 +154,33 @@ class Evaluation(NamedTuple):
     wall_seconds: float
     mean_return: float
     returns: tuple[float, ...]
+    n_cut: int = 0
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Evaluation:
+        """Return the evaluation of which a file says this; ValueError or TypeError if it says something else."""
+        one = cls(**{**record, "returns": tuple(record["returns"])})
+        if not all(type(count) is int and count >= 0 for count in (one.env_steps, one.updates, one.n_cut)):
+            raise ValueError(f"its counts are {one.env_steps!r}, {one.updates!r} and {one.n_cut!r}")
+        if not all(type(number) in (int, float) for number in (one.wall_seconds, one.mean_return, *one.returns)):
+            raise ValueError(f"its returns are {one.mean_return!r} and {one.returns!r}")
+        return one
+
+
+class Evaluated(NamedTuple):
+    """A report: an evaluation, and the parameters that were evaluated, as `streams.parameters.as_vector` makes them."""
+
+    evaluation: Evaluation
+    parameters: npt.NDArray[np.float32]
 
 
 class Problem(NamedTuple):
-    """A report: a worker ends, for this reason."""
+    """A report: a worker ends, for this reason; its environment's fault, or that training has diverged."""
 
     worker: str
     message: str
-    is_environment: bool
+    is_environment: bool = False
+    has_diverged: bool = False
 
 
 class Ready(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import numpy.typing as npt
 from .config import ConfigError
 from .environments import Environments
 from .making import Maker
-from .trained import trained
-from .workers.evaluator import FIRST_SEED
+from .run_directory import PolicyName
+from .trained import Trained, trained
+from .workers.evaluator import FIRST_SEED, n_together
 
 __all__ = ["play"]
 
@@ -24,14 +26,23 @@ GIF_WIDTH, GIF_COLOURS, MOST_GIF_FRAMES = 400, 128, 1500  # for a file that a pa
 
 
 def play(
-    directory: Path, /, *, episodes: int = 3, seed: int = FIRST_SEED, window: bool = False, output: Path | None = None
+    directory: Path,
+    /,
+    *,
+    policy: PolicyName = "best",
+    episodes: int = 3,
+    seed: int = FIRST_SEED,
+    window: bool = False,
+    output: Path | None = None,
 ) -> list[float]:
-    """Play with the policy of a run, without exploring; film it, and print the returns.
+    """Play with a policy of a run, without exploring; film it, and print the returns.
 
     Parameters
     ----------
     directory
         Folder of the run.
+    policy
+        best or last: of the run's evaluations; without any it is that of the last checkpoint.
     episodes
         How many to play.
     seed
@@ -48,15 +59,16 @@ def play(
     """
     if episodes < 1 or seed < 0:
         raise ConfigError(f"episodes must be at least 1 and seed at least 0, got {episodes} and {seed}")
-    policy = trained(directory)
-    path = output or policy.path / "play.gif"
+    found = trained(directory, policy)
+    path = output or found.path / "play.gif"
     if not window:
         _check_output(path)
-    env, trouble = _rendered(policy.make, "human" if window else "rgb_array", seed)
+    env, trouble = _rendered(found.make, "human" if window else "rgb_array", seed)
     if trouble and (window or output):
-        raise ConfigError(f"{policy.config.env_name} cannot be shown: {trouble}")
+        raise ConfigError(f"{found.config.env_name} cannot be shown: {trouble}")
     film = None if window or trouble else _Film(path, env.metadata.get("render_fps", 30))
-    environments = Environments(lambda: env, 1, np.random.default_rng(seed), policy.config.env_name)
+    environments = Environments(lambda: env, 1, np.random.default_rng(seed), found.config.env_name)
+    n_rows, max_steps = n_together(found.config), found.config.evaluation_max_steps
 
     def look() -> None:
         if film is not None:
@@ -64,10 +76,14 @@ def play(
 
     returns: list[float] = []
     try:
+        print(found.described)
         for episode in range(episodes):
-            returns += environments.play(policy.act, [seed + episode], look)
+            act = _act_as_in_evaluations(found, episode % n_rows, n_rows)
+            played, n_cut = environments.play(act, [seed + episode], max_steps, look)
             look()
-            print(f"episode {episode + 1}: return {returns[-1]:.1f}")
+            returns += played
+            cut = f", cut off after evaluation_max_steps={max_steps:,} steps" if n_cut else ""
+            print(f"episode {episode + 1}: return {returns[-1]:.1f}{cut}")
     finally:
         environments.close()
         if film is not None:
@@ -78,6 +94,20 @@ def play(
     elif trouble:
         print(f"no film: {trouble}")
     return returns
+
+
+def _act_as_in_evaluations(policy: Trained, row: int, n_rows: int) -> Callable[[Any], npt.NDArray[Any]]:
+    """Return what acts for one environment as it did in the row of a batch: how sums are rounded depends on that."""
+
+    def act(observation: Any) -> npt.NDArray[Any]:
+        return policy.act(batch_of(observation))[row : row + 1]
+
+    def batch_of(observation: Any) -> Any:
+        if isinstance(observation, dict):
+            return {key: batch_of(part) for key, part in observation.items()}
+        return observation.repeat(n_rows, axis=0)
+
+    return act
 
 
 def _check_output(path: Path) -> None:

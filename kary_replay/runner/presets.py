@@ -45,8 +45,10 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     # The reward for coming to rest arrives many equal steps later: the usual loss, which settles on their median, ignores it.
     ("dqn", "LunarLander-v3"): {
         "total_env_steps": 400_000, "buffer_capacity": 100_000, "samples_per_insert": 64.0, "evaluation_interval": 5_000,
-        "alpha": 0.3, "options": {"hidden": (64, 64), "learning_rate": 1e-3, "n_step": 5, "huber_delta": 10.0,
-                                  "exploration_fraction": 0.03, "exploration_final": 0.1},
+        "alpha": 0.3,
+        "options": {"hidden": (64, 64), "learning_rate": 1e-3, "n_step": 5, "huber_delta": 10.0,
+                    "max_gradient_norm": 100.0, "exploration_fraction": 0.03,
+                    "exploration_final": 0.1},
     },
     ("ddpg", "Pendulum-v1"): PENDULUM,
     ("td3", "Pendulum-v1"): PENDULUM,

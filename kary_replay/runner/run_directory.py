@@ -3,6 +3,8 @@
 config.json            every setting, complete
 evaluations.jsonl      one line per evaluation
 episodes.jsonl         one line per finished episode
+best_policy.pt         the parameters of the best evaluation, and that evaluation; replaced in one step
+last_policy.pt         those of the last one
 checkpoint.json        names the folder below, and has the counters; replaced in one step
 checkpoint-000012000/  replay/ (the buffer), learner-0.pt, actor-0.pt, …
 events.out.tfevents…   for TensorBoard
@@ -18,8 +20,9 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
+import numpy as np
 import torch
 
 try:
@@ -29,10 +32,13 @@ except ImportError:  # Windows
 
 from .. import version
 from .config import ConfigError, RunnerConfig, as_json, from_json
+from .plan import Evaluated, Evaluation
 
-__all__ = ["RunDirectory", "load_state", "save_state"]
+__all__ = ["EPISODES", "EVALUATIONS", "PolicyName", "RunDirectory", "load_state", "save_state"]
 
 FORMAT = 1
+EPISODES, EVALUATIONS = "episodes.jsonl", "evaluations.jsonl"
+PolicyName = Literal["best", "last"]
 
 
 class RunDirectory:
@@ -47,7 +53,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._files: dict[str, TextIO] = {}
-        self._lock: TextIO | None = None
+        self._locks: list[TextIO] = []
         self.written_by: str | None = version.VERSION
 
     @classmethod
@@ -79,9 +85,9 @@ class RunDirectory:
         """Keep other runs out of the directory, until `unlock` or the end of this process; ConfigError if one is there."""
         if fcntl is None:
             return
-        self._lock = (self.path / "config.json").open()
+        self._locks.append((self.path / "config.json").open())
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.unlock()
             raise ConfigError(f"a run is going on in {self.path}: wait for its end, or end it with Ctrl-C") from None
@@ -90,9 +96,24 @@ class RunDirectory:
 
     def unlock(self) -> None:
         """Let other runs go on here."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        for file in self._locks:
+            file.close()
+        self._locks.clear()
+
+    def change(self, settings: Mapping[str, Any]) -> None:
+        """Write other settings into config.json, in one step; ConfigError if that fails, as on a full disk."""
+        if not settings:
+            return
+        new = self.path / "config.json.new"
+        try:
+            content = json.loads((self.path / "config.json").read_text())
+            new.write_text(json.dumps({**content, **settings}, indent=2))
+            if self._locks:  # the file that is locked is about to be replaced: its successor must be locked before that
+                self._locks.append(new.open())
+                fcntl.flock(self._locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.replace(new, self.path / "config.json")
+        except OSError as error:
+            raise ConfigError(f"the run in {self.path} cannot go on: config.json cannot be written: {error}") from None
 
     def discard(self) -> None:
         """Remove the directory."""
@@ -179,6 +200,31 @@ class RunDirectory:
             if folder.name != kept and folder.is_dir():
                 shutil.rmtree(folder, ignore_errors=True)
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether a checkpoint has been made."""
+        return (self.path / "checkpoint.json").exists()
+
+    def keep_policy(self, name: PolicyName, evaluated: Evaluated) -> None:
+        """Keep parameters and their evaluation, in place of those of that name; OSError if that fails, as on a full disk."""
+        content = {**evaluated.evaluation._asdict(), "parameters": torch.from_numpy(evaluated.parameters)}
+        save_state(self.path / f"{name}_policy.pt", content)
+
+    def policy(self, name: PolicyName) -> Evaluated | None:
+        """Return the policy of that name; None if nothing has been evaluated yet, ConfigError if its file is damaged."""
+        path = self.path / f"{name}_policy.pt"
+        if not path.exists():
+            return None
+        try:
+            content = load_state(path)
+            parameters = content.pop("parameters").numpy()
+            if not np.isfinite(parameters).all():
+                raise ValueError("its parameters are not finite")
+            return Evaluated(Evaluation.of(content), parameters)
+        except Exception as error:  # torch has many for files that are cut off
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ConfigError(f"{path} is damaged: {reason}; remove it to do without this policy") from None
+
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Add a line to a file of records; it is on disk after `flush`."""
         if name not in self._files:
@@ -197,15 +243,28 @@ class RunDirectory:
         self._files.clear()
 
     def records(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield the lines of a file of records, whole ones only."""
+        """Yield the lines of a file of records, whole ones only; ConfigError if one is no record."""
         if not (self.path / name).exists():
             return
         with (self.path / name).open() as file:
-            for line in file:
+            for number, line in enumerate(file, 1):
                 try:
-                    yield json.loads(line)
+                    record = json.loads(line)
                 except ValueError:  # a crash while it was written
                     continue
+                if not isinstance(record, dict) or type(record.get("env_steps")) is not int:
+                    raise ConfigError(f"{file.name} is damaged: line {number} is no record of this run; remove it")
+                yield record
+
+    def evaluations(self) -> Iterator[Evaluation]:
+        """Yield the evaluations that are recorded."""
+        for record in self.records(EVALUATIONS):
+            try:
+                yield Evaluation.of(record)
+            except (KeyError, TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"{self.path / EVALUATIONS} is damaged: {record} is no evaluation ({error}); remove it"
+                ) from None
 
     def keep_records(self, name: str, env_steps: int) -> None:
         """Drop the records of what came after a checkpoint."""

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import multiprocessing
 import os
-import signal
 import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
+from rich.console import Console
 
 from ..version import VERSION
 from .allocation import Allocation
 from .backends import Backend, ProcessBackend, SerialBackend
 from .config import ConfigError, RunnerConfig
+from .display import Display
 from .failures import WorkerFailedError
+from .interrupts import Interrupts
 from .making import Maker, is_importable, maker
 from .measuring import measured_allocation
-from .monitor import Monitor
+from .monitor import RECENT_EPISODES, Monitor
 from .plan import Evaluation, Plan
-from .run_directory import RunDirectory
+from .resumption import check_changeable, why_finished
+from .run_directory import EPISODES, RunDirectory
 from .trained import saved_algorithm
 
 __all__ = ["RunFailedError", "RunResult", "Runner"]
@@ -42,8 +46,11 @@ class RunFailedError(RuntimeError):
 class RunResult:
     """What a run came to."""
 
-    mean_return: float
-    """Of the last evaluation; without one, of the last 20 training episodes; NaN without any."""
+    best_return: float
+    """Mean return of the best evaluation, whose policy is kept as the best one; NaN without evaluations."""
+    last_return: float
+    """Of the last evaluation, whose policy is kept as the last one; without evaluations, of the last 20 training episodes;
+    NaN without any. Of a run that reached its target, both are those of the policy that did."""
     env_steps: int
     """Over all actors, and over all sessions of a run that was resumed; so are updates and wall_seconds."""
     updates: int
@@ -104,23 +111,41 @@ class Runner:
         self._stop = threading.Event()
         self._folder: Path | None = None  # of the checkpoint to go on from
         self._counters: dict[str, Any] = {}
+        self._changes: dict[str, Any] = {}  # of the settings that the run began with
         self._directory: RunDirectory | None = None
         self._allocation: Allocation | None = None
 
     @classmethod
-    def resume(cls, directory: str | os.PathLike[str], *, console: Any = None) -> Runner:
+    def resume(cls, directory: str | os.PathLike[str], *, console: Any = None, **changes: Any) -> Runner:
         """Return a runner that goes on from the last checkpoint of an earlier run.
 
-        ConfigError if there is none, or it is of another version or algorithm; nothing has been changed then.
+        Parameters
+        ----------
+        directory : path
+            Of the run.
+        console : rich.console.Console, optional
+            Where the run is shown; by default on standard output.
+        **changes
+            Settings that are to be others from now on: total_env_steps, target_return, evaluation_interval,
+            evaluation_max_steps, checkpoint_interval_seconds, checkpoint_interval_env_steps, environment_timeout_seconds,
+            on_environment_error, max_restarts. Schedules follow total_env_steps, so that exploration may rise again.
+
+        Raises
+        ------
+        ConfigError
+            If there is no checkpoint, or it is of another version or algorithm, or a setting cannot change; nothing has been
+            changed then.
         """
+        check_changeable(changes)
         found, config = RunDirectory.existing(Path(directory))
+        config = dataclasses.replace(config, **changes)
         if found.written_by != VERSION:
             raise ConfigError(f"{found.path} was written by kary-replay {found.written_by}, this is {VERSION}: a run goes on "
                               f"only with the version that it began with")  # fmt: skip
         folder, counters = found.checkpoint(config)
         runner = cls(dataclasses.replace(config, directory=None), console=console)
         saved_algorithm(folder, config, runner._made)
-        runner._directory, runner._folder, runner._counters = found, folder, counters
+        runner._directory, runner._folder, runner._counters, runner._changes = found, folder, counters, changes
         return runner
 
     def stop(self) -> None:
@@ -128,7 +153,7 @@ class Runner:
         self._stop.set()
 
     def run(self) -> RunResult:
-        """Train until the steps are done or the target is reached.
+        """Train until the steps are done or the target is reached; a run that is finished says so, and stays as it is.
 
         Returns
         -------
@@ -147,16 +172,20 @@ class Runner:
         """
         begun = time.monotonic()
         config = self.config
-        n_actors = config.actors if config.actors != "auto" else self._counters.get("n_actors") or self._measured_actors()
         with contextlib.ExitStack() as let_go:
             if self._directory is not None:
                 self._directory.lock()
                 let_go.callback(self._directory.unlock)
+                why = why_finished(self._directory, config, self._counters)
+                if why:
+                    return self._finished(self._directory, why)
+            n_actors = config.actors if config.actors != "auto" else self._counters.get("n_actors") or self._measured_actors()
             plan = self._plan(int(n_actors))
             let_go.callback(plan.close)
             directory = self._directory or RunDirectory.new(config)
             let_go.callback(directory.unlock)
             monitor = Monitor(plan, directory, self._counters, self._console, self._allocation)
+            directory.change(self._changes)
             result = self._run(plan, directory, monitor, begun)
             if result.interrupted and not result.env_steps and self._folder is None:  # nothing to go on from
                 directory.discard()
@@ -171,7 +200,7 @@ class Runner:
         threads = torch.get_num_threads()
         torch.set_num_threads(config.learner_threads if config.backend == "serial" else 1)
         try:
-            with _Interrupts(self._stop), monitor:
+            with Interrupts(self._stop), monitor:
                 if not is_importable(config):
                     monitor.warn(
                         f"{config.env_name} does not lead to env={config.env!r}, so this run cannot be resumed, played or "
@@ -179,23 +208,37 @@ class Runner:
                     )
                 backend.start(self._folder)
                 startup, trains = time.monotonic() - begun, not self._stop.is_set()
-                self._train(backend, plan, monitor)
+                try:
+                    self._train(backend, plan, monitor)
+                except WorkerFailedError as error:
+                    if error.spares_learning and trains:
+                        self._save_what_is_whole(backend, plan, monitor)
+                    raise
                 seconds, waited = monitor.seconds, plan.board.waited()
                 if trains:  # otherwise some workers may not have been there, and the checkpoint before has them all
                     self._end(backend, plan, monitor, seconds)
                 ratio = plan.replay.limiter.ratio
         except WorkerFailedError as error:
-            saved = directory.path / "checkpoint.json"
-            where = (
-                f"The last checkpoint is in {directory.path}: go on with --resume" if saved.exists() else "No checkpoint yet"
-            )
-            raise RunFailedError(f"{error}\n{where}.") from error.__cause__
+            raise RunFailedError(f"{error}\n{_what_is_saved(directory)}") from error.__cause__
         finally:
             backend.stop()
             torch.set_num_threads(threads)
         return RunResult(
-            monitor.mean_return, plan.board.env_steps, plan.board.updates, seconds, startup, directory.path,
-            monitor.evaluations, self._allocation, self._stop.is_set(), ratio, waited,
+            monitor.best_return, monitor.last_return, plan.board.env_steps, plan.board.updates, seconds, startup,
+            directory.path, monitor.evaluations, self._allocation, self._stop.is_set(), ratio, waited,
+        )  # fmt: skip
+
+    def _finished(self, directory: RunDirectory, why: str) -> RunResult:
+        """Say that there is nothing to do; return what the run came to."""
+        Display(self._console or Console(), self.config, directory.path).say(f"the run in {directory.path} is finished: {why}")
+        evaluations = list(directory.evaluations())
+        episodes = [record["episode_return"] for record in directory.records(EPISODES)][-RECENT_EPISODES:]
+        best, last = directory.policy("best"), directory.policy("last")
+        recent = float(np.mean(episodes)) if episodes else math.nan
+        counters = self._counters
+        return RunResult(
+            best.evaluation.mean_return if best else math.nan, last.evaluation.mean_return if last else recent,
+            counters["env_steps"], counters["updates"], counters["seconds"], 0.0, directory.path, evaluations,
         )  # fmt: skip
 
     def _plan(self, n_actors: int) -> Plan:
@@ -211,15 +254,13 @@ class Runner:
 
     def _train(self, backend: Backend, plan: Plan, monitor: Monitor) -> None:
         """Have the workers work until the steps and their updates are done, the target is reached, or it is interrupted."""
-        config = plan.config
         while not self._stop.is_set():
             for report in backend.poll(POLL_SECONDS):
                 monitor.take(report)
             monitor.show()
             if monitor.reached_target:
                 return
-            done = plan.board.env_steps >= config.total_env_steps
-            if done and plan.replay.limiter.allowed_samples() < config.options.batch_size:
+            if plan.is_complete:
                 return
             if monitor.checkpoint_is_due():
                 try:
@@ -247,6 +288,15 @@ class Runner:
             for report in backend.evaluate():
                 monitor.take(report)
 
+    def _save_what_is_whole(self, backend: Backend, plan: Plan, monitor: Monitor) -> None:
+        """Make a checkpoint although an actor has failed for good: it begins anew when the run goes on."""
+        if plan.board.env_steps == 0:
+            return
+        try:
+            self._save(backend, plan, monitor, SAVE_SECONDS, monitor.seconds)
+        except (WorkerFailedError, OSError) as error:
+            monitor.warn(f"there is no checkpoint of the end: {error}")
+
     def _save(self, backend: Backend, plan: Plan, monitor: Monitor, within_seconds: float, seconds: float) -> None:
         """Make a checkpoint while the workers go on; until it is whole, the one before counts.
 
@@ -256,6 +306,7 @@ class Runner:
         counters = {
             "algorithm": plan.config.algorithm, "env": plan.config.env_name, "env_steps": board.env_steps,
             "updates": board.updates, "seconds": seconds, "n_actors": plan.n_actors,
+            "is_complete": plan.is_complete,
             "origin": list(plan.replay.limiter.origin), "actor_env_steps": board.column("actor", "env_steps").tolist(),
         }  # fmt: skip
         folder = directory.begin_checkpoint(board.env_steps)
@@ -279,26 +330,12 @@ class Runner:
         return self._allocation.chosen.actors
 
 
-class _Interrupts:
-    """Turns Ctrl-C and SIGTERM into an event; the second one ends the process as usual."""
-
-    def __init__(self, stop: threading.Event) -> None:
-        self._stop = stop
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._take)
-
-    def _take(self, number: int, frame: Any) -> None:
-        if self._stop.is_set():
-            raise KeyboardInterrupt
-        self._stop.set()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+def _what_is_saved(directory: RunDirectory) -> str:
+    """Return what a run that failed leaves, in a line."""
+    path, best = directory.path, directory.policy("best")
+    policy = f" The best policy so far, of return {best.evaluation.mean_return:.1f}, can be played from {path}." if best else ""
+    saved = f"The last checkpoint is in {path}: go on with --resume." if directory.has_checkpoint else "No checkpoint yet."
+    return saved + policy
 
 
 def _check_main() -> None:

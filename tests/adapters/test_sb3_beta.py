@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from sb3_runs import learn
 from stable_baselines3 import DQN
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger
 
 import kary_replay as kr
@@ -63,13 +64,73 @@ def test_the_callback_anneals_and_logs():
     )
 
 
+def annealed(callback, *calls, **options):
+    """Train by several calls of learn; return beta after each of them, and the model."""
+    model = DQN(
+        "MlpPolicy",
+        "CartPole-v1",
+        replay_buffer_class=PrioritizedReplayBuffer,
+        buffer_size=300,
+        device="cpu",
+        seed=0,
+    )
+    betas = []
+    for n_steps in calls:
+        model.learn(n_steps, callback=callback, reset_num_timesteps=False, **options)
+        betas.append(model.replay_buffer.beta)
+    return betas, model
+
+
+def test_the_callback_anneals_over_several_calls_of_learn():
+    callback = PrioritizedReplayCallback(every=10, total_timesteps=800)
+    betas, model = annealed(callback, 200, 400, 200, 100)
+    assert betas == pytest.approx([0.55, 0.85, 1.0, 1.0])
+    assert model.num_timesteps == 900
+    # One of its own for each call, as after loading a model, goes on where the one before ended.
+    again = [PrioritizedReplayCallback(every=10, total_timesteps=800) for _ in range(2)]
+    model.replay_buffer.beta, model.num_timesteps = 0.4, 0
+    for callback, beta in zip(again, (0.55, 0.85), strict=True):
+        model.learn(200 if beta < 0.6 else 400, callback=callback, reset_num_timesteps=False)
+        assert model.replay_buffer.beta == pytest.approx(beta)
+
+
+def test_without_a_total_the_callback_anneals_over_the_call_of_learn():
+    betas, _ = annealed(PrioritizedReplayCallback(every=10, final_beta=0.8), 200, 200)
+    assert betas == pytest.approx([0.8, 0.8])
+
+
+def test_beta_is_final_where_the_total_is_behind():
+    _, model = annealed(None, 100)
+    seen = []
+
+    class Look(BaseCallback):
+        def _on_step(self):
+            seen.append(self.model.replay_buffer.beta)
+            return True
+
+    callbacks = [PrioritizedReplayCallback(every=1000, total_timesteps=100), Look()]
+    model.learn(20, callback=callbacks, reset_num_timesteps=False)
+    assert seen == [1.0] * 20
+
+
 def test_the_callback_refuses_another_buffer():
     with pytest.raises(TypeError, match="needs a prioritized replay buffer, the model has ReplayBuffer"):
         DQN("MlpPolicy", "CartPole-v1", buffer_size=100).learn(5, callback=PrioritizedReplayCallback())
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{"final_beta": 1.5}, {"final_beta": "x"}, {"final_beta": True}, {"every": 0}, {"every": 1.5}]
+    "kwargs",
+    [
+        {"final_beta": 1.5},
+        {"final_beta": "x"},
+        {"final_beta": True},
+        {"every": 0},
+        {"every": 1.5},
+        {"every": None},
+        {"total_timesteps": 0},
+        {"total_timesteps": 1e5},
+        {"total_timesteps": True},
+    ],
 )
 def test_the_callback_refuses_bad_arguments(kwargs):
     with pytest.raises((ValueError, TypeError), match=next(iter(kwargs))):

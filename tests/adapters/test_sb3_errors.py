@@ -139,3 +139,54 @@ def test_hindsight(kind, buffer_class):
 def test_a_policy_without_dicts(kind, buffer_class):
     with pytest.raises(ValueError, match="MultiInputPolicy"):
         DQN("MlpPolicy", environment(kind, "DQN"), replay_buffer_class=buffer_class, buffer_size=100)
+
+
+# ------------------------------------------ methods that are overridden in stock buffers
+
+
+HOOKS = [
+    (kind, name)
+    for kind in CLASSES
+    for name in ("_get_samples", "to_torch", "_get_real_samples", "_get_virtual_samples")
+    if hasattr(CLASSES[kind][0], name)
+]
+
+
+def overriding(base, *names):
+    def method(self, *args, **kwargs):
+        raise AssertionError("was called")
+
+    return type("Mine", (base,), {**dict.fromkeys(names, method), "__module__": "mine"})
+
+
+@pytest.mark.parametrize(("kind", "name"), HOOKS)
+def test_a_method_that_would_not_be_called_is_refused(kind, name):
+    ours = CLASSES[kind][0]
+    for mine in (overriding(ours, name), overriding(overriding(ours, name))):
+        with pytest.raises(TypeError, match=rf"Mine overrides {name}, .*: override sample"):
+            made(kind, mine)
+    with pytest.raises(TypeError, match=rf"Mine overrides {name}"):  # of another parent
+        made(kind, type("Mine", (overriding(object, name), ours), {"__module__": "mine"}))
+    made(kind, overriding(ours, name, "sample"))  # which may call it
+
+
+def test_a_method_that_would_not_be_called_is_refused_when_loading():
+    buffer = made("array", CLASSES["array"][0])
+    mine = overriding(type(buffer), "_get_samples")
+    with pytest.raises(TypeError, match="Mine overrides _get_samples"):
+        mine.__new__(mine).__setstate__(buffer.__getstate__())
+
+
+def test_what_the_message_recommends_works():
+    class Doubled(CLASSES["array"][0]):
+        def sample(self, batch_size, env=None):
+            samples = super().sample(batch_size, env)
+            return samples._replace(observations=2 * samples.observations)
+
+    buffer = added("array", Doubled, obs=np.ones((2, 3), np.float32))
+    assert set(buffer.sample(50).observations.unique().tolist()) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize("name", ["_normalize_obs", "_normalize_reward", "size", "_sample_goals"])
+def test_other_methods_may_be_overridden(name):
+    made("her", overriding(CLASSES["her"][0], name))

@@ -8,6 +8,8 @@ gym = pytest.importorskip("gymnasium")
 from algorithm_runs import DISCRETE, FAULTS, VECTOR, adam_step, forward, make, make_batch  # noqa: E402
 from torch import nn  # noqa: E402
 
+from kary_replay.algorithms import dqn  # noqa: E402
+
 VARIANTS = {
     "plain": {"double": False},
     "double": {},
@@ -191,13 +193,43 @@ def test_the_discount_is_taken_from_the_row_so_that_n_steps_need_nothing_more():
 def test_td_errors_of_actors_are_those_of_the_trained_network(name):
     algorithm = diverged(name)
     batch = make_batch(algorithm)
-    options = algorithm.options
-    atoms = np.linspace(options.v_min, options.v_max, options.n_atoms) if options.n_atoms > 1 else np.zeros(1)
-    q = expected_returns(values(algorithm.q, batch["observation"], options), atoms)[np.arange(12), batch["action"]]
-    next_q = expected_returns(values(algorithm.q, batch["next_observation"], options), atoms).max(1)
-    expected = batch["reward"].numpy() + batch["discount"].numpy() * next_q - q
     del batch["importance_weight"]
-    np.testing.assert_allclose(algorithm.td_error(batch).numpy(), expected, rtol=1e-4, atol=1e-5)
+    of_actors = algorithm.td_error(batch)
+    algorithm.targets["q"].copy_(algorithm.minimizers["q"].flat)  # actors have no target network
+    np.testing.assert_allclose(of_actors.numpy(), reference(algorithm, batch), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_actors_and_learners_measure_td_errors_on_one_scale(name):
+    """What an actor gives a new row as priority is what a learner would have given it."""
+    algorithm = make("dqn", **VARIANTS[name])  # whose target network is the trained one
+    batch = make_batch(algorithm, 200)
+    of_actors = algorithm.td_error(batch).clone()
+    assert of_actors.min() >= 0
+    torch.testing.assert_close(of_actors, algorithm.update(batch))
+
+
+@pytest.mark.parametrize("record", [True, False])
+@pytest.mark.parametrize("delta", [0.01, 0.5, 1.0, 10.0, 1000.0])
+def test_the_huber_loss_is_quadratic_inside_and_its_gradient_clipped_beyond(delta, record):
+    """So that delta does not shrink the gradient of small errors, and with delta = 1 nothing has changed."""
+    algorithm = make("dqn", huber_delta=delta, max_gradient_norm=1e9, record=record)
+    algorithm.targets["q"] += 0.3
+    batch = make_batch(algorithm, 64)
+    rows = [batch[column] for column in dqn.ROWS]
+    q, target = algorithm.values(algorithm.q_target, *rows)
+    error = q.detach() - target
+    if delta == 1.0:
+        old = torch.nn.functional.smooth_l1_loss(q, target, reduction="none")
+        new = torch.nn.functional.huber_loss(q, target, reduction="none", delta=1.0)
+        assert torch.equal(old, new)
+    (q * error.clamp(-delta, delta) * batch["importance_weight"] / 64).sum().backward()
+    gradients = [parameter.grad for parameter in algorithm.q.parameters()]
+    expected = nn.utils.parameters_to_vector(gradients)
+    algorithm.q.zero_grad(set_to_none=True)
+    algorithm.update(batch)
+    mean = algorithm.minimizers["q"].state_dict()["mean"]
+    torch.testing.assert_close(mean, 0.1 * expected, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-gym = pytest.importorskip("gymnasium")
-pytest.importorskip("torch")
+gymnasium = pytest.importorskip("gymnasium")
+torch = pytest.importorskip("torch")
 from algorithm_runs import BOX, DISCRETE, NAMES, VECTOR, make  # noqa: E402
 from gymnasium import spaces  # noqa: E402
 
-from kary_replay.algorithms import ALGORITHMS, UnsuitableSpaceError  # noqa: E402
+from kary_replay.algorithms import ALGORITHMS, Encoder, UnsuitableSpaceError  # noqa: E402
 
 BAD_OBSERVATIONS = {
     "Tuple": spaces.Tuple([VECTOR, VECTOR]),
@@ -51,16 +51,15 @@ def test_images_have_their_channels_first():
             make("sac", space)
 
 
-@pytest.mark.parametrize("space", [BOX, spaces.MultiDiscrete([2, 2]), spaces.MultiBinary(3)], ids=str)
-def test_dqn_needs_one_discrete_action(space):
-    with pytest.raises(UnsuitableSpaceError, match=r"dqn needs discrete actions.*use ddpg, td3 or sac"):
-        make("dqn", action_space=space)
+def test_dqn_needs_one_discrete_action():
+    with pytest.raises(UnsuitableSpaceError, match=r"dqn needs discrete actions.*use ddpg, td3 or sac$"):
+        make("dqn", action_space=BOX)
 
 
 UNBOUNDED = spaces.Box(np.array([-1, -np.inf], np.float32), np.array([1, 1], np.float32))
 BAD_ACTIONS = {
     "use dqn": DISCRETE,
-    "are one Box": spaces.Dict({"left": BOX, "right": BOX}),
+    "one Box of floats": spaces.Dict({"left": BOX, "right": BOX}),
     "float dtype": spaces.Box(0, 5, (2,), np.int32),
     "finite bounds.*RescaleAction": UNBOUNDED,
 }
@@ -79,3 +78,53 @@ def test_spaces_can_be_checked_before_anything_is_made():
         assert cls.check_spaces(VECTOR, DISCRETE if name == "dqn" else BOX) is None
         with pytest.raises(ValueError, match=name):
             cls.check_spaces(spaces.Text(3), DISCRETE if name == "dqn" else BOX)
+
+
+HINTS = {
+    "dqn, integers": ("dqn", spaces.Box(0, 3, (2,), np.int64), "no algorithm here takes these as they are. Wrap"),
+    "dqn, no bounds": ("dqn", spaces.Box(-np.inf, 1, (2,)), "use ddpg, td3 or sac, with actions between finite bounds"),
+    "dqn, bits": ("dqn", spaces.MultiBinary(3), "no algorithm here takes these"),
+    "sac, bits": ("sac", spaces.MultiBinary(3), "one Discrete for dqn, or one Box of floats"),
+    "sac, numbers": ("sac", spaces.Discrete(3), "use dqn"),
+    "dqn, dict": ("dqn", spaces.Dict({"a": spaces.Discrete(2)}), "no algorithm here takes these"),
+}
+
+
+@pytest.mark.parametrize("case", HINTS)
+def test_hints_name_what_would_work(case):
+    name, space, message = HINTS[case]
+    with pytest.raises(UnsuitableSpaceError, match=message):
+        ALGORITHMS[name].check_spaces(VECTOR, space)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_wrapper_named_for_several_discrete_actions_works(name):
+    """The message has its code, which is run here."""
+
+    class Lights(gymnasium.Env):
+        observation_space, action_space = VECTOR, spaces.MultiDiscrete([3, 2])
+
+        def step(self, action):
+            assert self.action_space.contains(action)
+            return tuple(action)
+
+    with pytest.raises(UnsuitableSpaceError, match="no algorithm here takes these") as caught:
+        ALGORITHMS[name].check_spaces(VECTOR, Lights.action_space)
+    code = str(caught.value).split("for dqn: ")[1]
+    env = eval(code, {"gymnasium": gymnasium, "numpy": np, "Discrete": spaces.Discrete, "env": Lights()})
+    ALGORITHMS["dqn"].check_spaces(VECTOR, env.action_space)
+    assert {env.step(action) for action in range(6)} == {(i, j) for i in range(3) for j in range(2)}
+
+
+def test_images_without_an_axis_of_channels_have_one():
+    flat, deep = spaces.Box(0, 255, (84, 80), np.uint8), spaces.Box(0, 255, (1, 84, 80), np.uint8)
+    torch.manual_seed(0)
+    first = Encoder(flat)
+    torch.manual_seed(0)
+    second = Encoder(deep)
+    assert first.n_features == second.n_features == 512
+    image = torch.randint(256, (3, 84, 80), dtype=torch.uint8)
+    assert torch.equal(first(image), second(image.unsqueeze(1)))
+    assert Encoder(spaces.Dict({"camera": flat})).n_features == 256
+    assert Encoder(spaces.Box(0, 255, (84, 3), np.uint8)).n_features == 252  # too small for one
+    assert Encoder(spaces.Box(0, 255, (84, 84), np.float32)).n_features == 84 * 84  # not bytes

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -15,8 +16,9 @@ class Faulty(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, fault="none", at=50, length=20, once=None, render_mode=None):
+    def __init__(self, fault="none", at=50, length=20, once=None, only_if=None, reward=1.0, render_mode=None):
         self.fault, self.at, self.length, self.once = fault, at, length, once
+        self.only_if, self.reward = only_if, reward
         self.n_steps = 0
         if fault == "making" and self.due():
             raise RuntimeError("no room for the bottle")
@@ -32,6 +34,8 @@ class Faulty(gymnasium.Env):
         return observation, {}
 
     def due(self):
+        if self.only_if is not None:
+            return os.path.exists(self.only_if)
         if self.once is None:
             return True
         try:
@@ -44,12 +48,16 @@ class Faulty(gymnasium.Env):
         self.t += 1
         self.n_steps += 1
         observation = self.np_random.uniform(-1, 1, 3).astype(np.float32)
-        reward = float(action)
+        reward = self.reward * float(np.sum(action))
         if self.fault == "slow":
             time.sleep(0.4)
         if self.n_steps == self.at and self.fault != "none" and "reset" not in self.fault and self.due():
             if self.fault == "raises":
                 raise RuntimeError("the bottle is empty")
+            if self.fault == "sys.exit":
+                sys.exit(0)
+            if self.fault == "os._exit":
+                os._exit(0)
             if self.fault == "hangs":
                 time.sleep(1000)
             if self.fault == "dies":
@@ -76,6 +84,21 @@ class Faulty(gymnasium.Env):
 
 def make(**options):
     return Faulty(**options)
+
+
+class Continuous(Faulty):
+    """The same with continuous actions, which it hands on to its observations."""
+
+    action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+
+    def step(self, action):
+        observation, *others = super().step(action)
+        observation[:2] += action
+        return observation, *others
+
+
+def make_continuous(**options):
+    return Continuous(**options)
 
 
 gymnasium.register("Faulty-v0", entry_point=Faulty)

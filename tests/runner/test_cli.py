@@ -53,6 +53,10 @@ REFUSED = {  # arguments, and what the message has
     "train dqn CartPole-v1 --sed 3": "Perhaps you meant: --seed",
     "train dqn CartPole-v1 --seed": "Missing value for argument '--seed'",
     "train dqn CartPole-v1 --seed x": "invalid literal",
+    "train dqn CartPole-v1 --total-env-steps 1.5": "invalid literal",
+    "train dqn CartPole-v1 --total-env-steps 1.55e1": "invalid literal",
+    "train dqn CartPole-v1 --total-env-steps 1e-3": "invalid literal",
+    "train dqn CartPole-v1 --total-env-steps 1e999999999": "invalid literal",
     "train dqn CartPole-v1 --actors 0": "actors must be",
     "train dqn CartPole-v1 --options.batch-size 7 --learners 2": "learners must divide batch_size=7",
     "train dqn CartPole-v1 --env-options gravity": "write NAME=VALUE",
@@ -60,7 +64,10 @@ REFUSED = {  # arguments, and what the message has
     "train dqn CartPole-v1 --directory .": "directory must be new or empty",
     "train --resume": "takes the directory of a run",
     "train --resume nowhere": "nowhere is not the directory of a run",
-    "train --resume nowhere --seed 3": "and nothing else",
+    "train --resume --seed 3": "takes the directory of a run",
+    "train --resume nowhere --seed 3": "seed cannot change when a run goes on, only total_env_steps, target_return",
+    "train --resume nowhere --options.learning-rate 1": "options cannot change when a run goes on",
+    "train --resume nowhere --target-return 5": "nowhere is not the directory of a run",
     "play nowhere": "nowhere is not the directory of a run",
     "play": "Missing",
     "export nowhere --to sb3": "nowhere is not the directory of a run",
@@ -81,6 +88,19 @@ def test_what_cannot_be_done_is_said_in_one_paragraph_and_nothing_is_created(arg
     assert re.fullmatch(r"kary-replay: [^\n]+\n", err)
     assert not set(err) & set("╭│╰─")
     assert list(tmp_path.rglob("*")) == before
+
+
+INTEGERS = {"1e6": 1_000_000, "1_000_000": 1_000_000, "1.5E+3": 1_500, "2.50e1": 25, "12": 12, "1e15": 10**15}
+
+
+@pytest.mark.parametrize("word", INTEGERS)
+def test_integers_may_be_written_with_an_exponent(word):
+    arguments = ["dqn", "CartPole-v1", "--total-env-steps", word, "--actors", "2e0", "--prefetch", "1e1"]
+    arguments += ["--options.batch-size", "1e2", "--options.hidden", "1e2", "64", "--seed", "7", "--learning-starts", "1"]
+    settings = cli._config(arguments)
+    assert (settings.total_env_steps, settings.actors, settings.prefetch) == (INTEGERS[word], 2, 10)
+    assert (settings.options.batch_size, settings.options.hidden, settings.seed) == (100, (100, 64), 7)
+    assert cli._config(["dqn", "CartPole-v1", "--actors", "auto", "--prefetch", "None"]).actors == "auto"
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -139,8 +159,18 @@ def test_train_then_resume_play_and_export(tmp_path, capsys):
     settings = json.loads((run / "config.json").read_text())
     assert settings["options"]["hidden"] == [16, 16] and settings["env_options"] == {"sutton_barto_reward": True}
     assert settings["options"]["learning_rate"] == RunnerConfig("dqn", "CartPole-v1").options.learning_rate
-    assert cli.main(["train", "--resume", str(run)]) == 0
-    assert cli.main([f"train --resume={run}"][0].split()) == 0
+    assert cli.main(["train", "--resume", str(run), "--total-env-steps", "600"]) == 0
+    assert "after 600 environment steps" in capsys.readouterr().out
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for arguments in (["--resume", str(run)], [f"--resume={run}", "--total-env-steps", "500"]):
+        assert cli.main(["train", *arguments]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert "is finished: all of its total_env_steps=" in out and "done: return" in out and "after 600 env" in out
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert cli.main(["train", "--resume", str(run), "dqn", "CartPole-v1"]) == 2
+    assert cli.main(["train", "--resume", str(run), "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "--target-return" in out and "--total-env-steps" in out and "--seed" not in out and "(default: 600)" in out
     assert cli.main(["play", str(run), "--episodes", "1"]) == 0
     assert Image.open(run / "play.gif").n_frames > 1
     assert "mean return" in capsys.readouterr().out

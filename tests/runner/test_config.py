@@ -36,6 +36,39 @@ class Clumsy(gymnasium.Wrapper):
 
 gymnasium.register("Session-v0", entry_point=faulty_envs.make)
 
+
+def normalized():
+    return gymnasium.wrappers.TransformReward(gymnasium.wrappers.NormalizeObservation(make()), float)
+
+
+def normalized_rewards():
+    return gymnasium.wrappers.NormalizeReward(make())
+
+
+def normalized_vector():
+    return gymnasium.wrappers.vector.NormalizeObservation(gymnasium.make_vec("CartPole-v1", 2))
+
+
+class RunningMeanStd:
+    """What other libraries, too, call the class."""
+
+
+class OwnNormalization(gymnasium.Wrapper):
+    def __init__(self, env):
+        super().__init__(env)
+        self.statistics = {"observation": RunningMeanStd()}
+
+
+def own_normalization():
+    return OwnNormalization(make())
+
+
+def frozen():
+    env = gymnasium.wrappers.NormalizeObservation(make())
+    env.update_running_mean = False
+    return env
+
+
 REFUSED = [  # settings of a process run with a batch of 32, and what the message has
     ({"learners": 64}, "learners must divide batch_size=32"),
     ({"learners": 3}, "learners must divide batch_size=32.*choose another number of learners or another batch size"),
@@ -65,6 +98,20 @@ REFUSED = [  # settings of a process run with a batch of 32, and what the messag
     ({"total_env_steps": 2**60}, "total_env_steps must be at most 9007199254740992"),
     ({"env": functools.partial(make, size=3)}, "could not be made: TypeError"),
     ({"env": "CartPol-v1"}, "did you mean CartPole-v1"),
+    (
+        {"env": normalized, "total_env_steps": 120},
+        "test_config:normalized' must not keep running statistics, and its wrapper NormalizeObservation does",
+    ),
+    (
+        {"env": normalized_rewards, "total_env_steps": 120},
+        "its wrapper NormalizeReward does: .*Take it off, and scale by fixed numbers",
+    ),
+    ({"env": normalized_vector}, "its wrapper NormalizeObservation does"),
+    ({"env": own_normalization, "total_env_steps": 120}, "its wrapper OwnNormalization does"),
+    ({"env": "ALE/Pong-v5"}, "got 'ALE/Pong-v5': ale-py registers it. pip install ale-py, and write ale_py:ALE/Pong-v5"),
+    ({"env": "MiniGrid-Empty-5x5-v0"}, "minigrid registers it. .* write minigrid:MiniGrid-Empty-5x5-v0"),
+    ({"env": "Mine/Task-v0"}, "no package that registers Mine/ has been imported. .*module:Mine/Task-v0"),
+    ({"env": "tabular/Blackjak-v0"}, "did you mean tabular/Blackjack-v0"),
     ({"buffer_capacity": 10**14}, "buffer_capacity=100000000000000 is more than memory has room for"),
 ]
 
@@ -76,6 +123,10 @@ def test_what_cannot_be_run_is_refused_and_nothing_is_created(settings, message,
         Runner(config("dqn", env, tmp_path / "run", **{"backend": "process", **settings})).run()
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_statistics_that_do_not_change_are_no_obstacle(tmp_path):
+    assert run("dqn", frozen, tmp_path / "run", total_env_steps=120).env_steps >= 120
 
 
 def test_a_function_of_an_interactive_session_is_refused(tmp_path, monkeypatch):
@@ -140,7 +191,7 @@ def test_too_little_memory_to_go_on_is_no_damage(tmp_path, monkeypatch):
 
     monkeypatch.setattr(PrioritizedReplayBuffer, "load", load)
     with pytest.raises(ConfigError, match=r"^buffer_capacity=5000 is more than memory has room for: 500 GB are needed"):
-        Runner.resume(tmp_path / "run").run()
+        Runner.resume(tmp_path / "run", total_env_steps=240).run()
 
 
 def test_where_processes_cannot_share_memory_all_workers_are_in_one(monkeypatch):

@@ -158,6 +158,7 @@ NO_PLACE = [
     ({}, {"observation_space": spaces.Discrete(3, start=1)}, "counts from 0"),
     ({}, {"action_space": spaces.Discrete(3, start=1)}, "counts from 0"),
     ({}, {"observation_space": spaces.MultiDiscrete([2, 3])}, "one-hot"),
+    ({}, {"observation_space": spaces.Box(0, 255, (40, 44), np.uint8)}, "an axis of channels"),
     ({}, {"observation_space": spaces.Box(0, 200, (3, 40, 40), np.uint8)}, "0 to 255"),
     ({}, {"observation_space": spaces.Dict({"x": spaces.Box(0, 255, (3, 8, 8), np.uint8)})}, "too small"),
 ]

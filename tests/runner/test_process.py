@@ -135,7 +135,7 @@ def test_workers_that_cannot_be_started_end_the_run(tmp_path, monkeypatch):
 def test_a_start_that_is_interrupted_leaves_the_checkpoint_as_it_is(tmp_path):
     run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=400)
     before = (tmp_path / "run" / "checkpoint.json").read_text()
-    runner = Runner.resume(tmp_path / "run")
+    runner = Runner.resume(tmp_path / "run", total_env_steps=600)
     runner.stop()
     assert runner.run().interrupted
     assert (tmp_path / "run" / "checkpoint.json").read_text() == before

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
 from runs import config, run, stopped
 
 from kary_replay.runner import ConfigError, RunFailedError, Runner, run_directory
@@ -36,17 +37,40 @@ def test_two_runs_cannot_share_a_directory(tmp_path):
     assert sorted(directory.rglob("*")) == before
     busy.unlock()
     assert Runner.resume(directory).run().env_steps >= 400
+    busy.lock()
+    with pytest.raises(ConfigError, match="a run is going on"):
+        Runner.resume(directory, total_env_steps=500).run()
+    assert sorted(directory.rglob("*")) == before
+    busy.unlock()
+
+
+def test_a_run_whose_settings_change_stays_locked(tmp_path, monkeypatch):
+    """Though config.json, which is locked, is replaced by another file."""
+    directory, locks = run("dqn", "CartPole-v1", tmp_path / "run", **QUICK).directory, []
+    begin = RunDirectory.begin_checkpoint
+
+    def try_to_lock(self, env_steps):
+        with pytest.raises(ConfigError, match="a run is going on"):
+            RunDirectory(directory).lock()
+        locks.append(env_steps)
+        return begin(self, env_steps)
+
+    monkeypatch.setattr(RunDirectory, "begin_checkpoint", try_to_lock)
+    assert Runner.resume(directory, total_env_steps=600).run().env_steps == 600
+    assert locks
+    RunDirectory(directory).lock()
 
 
 def test_a_run_that_cannot_go_on_lets_its_directory_go(tmp_path):
     directory = run("dqn", "CartPole-v1", tmp_path / "run", **QUICK).directory
     (directory / "episodes.jsonl.new").symlink_to("/dev/full")
-    runner = Runner.resume(directory)
+    runner = Runner.resume(directory, total_env_steps=600)
     with pytest.raises(ConfigError, match=r"cannot go on: episodes\.jsonl cannot be written: .*No space left"):
         runner.run()
     assert len((directory / "episodes.jsonl").read_text().splitlines()) > 3
+    assert json.loads((directory / "config.json").read_text())["total_env_steps"] == 400
     (directory / "episodes.jsonl.new").unlink()
-    assert runner.run().env_steps >= 400
+    assert runner.run().env_steps >= 600
 
 
 def test_of_two_runs_that_begin_in_one_directory_the_second_is_refused(tmp_path, monkeypatch):
@@ -209,3 +233,25 @@ def runner_steps(directory):
         return json.loads((directory / "episodes.jsonl").read_text().splitlines()[-1])["env_steps"]
     except (OSError, IndexError, ValueError):
         return 0
+
+
+@pytest.mark.parametrize("line", ['{"env_steps": 5}', "[1]", '{"env_steps": "5"}', "7"])
+def test_records_of_something_else_are_named(line, tmp_path):
+    directory = RunDirectory(tmp_path)
+    (tmp_path / "evaluations.jsonl").write_text(line + "\n")
+    with pytest.raises(ConfigError, match=r"evaluations\.jsonl"):
+        list(directory.evaluations())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"mean_return": "20"}, {"env_steps": 5.0}, {"returns": ["a"]}, {"parameters": torch.tensor([1.0, float("nan")])}],
+)
+def test_a_policy_that_is_none_is_named(change, tmp_path):
+    state = {"env_steps": 5, "updates": 1, "wall_seconds": 1.0, "mean_return": 2.0, "returns": [2.0], "n_cut": 0}
+    state["parameters"] = torch.zeros(2)
+    save_state(tmp_path / "best_policy.pt", state)
+    assert RunDirectory(tmp_path).policy("best").evaluation.mean_return == 2.0
+    save_state(tmp_path / "best_policy.pt", {**state, **change})
+    with pytest.raises(ConfigError, match=r"best_policy\.pt is damaged"):
+        RunDirectory(tmp_path).policy("best")

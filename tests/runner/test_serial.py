@@ -1,13 +1,15 @@
 """The serial backend: the same bit for bit, also after going on from a checkpoint."""
 
+import json
 import shutil
 
 import pytest
+import torch
 from runs import SMALL, config, parameters, run, same
 
 from kary_replay.algorithms import ALGORITHMS
 from kary_replay.runner import ConfigError, RunFailedError, Runner, RunnerConfig
-from kary_replay.runner.run_directory import RunDirectory
+from kary_replay.runner.run_directory import RunDirectory, load_state
 
 ENVS = {"dqn": "CartPole-v1"}
 SETTINGS = [
@@ -70,7 +72,55 @@ def test_a_broken_environment_ends_the_run(evaluate, tmp_path):
     env_options = {"fault": "raises", "at": at // 4 if evaluate == "never" else at, "length": 60}
     with pytest.raises(RunFailedError, match="the bottle is empty") as caught:
         run("dqn", "faulty_envs:make", tmp_path / "run", env_options=env_options, **settings)
-    assert ("evaluator" in str(caught.value)) == ("go on with --resume" in str(caught.value)) == (evaluate == "after")
+    assert ("evaluator" in str(caught.value)) == (evaluate == "after")
+    assert "go on with --resume" in str(caught.value)
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_what_was_learned_is_saved_when_an_actor_fails_for_good(backend, tmp_path):
+    """The environment has broken at the same step every time; it is mended, and the run goes on."""
+    broken = tmp_path / "broken"
+    broken.touch()
+    env_options = {"fault": "raises", "at": 100, "length": 60, "only_if": str(broken)}
+    settings = {"total_env_steps": 800, "backend": backend, "max_restarts": 0, "env_options": env_options}
+    with pytest.raises(RunFailedError, match=r"the bottle is empty.*\nThe last checkpoint is in .*: go on with --resume"):
+        run("dqn", "faulty_envs:make", tmp_path / "run", **settings)
+    counters = json.loads((tmp_path / "run" / "checkpoint.json").read_text())
+    assert 350 < counters["env_steps"] <= 400 and counters["updates"] > 0
+    broken.unlink()
+    result = Runner.resume(tmp_path / "run").run()
+    assert result.env_steps >= 800 and result.updates > counters["updates"]
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+@pytest.mark.parametrize("fault", ["sys.exit", "os._exit"])
+def test_an_environment_that_ends_its_process_every_time_ends_the_run(fault, backend, tmp_path):
+    if (fault, backend) == ("os._exit", "serial"):
+        pytest.skip("that is this process")
+    env_options = {"fault": fault, "at": 15, "length": 20}
+    settings = {"total_env_steps": 4_000, "backend": backend, "max_restarts": 2, "env_options": env_options}
+    said = "SystemExit: 0" if fault == "sys.exit" else "environment faulty_envs:make ended the process that it ran in"
+    with pytest.raises(RunFailedError, match=said) as caught:
+        run("dqn", "faulty_envs:make", tmp_path / "run", **settings)
+    assert "faulty_envs:make" in str(caught.value)
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_a_run_that_diverges_says_so_in_a_paragraph(backend, tmp_path):
+    """The checkpoint from before stays: none is made of networks that are not finite."""
+    settings = {
+        "env_options": {"reward": 1e38}, "total_env_steps": 20_000, "checkpoint_interval_env_steps": 104, "alpha": 0.0,
+        "backend": backend, "evaluate": "during", "evaluation_interval": 50, "evaluation_episodes": 1,
+    }  # fmt: skip
+    with pytest.raises(
+        RunFailedError, match=r"^[a-z]+-0 failed: training diverged: .* no longer finite after \d+ upd"
+    ) as caught:
+        run("ddpg", "faulty_envs:make_continuous", tmp_path / "run", {"learning_rate": 0.5}, **settings)
+    text = str(caught.value)
+    assert "Traceback" not in text and text.count("\n") == 1 and "options.learning_rate=0.5" in text
+    for path in (tmp_path / "run").glob("checkpoint-*/learner-0.pt"):
+        for minimizer in load_state(path)["algorithm"]["minimizers"].values():
+            assert torch.isfinite(minimizer["parameters"]).all()
 
 
 def test_a_learner_that_fails_ends_the_run(tmp_path):
@@ -93,7 +143,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(damage, tmp_path):
     result = run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=200)
     DAMAGES[damage](next(result.directory.glob("checkpoint-*")))
     with pytest.raises(ConfigError, match="damaged"):
-        Runner.resume(result.directory).run()
+        Runner.resume(result.directory, total_env_steps=400).run()
 
 
 @pytest.mark.parametrize("publish_interval", [1, 1_000])

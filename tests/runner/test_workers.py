@@ -5,6 +5,7 @@ import pytest
 import torch
 from runs import config, run
 
+from kary_replay.runner.failures import DivergedError
 from kary_replay.runner.making import maker
 from kary_replay.runner.plan import Plan
 from kary_replay.runner.workers import Actor, Learner
@@ -136,4 +137,21 @@ def test_a_run_ends_when_its_target_is_reached(target, tmp_path):
     settings = {"evaluate": "during", "evaluation_interval": 200, "evaluation_episodes": 2}
     result = run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=600, target_return=target, **settings)
     assert (result.env_steps < 600) == (target == 5.0)
-    assert (result.mean_return >= target) == (target == 5.0) and len(result.evaluations) == (1 if target == 5.0 else 4)
+    assert (result.last_return >= target) == (target == 5.0) and len(result.evaluations) == (1 if target == 5.0 else 4)
+
+
+def test_a_learner_whose_td_errors_are_not_finite_says_that_it_diverged(plan_of):
+    """And writes no checkpoint of parameters that are not finite."""
+    plan = plan_of(total_env_steps=400, samples_per_insert_error=1e6)
+    actor, learner = Actor(plan, 0, lambda report: None), Learner(plan, 0, lambda report: None)
+    while plan.board.env_steps < 200:
+        assert actor.work(0)
+    assert learner.work(0) and learner.state_dict()["updates"] == 1
+    with torch.no_grad():
+        learner.algorithm.minimizers["q"].flat[3] = float("nan")
+    with pytest.raises(DivergedError, match="training diverged: the parameters of q are no longer finite after 1 updates"):
+        learner.state_dict()
+    message = "training diverged: TD errors are no longer finite after 1 updates, at environment step 200. Try a new run with"
+    with pytest.raises(DivergedError, match=message):
+        learner.work(0)
+    actor.close()

@@ -222,7 +222,7 @@ class ProcessBackend:
             return
         if member.process.exitcode is not None or member.pipe is None:
             self._kill(member)
-            self._failed(member, self._cause(member))
+            self._failed(member, self._cause(member), self._exited_by_itself(member))
             return
         config = self._plan.config
         trains, limit = member.kind == "learner", config.environment_timeout_seconds
@@ -243,7 +243,15 @@ class ProcessBackend:
         code = member.process.exitcode
         if code is not None and code < 0:
             return f"killed by {signal.Signals(-code).name}" + (" (out of memory?)" if -code == signal.SIGKILL else "")
+        if self._exited_by_itself(member):
+            return f"environment {self._plan.config.env_name} ended the process that it ran in, with exit code {code}"
         return f"exited with code {code}"
+
+    @staticmethod
+    def _exited_by_itself(member: _Member) -> bool:
+        """Return whether something in the process ended it without a word: only environments have code of others there."""
+        code = member.process.exitcode
+        return member.kind != "learner" and member.problem is None and code is not None and code >= 0
 
     def _failed(self, member: _Member, cause: str, is_environment: bool = False) -> None:
         """Plan a new start, or raise if there is to be none."""
@@ -254,8 +262,10 @@ class ProcessBackend:
         is_environment |= member.problem is not None and member.problem.is_environment
         if member.kind == "learner":
             raise self._learner_failed(member, cause)
-        if is_environment and config.on_environment_error == "stop":
+        if member.problem is not None and member.problem.has_diverged:
             raise WorkerFailedError(f"{member.name} failed: {cause}")
+        if is_environment and config.on_environment_error == "stop":
+            raise WorkerFailedError(f"{member.name} failed: {cause}", spares_learning=True)
         row = self._plan.board.row(member.kind, member.index)
         # An environment that breaks in every episode must end the run, at whatever step it does; a process that others kill
         # must not, as long as it gets something done in between.
@@ -265,7 +275,7 @@ class ProcessBackend:
         if member.failures > config.max_restarts:
             often = f"{member.name} failed {member.failures} times in a row, the last time: {cause}"
             if member.kind != "evaluator":
-                raise WorkerFailedError(often)
+                raise WorkerFailedError(often, spares_learning=True)
             member.restart_at = math.inf  # what has been learned is worth more than knowing how much that is
             self._warn(f"{often}\nThe run goes on without evaluations.")
             return

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..failures import failing_ends_the_run
+from ..failures import WorkerFailedError, failing_ends_the_run
 from ..plan import Plan
 from ..run_directory import load_state, save_state
 from ..workers import WORKERS, Evaluator, Learner, Worker
@@ -43,15 +43,21 @@ class SerialBackend:
 
     def poll(self, seconds: float) -> list[Any]:
         """Give every worker one turn."""
-        for name, worker in self._workers.items():  # starting nothing anew: what broke would break at the same step again
-            with failing_ends_the_run(name):
-                worker.work(0)
+        for name, worker in list(self._workers.items()):
+            try:
+                with failing_ends_the_run(name):
+                    worker.work(0)
+            except WorkerFailedError:  # starting nothing anew: what broke would break at the same step again
+                self._workers.pop(name).close()
+                raise
         return self._taken()
 
     def save(self, folder: Path, within_seconds: float) -> None:
-        """Write the states of all workers, and the buffer."""
+        """Write the states of all workers that have not failed, and the buffer."""
         for name, worker in self._workers.items():
-            save_state(folder / f"{name}.pt", worker.state_dict())
+            with failing_ends_the_run(name):
+                state = worker.state_dict()
+            save_state(folder / f"{name}.pt", state)
         self._plan.replay.buffer.save(folder / "replay")
 
     def finish(self) -> list[Any]:

@@ -18,6 +18,7 @@ import torch
 
 from ...algorithms import Share
 from ..environments import EnvironmentFaultError
+from ..failures import DivergedError
 from ..plan import Plan, Problem, Ready
 from ..run_directory import load_state, save_state
 from ..workers import WORKERS, Evaluator, Learner
@@ -50,10 +51,10 @@ def main(plan: Plan, kind: str, index: int, incarnation: int, pipe: Any, states:
     except (BrokenPipeError, EOFError, ConnectionResetError):
         os._exit(1)  # the supervisor is gone
     except BaseException as error:
-        is_environment = isinstance(error, EnvironmentFaultError)
-        text = str(error) if is_environment else traceback.format_exc()
+        is_environment, has_diverged = isinstance(error, EnvironmentFaultError), isinstance(error, DivergedError)
+        text = str(error) if is_environment or has_diverged else traceback.format_exc()
         with contextlib.suppress(OSError):
-            pipe.send(Problem(name, text, is_environment))
+            pipe.send(Problem(name, text, is_environment, has_diverged))
         sys.stderr.flush()
         os._exit(1)
     os._exit(0)  # libraries' own clean-up may hang, as that of a process group whose other members are gone

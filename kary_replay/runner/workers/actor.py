@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..environments import Environments, random_actions
+from ..environments import EnvironmentFaultError, Environments, random_actions
+from ..failures import DivergedError
 from ..inference import Inference, LocalInference, as_tensors
 from ..plan import Ended, Plan
 
@@ -42,7 +43,7 @@ class Actor:
         self.row = plan.board.row("actor", index)
         self.rng = plan.rng("actor", index, incarnation, int(self.row.env_steps))
         self.algorithm = plan.algorithm()
-        self.inference: Inference = LocalInference(self.algorithm, plan.parameters, self.rng, plan.publishes_all)
+        self.inference: Inference = LocalInference(self.algorithm, plan.parameters, self.rng, plan.config.publishes_all)
         n = config.envs_per_actor // config.groups
         name = f"{config.env_name} (actor {index})"
         self.groups = [Environments(plan.make, n, self.rng, name, self.row.alive) for _ in range(config.groups)]
@@ -69,7 +70,14 @@ class Actor:
         if not self.row.first_step:
             self.row.first_step = time.monotonic()
         action = self._actions()
-        steps = group.step(action)
+        try:
+            steps = group.step(action)
+        except EnvironmentFaultError:
+            if np.isfinite(action).all():
+                raise
+            what = "the policy chooses actions that are no longer finite"
+            updates = int(self.row.parameter_version)
+            raise DivergedError(what, updates, plan.board.env_steps, plan.config.options) from None
         self.row.env_steps += group.n_envs
         self.writers[self.turn].add(**steps._asdict(), action=action)
         if group.ended:

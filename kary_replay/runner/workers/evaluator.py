@@ -10,12 +10,14 @@ import numpy.typing as npt
 import torch
 
 from ...algorithms import Algorithm
-from ..environments import Environments
+from ..config import RunnerConfig
+from ..environments import EnvironmentFaultError, Environments
+from ..failures import DivergedError
 from ..inference import as_tensors, published
-from ..plan import Evaluation, Plan
+from ..plan import Evaluated, Evaluation, Plan
 from ..streams.parameters import load_vector
 
-__all__ = ["FIRST_SEED", "Evaluator"]
+__all__ = ["FIRST_SEED", "Evaluator", "n_together"]
 
 FIRST_SEED = 1_000_000  # of evaluation episodes, whatever the seed of the run
 MAX_ENVS = 20  # stepped together
@@ -31,29 +33,30 @@ class Evaluator:
     index : int
         0.
     report : function
-        Is told every `Evaluation`.
+        Is told what was `Evaluated`.
 
     Notes
     -----
     Its row's ``updates`` are those of the policy that was evaluated last, also before the run was resumed: none is evaluated
-    twice.
+    twice. Once a policy has reached the target no other one is evaluated: that policy is the last and the best of the run.
     """
 
     def __init__(self, plan: Plan, index: int, report: Callable[[Any], None]) -> None:
         self.plan, self.report = plan, report
         self.row = plan.board.row("evaluator", index)
         self.algorithm = plan.algorithm()
-        self.tensors = published(self.algorithm, plan.publishes_all)
-        n_envs, name = min(MAX_ENVS, plan.config.evaluation_episodes), f"{plan.config.env_name} (evaluator)"
+        self.tensors = published(self.algorithm, plan.config.publishes_all)
+        n_envs, name = n_together(plan.config), f"{plan.config.env_name} (evaluator)"
         self.envs = Environments(plan.make, n_envs, np.random.default_rng(0), name, self.row.alive)
         self.due = self._after(plan.board.env_steps)
         self.version = 0  # of the parameters kept last
         self.kept: list[tuple[int, int, float, npt.NDArray[np.float32]]] = []
+        self.reached_target = False
 
     def work(self, patience_seconds: float) -> bool:
         """Evaluate, or keep the parameters, if it is time; return False if it is not."""
         self.row.alive()
-        if self.plan.board.env_steps < self.due or not self._keep():
+        if self.reached_target or self.plan.board.env_steps < self.due or not self._keep():
             return False
         if self.plan.config.evaluate == "during":
             self._play_kept()
@@ -87,10 +90,19 @@ class Evaluator:
         while self.kept and not give_up():
             env_steps, updates, seconds, vector = self.kept.pop(0)
             load_vector(self.tensors, vector)
-            returns = play(self.algorithm, self.envs, self.plan.config.evaluation_episodes)
+            config = self.plan.config
+            try:
+                returns, n_cut = play(self.algorithm, self.envs, config.evaluation_episodes, config.evaluation_max_steps)
+            except EnvironmentFaultError:
+                if np.isfinite(vector).all():
+                    raise
+                what = "the parameters of the policy are no longer finite"
+                raise DivergedError(what, updates, env_steps, config.options) from None
             self.row.episodes += len(returns)
             self.row.updates = updates
-            self.report(Evaluation(env_steps, updates, seconds, float(np.mean(returns)), tuple(returns)))
+            evaluation = Evaluation(env_steps, updates, seconds, float(np.mean(returns)), tuple(returns), n_cut)
+            self.reached_target = config.target_return is not None and evaluation.mean_return >= config.target_return
+            self.report(Evaluated(evaluation, vector))
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the evaluator goes on from."""
@@ -111,14 +123,23 @@ class Evaluator:
         self.envs.close()
 
 
-def play(algorithm: Algorithm, envs: Environments, n_episodes: int) -> list[float]:
-    """Return the returns of episodes with the seeds 1000000, 1000001, and so on."""
+def n_together(config: RunnerConfig) -> int:
+    """Return how many episodes are played together; the actions of a row depend, by rounding, on how many rows there are."""
+    return min(MAX_ENVS, config.evaluation_episodes)
+
+
+def play(algorithm: Algorithm, envs: Environments, n_episodes: int, max_steps: int) -> tuple[list[float], int]:
+    """Play episodes with the seeds 1000000, 1000001, and so on; return their returns, and how many were cut off."""
     returns: list[float] = []
+    n_cut = 0
     rng = np.random.default_rng(0)
     for first in range(0, n_episodes, envs.n_envs):
         n = min(envs.n_envs, n_episodes - first)
-        returns += envs.play(
+        played, cut = envs.play(
             lambda observation: algorithm.act(as_tensors(observation), np.zeros(envs.n_envs, np.float32), rng),
             [FIRST_SEED + first + i for i in range(n)],
-        )  # fmt: skip
-    return returns
+            max_steps,
+        )
+        returns += played
+        n_cut += cut
+    return returns, n_cut

@@ -12,6 +12,7 @@ import torch
 from ...algorithms import Share
 from ...prefetch import Prefetcher
 from ...types import Batch
+from ..failures import DivergedError
 from ..inference import as_tensors, published
 from ..plan import Plan
 from ..streams.parameters import as_vector
@@ -47,7 +48,7 @@ class Learner:
         self.plan, self.index, self.row = plan, index, plan.board.row("learner", index)
         self.algorithm = plan.algorithm(config.learner_device(index), share)
         self.batch_size = config.options.batch_size // config.learners
-        self.tensors = published(self.algorithm, plan.publishes_all)
+        self.tensors = published(self.algorithm, plan.config.publishes_all)
         device, ahead = self.algorithm.device, config.prefetch
         if ahead is None:
             ahead = int(device.type != "cpu")
@@ -74,7 +75,13 @@ class Learner:
             self.row.announced = following
         batch = next(self.prefetcher) if self.prefetcher is not None else replay.sample(self.batch_size)
         td_error = self.algorithm.update(as_batch(batch, self.algorithm.device))
-        replay.update_priorities(batch, td_error.cpu().numpy())
+        error = td_error.cpu().numpy()
+        try:
+            replay.update_priorities(batch, error)
+        except ValueError:
+            if np.isfinite(error).all():
+                raise
+            raise self._diverged("TD errors are no longer finite") from None
         self.row.updates += 1
         updates = int(self.row.updates)
         if self.index == 0:
@@ -109,8 +116,12 @@ class Learner:
         """Return all that the learner goes on from."""
         newest = self.plan.parameters.fetch()
         assert newest is not None
+        state = self.algorithm.state_dict()
+        for name, minimizer in state["minimizers"].items():
+            if not torch.isfinite(minimizer["parameters"]).all():  # rather the checkpoint before than one of no use
+                raise self._diverged(f"the parameters of {name} are no longer finite")
         return {
-            "algorithm": self.algorithm.state_dict(),
+            "algorithm": state,
             "updates": int(self.row.updates),
             "published": torch.from_numpy(newest[0]),
             "published_after": newest[1],
@@ -122,6 +133,9 @@ class Learner:
         self.row.updates = self.row.announced = state["updates"]
         if self.index == 0:
             self.plan.parameters.publish(state["published"].numpy(), state["published_after"])
+
+    def _diverged(self, what: str) -> DivergedError:
+        return DivergedError(what, int(self.row.updates), self.plan.board.env_steps, self.plan.config.options)
 
     def close(self) -> None:
         """End the thread that draws ahead."""

@@ -1,0 +1,91 @@
+"""Going on with a run: what may change, and that a finished run stays as it is."""
+
+import json
+
+import pytest
+from runs import config, parameters, run, same, stopped
+
+from kary_replay.runner import ConfigError, Runner
+
+EVALUATED = {"evaluate": "during", "evaluation_interval": 200, "evaluation_episodes": 2}
+
+
+def files(directory):
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def same_result(first, second):
+    names = "best_return", "last_return", "env_steps", "updates", "wall_seconds", "evaluations", "directory", "interrupted"
+    return [getattr(first, name) for name in names] == [getattr(second, name) for name in names]
+
+
+@pytest.mark.parametrize("evaluate", ["during", "after"])
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_a_run_whose_steps_are_done_stays_as_it_is_until_it_is_given_more(backend, evaluate, tmp_path, capsys):
+    settings = {**EVALUATED, "evaluate": evaluate, "total_env_steps": 600, "backend": backend}
+    first = run("dqn", "CartPole-v1", tmp_path / "run", **settings)
+    before = files(tmp_path / "run")
+    capsys.readouterr()
+    assert same_result(Runner.resume(tmp_path / "run").run(), first)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "is finished: all of its total_env_steps=600 are done. Give more of them" in out
+    assert files(tmp_path / "run") == before
+    result = Runner.resume(tmp_path / "run", total_env_steps=1_000).run()
+    assert result.env_steps >= 1_000 and result.updates > first.updates
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["total_env_steps"] == 1_000
+
+
+def test_a_run_that_reached_its_target_stays_as_it_is_until_it_is_given_another(tmp_path, capsys):
+    settings = {**EVALUATED, "total_env_steps": 1_000, "target_return": 1.0}
+    first = run("dqn", "CartPole-v1", tmp_path / "run", **settings)
+    assert first.env_steps < 300
+    before = files(tmp_path / "run")
+    for changes in ({}, {"total_env_steps": 2_000}, {"target_return": first.best_return}):
+        assert same_result(Runner.resume(tmp_path / "run", **changes).run(), first)
+        assert "is finished: its target_return=" in " ".join(capsys.readouterr().out.split())
+    assert files(tmp_path / "run") == before
+    second = Runner.resume(tmp_path / "run", target_return=1e6).run()
+    assert second.env_steps == 1_000 and second.evaluations[0] == first.evaluations[0] and len(second.evaluations) > 2
+    assert second.best_return == max(found.mean_return for found in second.evaluations)
+    assert second.last_return == second.evaluations[-1].mean_return
+    assert second.evaluations[-1].updates == second.updates
+    third = Runner.resume(tmp_path / "run", target_return=None, total_env_steps=1_200).run()
+    assert third.env_steps == 1_200
+
+
+def test_going_on_for_longer_is_as_good_as_having_begun_for_longer(tmp_path):
+    """But for what depends on the length of the run: there, with these settings, nothing does."""
+    constant = {"exploration_initial": 0.1, "exploration_final": 0.1}
+    settings = {"beta": 1.0, "samples_per_insert_error": 64.0}
+    run("dqn", "CartPole-v1", tmp_path / "short", constant, total_env_steps=400, **settings)
+    run("dqn", "CartPole-v1", tmp_path / "long", constant, total_env_steps=800, **settings)
+    Runner.resume(tmp_path / "short", total_env_steps=800).run()
+    assert same(parameters(tmp_path / "short"), parameters(tmp_path / "long"))
+
+
+def test_an_interrupted_run_is_not_finished(tmp_path):
+    directory = tmp_path / "run"
+    runner = Runner(config("dqn", "CartPole-v1", directory, total_env_steps=100_000, **EVALUATED))
+    first = stopped(runner, lambda: (directory / "best_policy.pt").exists())
+    assert first.interrupted
+    second = Runner.resume(directory, total_env_steps=first.env_steps + 400, checkpoint_interval_env_steps=100).run()
+    assert not second.interrupted and second.env_steps >= first.env_steps + 400
+    assert second.evaluations[-1].updates == second.updates
+
+
+REFUSED = {
+    "seed": (3, "seed cannot change when a run goes on, only total_env_steps, target_return, .*: leave it out, or begin"),
+    "evaluation_episodes": (3, "evaluation_episodes cannot change"),
+    "total_env_steps": (0, "total_env_steps must be an integer of at least 1, got 0"),
+    "target": (3.0, "a run has no setting target; when it goes on, total_env_steps"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_change_is_refused_by_name_and_nothing_is_changed(name, tmp_path):
+    run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=120)
+    before = files(tmp_path / "run")
+    value, message = REFUSED[name]
+    with pytest.raises(ConfigError, match=message):
+        Runner.resume(tmp_path / "run", **{name: value})
+    assert files(tmp_path / "run") == before
