@@ -7,7 +7,6 @@ what is saved is that moment's. checkpoint_files.py puts it into a directory, do
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sys
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from .checkpoint_files import CHUNK_NBYTES, MANIFEST, Bytes, NewFile, new_data, 
 from .errors import CheckpointError
 from .storage import Storage
 from .types import Field
-from .validation import as_count, as_exponent, as_priority_epsilon, as_real
+from .validation import as_count, as_exponent, as_priority_epsilon
 from .version import VERSION
 
 FORMAT = 2  # 1, of 0.1.0 before its release, has no priorities, but in the ranking
@@ -275,7 +274,6 @@ class _Checkpoint:
         """Read everything, verified, into a new storage of the same capacity and fields."""
         content = self.content
         with self._named():
-            check_numbers(content, storage)
             if storage.offsets != content["offsets"]:
                 raise CheckpointError(
                     f"'{self._folder}' was saved by kary-replay {content['version']}, which lays rows out differently: load it "
@@ -348,19 +346,3 @@ def _from_json(fields: dict[str, Any]) -> dict[str, Any]:
         else:
             made[name] = _from_json(field)
     return made
-
-
-def check_numbers(state: dict[str, Any], storage: Storage) -> None:
-    """Raise one of `WRONG` unless a snapshot's numbers are ones that this storage can come to."""
-    n_touched = as_count("n_touched", state["n_touched"], storage.capacity, least=0)
-    n_started = as_count("n_started", state["n_started"], n_touched, least=0)
-    as_count("position", state["position"], min(n_started, storage.capacity - 1), least=0)
-    for name in ("n_added", "n_sampled"):
-        as_count(name, state[name], 2**62 - 1, least=0)
-    key0, key1, counter = state["random"]
-    for number in (key0, key1, counter):
-        as_count("a number of random", number, 2**64 - 1, least=0)
-    as_exponent("alpha", state["alpha"])
-    limit = math.inf if storage.tree is None else storage.tree.max_mass
-    if not 1 <= as_real("max_priority", state["max_priority"]) <= limit:
-        raise ValueError(f"max_priority must be from 1 to {limit:.3g}, got {state['max_priority']}")

@@ -39,9 +39,7 @@ inline void reset(Header* header) {
 // Makes the block whole again after the death of the lock's holder; we have it now.
 inline void repair(Header* header) {
     header->buried_at = 0;  // whoever waits for the dead one's slots looks at once
-    if (header->capacity == 0) {  // a tree alone
-        return;
-    }
+    if (header->capacity == 0) return;  // a tree alone
     if (header->is_resetting) reset(header);
     // A slot counts as started before its generation says whose it is.
     while (header->n_started > 0 && load_relaxed(generation_of(header, header->n_started - 1)) == 0) {

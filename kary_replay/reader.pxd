@@ -12,11 +12,13 @@ cdef enum:
 
 
 cdef extern from "remainder.hpp" namespace "kary" nogil:
+    cppclass Added "kary::KeySet::Added":
+        bint is_new
+
     cppclass KeySet:
         bint make(int64_t n)
-        bint is_made()
         bint has(int64_t key)
-        bint add(int64_t key)
+        Added add(int64_t key)
 
     cppclass TreeWithout:
         bint make(const Tree& tree, int64_t n)
@@ -48,7 +50,7 @@ cdef class Reader(Snapshots):
                         Remainder* rest) noexcept nogil
     cdef int draw_rest(self, double u, int64_t* slot, int64_t n_drawn, int64_t n, const Handle* handle,
                        Remainder* rest) noexcept nogil
-    cdef bint collect(self, int64_t n_drawn, int64_t n, const Handle* handle, Remainder* rest) noexcept nogil
+    cdef void collect(self, int64_t n_drawn, int64_t n, const Handle* handle, Remainder* rest) noexcept nogil
     cdef bint may_hold(self, int64_t n) noexcept nogil
     cdef double extent(self) noexcept nogil
     cdef double wait_for_rows(self) noexcept nogil

@@ -145,7 +145,7 @@ cdef class Reader(Snapshots):
             self.draw(extent, counter + start // PER_COUNTER, u, slot, start, count, n, stratified)
             self.read_rows(slot, count, column, start, handle + start, mass + start)
             for i in range(start, start + count):
-                if handle[i].index < 0 or (rest.is_unique and not rest.drawn.add(handle[i].index)):
+                if handle[i].index < 0 or (rest.is_unique and not rest.drawn.add(handle[i].index).is_new):
                     outcome = self.read_again(column, i, n, handle, mass, stratified, rest)
                     if outcome != DRAWN:
                         return outcome
@@ -199,23 +199,22 @@ cdef class Reader(Snapshots):
         What is left is looked at anew when it has been used up; where that is nothing, this waits for those who write.
         """
         cdef bint has_tree = self.tree is not None, is_idle
-        cdef bint there_was_memory = True
         cdef int64_t j
         if not rest.is_made or rest.extent(has_tree) <= 0 or (has_tree and rest.tree.is_used_up()):
-            there_was_memory = self.collect(n_drawn, n, handle, rest)
-            while there_was_memory and rest.extent(has_tree) <= 0:
+            self.collect(n_drawn, n, handle, rest)
+            while rest.is_made and rest.extent(has_tree) <= 0:
                 acquire(self.header)
                 bury(self.attachment, False)
                 is_idle = self.header.n_writing == 0
                 if is_idle:  # then the lock makes it one moment
-                    there_was_memory = self.collect(n_drawn, n, handle, rest)
+                    self.collect(n_drawn, n, handle, rest)
                 release(self.header)
-                if is_idle and there_was_memory and rest.extent(has_tree) <= 0:
+                if is_idle and rest.is_made and rest.extent(has_tree) <= 0:
                     return TOO_FEW if rest.is_unique else EMPTY
                 if not is_idle:
                     sched_yield()
-                    there_was_memory = self.collect(n_drawn, n, handle, rest)
-            if not there_was_memory:
+                    self.collect(n_drawn, n, handle, rest)
+            if not rest.is_made:
                 return NO_MEMORY
         if has_tree:
             slot[0] = rest.tree.find(u * rest.tree.total())
@@ -228,28 +227,30 @@ cdef class Reader(Snapshots):
             rest.slot[rest.n_slots] = slot[0]
         return DRAWN
 
-    cdef bint collect(self, int64_t n_drawn, int64_t n, const Handle* handle, Remainder* rest) noexcept nogil:
-        """Look at what is left now; False if there is no memory. O(n_drawn · log(capacity)) with a tree, else O(capacity)."""
+    cdef void collect(self, int64_t n_drawn, int64_t n, const Handle* handle, Remainder* rest) noexcept nogil:
+        """Look at what is left now; without memory for it, `is_made` is false afterwards.
+
+        O(n_drawn · log(capacity)) with a tree, else O(capacity).
+        """
         cdef int64_t i, n_started
         if self.tree is not None:
             rest.is_made = rest.tree.make(self.tree.tree, n + PATIENCE)  # rows of the batch, and draws in vain
             if rest.is_made:
                 for i in range(n_drawn):
                     rest.tree.remove(handle[i].index)
-            return rest.is_made
+            return
         n_started = load_relaxed(&self.header.n_started)
         free(rest.slot)
         rest.n_slots = 0
         rest.slot = <int64_t*>malloc(max(n_started, 1) * sizeof(int64_t))
         rest.is_made = rest.slot != NULL
         if not rest.is_made:
-            return False
+            return
         for i in range(n_started):
             # relaxed: read_rows looks again
             if is_published(load_relaxed(self.generation(i))) and not (rest.is_unique and rest.drawn.has(i)):
                 rest.slot[rest.n_slots] = i
                 rest.n_slots += 1
-        return True
 
     cdef bint may_hold(self, int64_t n) noexcept nogil:
         """Whether there are n rows, those included that are being written; where it looks as if not, under the lock."""

@@ -32,26 +32,34 @@ class KeySet {
         mask_ = static_cast<uint64_t>(n_places) - 1;
         return place_ != nullptr;
     }
-    bool is_made() const { return place_ != nullptr; }
     int64_t n_places() const { return static_cast<int64_t>(mask_) + 1; }
 
-    // Where a key is, or would be: 0 … n_places - 1.
+    // Where a key is, 0 … n_places - 1, or -1 if it is not there.
     int64_t find(int64_t key) const {
+        const int64_t at = place_for(key);
+        return place_[at] == 0 ? -1 : at;
+    }
+    bool has(int64_t key) const { return find(key) >= 0; }
+
+    // Puts a key in and tells where it is, and whether it was not there before.
+    struct Added {
+        int64_t at;
+        bool is_new;
+    };
+    Added add(int64_t key) {
+        const int64_t at = place_for(key);
+        const bool is_new = place_[at] == 0;
+        place_[at] = key + 1;
+        return {at, is_new};
+    }
+
+  private:
+    int64_t place_for(int64_t key) const {
         uint64_t at = (static_cast<uint64_t>(key) * 0x9E3779B97F4A7C15ULL >> 20) & mask_;
         while (place_[at] != 0 && place_[at] != key + 1) at = (at + 1) & mask_;
         return static_cast<int64_t>(at);
     }
-    bool has(int64_t key) const { return place_[find(key)] != 0; }
 
-    // False if it was there before.
-    bool add(int64_t key) {
-        int64_t& place = place_[find(key)];
-        const bool is_new = place == 0;
-        place = key + 1;
-        return is_new;
-    }
-
-  private:
     int64_t* place_ = nullptr;  // keys + 1; 0: free
     uint64_t mask_ = 0;
 };
@@ -84,9 +92,10 @@ class TreeWithout {
         double mass = 0;
         int64_t node = leaf;
         for (int l = tree_.n_levels - 1; l > 0; --l) {
-            const int64_t group = node / arity_, at = groups_.find(key(l, group));
-            double* copy = copies_ + at * arity_;
-            if (groups_.add(key(l, group))) {
+            const int64_t group = node / arity_;
+            const KeySet::Added added = groups_.add(key(l, group));
+            double* copy = copies_ + added.at * arity_;
+            if (added.is_new) {
                 for (int64_t j = 0; j < arity_; ++j) copy[j] = load_relaxed(tree_.level[l] + group * arity_ + j);
             }
             copy[node % arity_] = mass;
@@ -101,8 +110,7 @@ class TreeWithout {
         int64_t node = 0;
         for (int l = 1; l < tree_.n_levels; ++l) {
             const int64_t at = groups_.find(key(l, node));
-            const bool is_copied = groups_.has(key(l, node));
-            const double* group = is_copied ? copies_ + at * arity_ : tree_.level[l] + node * arity_;
+            const double* group = at < 0 ? tree_.level[l] + node * arity_ : copies_ + at * arity_;
             node = node * arity_ + find_child(tree_, group, &prefix);
             stay_inside(tree_.width[l] - 1, &prefix, &node);
         }

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import shared_memory
-from .checkpoint import WRONG, Layout, Saved, check_numbers
+from .checkpoint import WRONG, Layout, Saved
 from .errors import AttachError, ClosedError, FieldError
 from .fields import Fields, checked_fields, fields_of_space, leaves_of, look_up, map_leaves, missing, names_of, refuse_unknown
 from .storage import Storage
@@ -406,7 +406,6 @@ class ReplayBuffer(Saved):
 
     def _restore(self, state: dict[str, Any]) -> None:
         """Take over what ``__getstate__`` returned; the storage is there, and new."""
-        check_numbers(state["storage"], self._storage)
         self._storage.restore(state["storage"])
 
     def _columns(self, fields: dict[str, Any]) -> tuple[list[npt.NDArray[Any]], int]:

@@ -156,17 +156,18 @@ def open_of(descriptor: Descriptor) -> int:
         raise AttachError(
             f"process {descriptor.pid}, which made the descriptor, has ended: take one from a process that still has the buffer"
         )
+    path = f"{maker}/fd/{descriptor.file}"
+    file = None
     try:
-        if _identity(os.stat(f"{maker}/fd/{descriptor.file}")) != descriptor.identity:  # looked at before it is opened
-            raise _something_else(descriptor)
-        file = os.open(f"{maker}/fd/{descriptor.file}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
-    except AttachError:
-        raise
+        if _identity(os.stat(path)) == descriptor.identity:  # looked at before it is opened
+            file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise AttachError(
             f"process {descriptor.pid}, which made the descriptor, has closed the buffer, or this process may not look into it "
             f"(another user?): {error.strerror}"
         ) from None
+    if file is None:
+        raise _something_else(descriptor)
     found = os.fstat(file)
     if _identity(found) != descriptor.identity or found.st_size != descriptor.nbytes:
         os.close(file)

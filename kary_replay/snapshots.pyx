@@ -5,13 +5,11 @@
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 
-import operator
-
 import numpy as np
 
 cimport numpy as cnp
 
-from .validation import as_real
+from .validation import as_count, as_exponent, as_real
 
 from .block cimport (
     Header, is_published, is_vacant, kCount, kRankingBytes, kRanks, load_relaxed, pause, renew_max_mass, resume,
@@ -134,22 +132,21 @@ cdef class Snapshots(Slots):
         cdef cnp.ndarray priorities, ranking
         if state["row_nbytes"] != self.row_nbytes:
             raise ValueError(f"the saved rows have {state['row_nbytes']} bytes, these {self.row_nbytes}: another layout")
-        n_started, position = operator.index(state["n_started"]), operator.index(state["position"])
-        n_added, n_sampled = operator.index(state["n_added"]), operator.index(state["n_sampled"])
-        alpha, max_priority = as_real("alpha", state["alpha"]), as_real("max_priority", state["max_priority"])
+        n_touched = as_count("n_touched", state["n_touched"], self.capacity, least=0)
         if read_rows is None:
             rows = np.asarray(state["rows"])
-            if rows.dtype != np.uint8 or rows.ndim != 1 or len(rows) % self.row_nbytes:
-                raise _contradiction("rows are bytes, of whole rows")
-            n_touched = len(rows) // self.row_nbytes
-        else:
-            n_touched = operator.index(state["n_touched"])
-        if not 0 <= n_started <= n_touched <= self.capacity:
-            raise _contradiction(f"of {self.capacity} slots {n_touched} were ever used, {n_started} since the last reset")
-        if not 0 <= position <= min(n_started, self.capacity - 1):  # below n_started: who was writing there died
-            raise _contradiction(f"of {n_started} slots in use, {position} is not the next one")
-        if not 0 <= n_added < 2**62 or n_sampled >= 2**62 or not 0 <= alpha <= 1 or not 0 < max_priority <= _largest(self):
-            raise _contradiction(f"n_added is {n_added}, alpha {alpha}, max_priority {max_priority}")
+            if rows.dtype != np.uint8 or rows.shape != (n_touched * self.row_nbytes,):
+                raise _contradiction(f"rows are the bytes of {n_touched} rows of {self.row_nbytes} bytes")
+        n_started = as_count("n_started", state["n_started"], n_touched, least=0)
+        # below n_started: who was writing there died
+        position = as_count("position", state["position"], min(n_started, self.capacity - 1), least=0)
+        n_added = as_count("n_added", state["n_added"], 2**62 - 1, least=0)
+        n_sampled = as_count("n_sampled", state["n_sampled"], 2**62 - 1, least=0)
+        alpha = as_exponent("alpha", state["alpha"])
+        max_priority = as_real("max_priority", state["max_priority"])
+        if not 1 <= max_priority <= _largest(self):
+            raise ValueError(f"max_priority must be from 1 to {_largest(self):.3g}, got {max_priority}")
+        key0, key1, counter = (as_count("a number of random", number, 2**64 - 1, least=0) for number in state["random"])
         if read_rows is None:
             self._bytes(n_touched)[:] = rows
         else:
@@ -182,7 +179,7 @@ cdef class Snapshots(Slots):
         header.n_added = n_added
         store_relaxed(&header.n_sampled, n_sampled)
         renew_max_mass(header)
-        self.block.set_random_state(state["random"])
+        self.block.set_random_state((key0, key1, counter))
 
     def check_invariants(self):
         """Raise AssertionError naming the first invariant that is broken: the tree's I1 to I3, then I4, I5, the counters."""

@@ -1,4 +1,4 @@
-"""Samples per insert are held, whichever side is slower."""
+"""Samples per insert are held, whichever side is slower, and the other side waits."""
 
 import time
 
@@ -7,6 +7,7 @@ import pytest
 from runs import config
 
 from kary_replay.runner import Runner
+from kary_replay.runner.board import Board
 
 
 class Slow(gymnasium.Wrapper):
@@ -36,5 +37,28 @@ def test_samples_per_insert_are_held_within_two_per_cent(slower, tmp_path):
     both = {"backend": "process", "envs_per_actor": 8, "actors": 2, "samples_per_insert": 64.0}
     result = Runner(config("dqn", env, tmp_path / "run", **both, **settings)).run()
     assert result.samples_per_insert == pytest.approx(64, rel=0.02)
-    waited = dict(result.waited)
-    assert waited.pop(slower) < 0.3 < min(waited.values())
+    assert set(result.waited) == {"actors", "learners"}
+
+
+def test_the_side_that_is_held_back_is_the_one_that_waited(monkeypatch):
+    """By a clock of the test's own: how long a run's sides wait for each other is the machine's affair."""
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    board = Board(n_actors=2, n_learners=1)
+    actor, learner = board.row("actor", 0), board.row("learner", 0)
+    board.column("actor", "first_step")[:] = clock
+
+    def may_after(seconds):
+        def may(_n, patience_seconds):
+            clock[0] += min(seconds, patience_seconds)
+            return patience_seconds >= seconds
+
+        return may
+
+    assert actor.wait(may_after(0.0), 8, patience_seconds=5.0)
+    assert board.waited() == {"actors": 0.0, "learners": 0.0}
+    assert learner.wait(may_after(3.0), 32, patience_seconds=5.0)
+    assert not actor.wait(may_after(3.0), 8, patience_seconds=0.0), "who has no patience does not wait"
+    assert not actor.wait(may_after(3.0), 8, patience_seconds=1.0), "and in vain is waited, too"
+    clock[0] = 110.0
+    assert board.waited() == {"actors": pytest.approx(0.05), "learners": pytest.approx(0.3)}  # of two actors one, 1 s of 10
