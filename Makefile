@@ -1,9 +1,10 @@
-# `make run` and `make test` need Python >= 3.11 with its headers, a C++ compiler and make; they set up the rest in .venv.
+# `make run` and `make test` need Python >= 3.11 with its headers, a C++ compiler and make; they set
+# up the rest in .venv.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := $(wildcard kary_replay/*.pyx kary_replay/*.pxd kary_replay/*.hpp)
+SOURCES := $(wildcard kary_replay/core/*.pyx kary_replay/core/*.pxd kary_replay/core/*.hpp)
 
 # wheels are built for those of these that are there, one for each version
 WHEEL_PYTHONS ?= $(PYTHON) python3.10 python3.11 python3.12 python3.13 $(wildcard $(HOME)/.pyenv/versions/3.*/bin/python3)
@@ -17,8 +18,8 @@ run: $(VENV)/built
 test: $(VENV)/built
 	$(BIN)/python -m pytest
 
-# what NumPy alone is enough for, with the wheel that `make wheel` built for this Python; not in this folder, or the sources
-# would be imported
+# what NumPy alone is enough for, with the wheel that `make wheel` built for this Python; not in
+# this folder, or the sources would be imported
 CORE := $(addprefix $(CURDIR)/tests/,unit property golden statistical concurrency release test_architecture.py)
 test-core:
 	$(PYTHON) -m venv --clear build/core
@@ -26,7 +27,7 @@ test-core:
 		$$(build/core/bin/python -c 'import sys; print("dist/*-cp%d%d-*.whl" % sys.version_info[:2])')
 	cd build/core && bin/pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) $(CORE)
 
-# ---------------------------------------------------------------------------------------------------------------- set-up
+# ------------------------------------------------------------------------------------------- set-up
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@command -v $(PYTHON) > /dev/null || { echo "there is no $(PYTHON) here; name a Python: make PYTHON=python3.12 ..."; exit 1; }
@@ -40,13 +41,14 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev]"
 	touch $@
 
-# once after an installation, which has compiled every source that was not changed since it began, there is nothing to do
+# once after an installation, which has compiled every source that was not changed since it began,
+# there is nothing to do
 $(VENV)/built: $(VENV)/installed setup.py $(SOURCES)
 	if test -e $(VENV)/compiled && test -z "$$(find setup.py $(SOURCES) -newer $(VENV)/compiled)"; \
 		then rm $(VENV)/compiled; else $(BIN)/python setup.py --quiet build_ext --inplace; fi
 	touch $@
 
-# ------------------------------------------------------------------------------------------------------------- long runs
+# ---------------------------------------------------------------------------------------- long runs
 
 stress: $(VENV)/built
 	$(BIN)/python tests/concurrency/stress.py --operations 1e7
@@ -59,7 +61,8 @@ sanitize: $(VENV)/built
 	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh thread --operations 1e6
 	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh address --operations 1e6
 
-# every part in its short form, under a quarter of an hour on two cores; results and pages in bench/results/short/
+# every part in its short form, under a quarter of an hour on two cores; results and pages in
+# bench/results/short/
 bench: $(VENV)/built rivals-try
 	$(BIN)/python -m bench
 
@@ -67,18 +70,21 @@ bench: $(VENV)/built rivals-try
 bench-smoke: $(VENV)/built
 	$(BIN)/python -m pytest bench --benchmark-disable -q
 
-# every part in its long form, hours; results in bench/results/, pages in docs/. PARTS="buffers scaling" picks some, RESUME=1 goes on
+# every part in its long form, hours; results in bench/results/, pages in docs/. PARTS="buffers
+# scaling" picks some, RESUME=1 goes on
 bench-full: $(VENV)/built rivals-try
 	$(if $(filter convergence,$(or $(PARTS),convergence)),$(BOX2D))
 	$(BIN)/python -m bench --full $(if $(PARTS),--parts $(PARTS)) $(if $(RESUME),--resume)
 
-# environments of their own for rivals whose requirements clash; they share torch and numpy with the main one
+# environments of their own for rivals whose requirements clash; they share torch and numpy with the
+# main one
 RIVALS := rllib torchrl
 BOX2D = $(BIN)/python -m pip install --quiet --constraint constraints.txt "gymnasium[box2d]>=1.0"  # for LunarLander
 
 rivals: $(RIVALS:%=.venv-rivals/%/installed)
 
-# without network, or without a wheel for this Python, the rest is measured all the same, and the pages say who is missing
+# without network, or without a wheel for this Python, the rest is measured all the same, and the
+# pages say who is missing
 rivals-try: $(VENV)/installed
 	-@$(MAKE) --no-print-directory --keep-going rivals
 
@@ -106,18 +112,18 @@ learning: $(VENV)/built
 	$(BIN)/python -m bench.learning.curves lunarlander --buffers "prioritized, in plain Python"
 	$(BIN)/python -m bench.learning.report
 
-# ------------------------------------------------------------------------------------------------------------- to release
+# --------------------------------------------------------------------------------------- to release
 
 wheel: $(VENV)/built
 	$(BIN)/python tests/release/wheels.py $(WHEEL_PYTHONS)
 
-# ---------------------------------------------------------------------------------------------------------- documentation
+# ------------------------------------------------------------------------------------ documentation
 
 docs: $(VENV)/built
 	$(BIN)/python -m sphinx -W --keep-going -n -q docs build/docs
 	@echo "the documentation is in build/docs/index.html"
 
-# --------------------------------------------------------------------------------------------------------------- the code
+# ----------------------------------------------------------------------------------------- the code
 
 lint: export PATH := $(CURDIR)/$(BIN):$(PATH)
 lint: $(VENV)/built
@@ -125,10 +131,11 @@ lint: $(VENV)/built
 	ruff format --check .
 	cython-lint kary_replay
 	mypy
+	lint-imports
 
 format: $(VENV)/built
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .venv-rivals build dist *.egg-info kary_replay/*.so
+	rm -rf $(VENV) .venv-rivals build dist *.egg-info kary_replay/core/*.so

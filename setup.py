@@ -18,12 +18,15 @@ cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 modules = ["block", "sum_tree", "slots", "snapshots", "reader", "storage", "frame_storage"]
 extensions = [
     Extension(
-        f"kary_replay.{name}",
-        [f"kary_replay/{name}.pyx"],
+        f"kary_replay.core.{name}",
+        [f"kary_replay/core/{name}.pyx"],
         language="c++",
-        include_dirs=["kary_replay", np.get_include()],
-        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), ("KARY_REPLAY_FLAGS", f'"{" ".join(flags)}"')],
-        depends=sorted(glob.glob("kary_replay/*.hpp")),
+        include_dirs=["kary_replay/core", np.get_include()],
+        define_macros=[
+            ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
+            ("KARY_REPLAY_FLAGS", f'"{" ".join(flags)}"'),
+        ],
+        depends=sorted(glob.glob("kary_replay/core/*.hpp")),
         extra_compile_args=flags,
         extra_link_args=[f"-fsanitize={sanitizer}"] if sanitizer else [],
     )

@@ -1,9 +1,10 @@
 """The whole suite: `python -m bench` in its short form (minutes), `python -m bench --full` in its long form (hours).
 
-The long form writes bench/results/NAME.json and the pages in docs/, which are committed. The short one, with fewer sizes and
-repetitions, writes the same files and pages in bench/results/short/, and says at the end whether a page has other sections than
-its counterpart in docs/. `--parts` picks some; `--resume` goes on with whole training runs that were cut off. Results take the
-place of earlier ones when a part has come to its end.
+The long form writes bench/results/NAME.json and the pages in docs/, which are committed. The short
+one, with fewer sizes and repetitions, writes the same files and pages in bench/results/short/, and
+says at the end whether a page has other sections than its counterpart in docs/. `--parts` picks
+some; `--resume` goes on with whole training runs that were cut off. Results take the place of
+earlier ones when a part has come to its end.
 """
 
 from __future__ import annotations
@@ -41,11 +42,16 @@ class Part:
 def others() -> tuple[str, ...]:
     """Every test file that no other part has, and the ablations."""
     taken = {*STORING, *ADAPTERS, *LEARNER}
-    return (*(path.name for path in sorted(BENCH.glob("test_*.py")) if path.name not in taken), "ablation")
+    return (
+        *(path.name for path in sorted(BENCH.glob("test_*.py")) if path.name not in taken),
+        "ablation",
+    )
 
 
 PARTS = {
-    "buffers": Part("buffer operations, threads, memory, and the ablations of the core", files=others()),
+    "buffers": Part(
+        "buffer operations, threads, memory, and the ablations of the core", files=others()
+    ),
     "storing": Part("processes, frames, checkpoints, prefetch", files=STORING),
     "adapters": Part("SB3 and Tianshou, stock against ours", files=ADAPTERS),
     "learner": Part("a learner's update", files=LEARNER),
@@ -55,9 +61,17 @@ PARTS = {
         short=("--tasks", "pendulum_ddpg", "--seeds", "1"),
         report="bench.convergence.report",
     ),
-    "scaling": Part("the runner on more and more cores", module="bench.scaling", short=("--seeds", "1", "--short")),
-    "large_batch": Part("larger and larger batches", module="bench.large_batch", short=("--seeds", "1", "--short")),
-    "runner_ablation": Part("the runner's parts", module="bench.runner_ablation", short=("--seeds", "1", "--short")),
+    "scaling": Part(
+        "the runner on more and more cores",
+        module="bench.scaling",
+        short=("--seeds", "1", "--short"),
+    ),
+    "large_batch": Part(
+        "larger and larger batches", module="bench.large_batch", short=("--seeds", "1", "--short")
+    ),
+    "runner_ablation": Part(
+        "the runner's parts", module="bench.runner_ablation", short=("--seeds", "1", "--short")
+    ),
 }
 
 
@@ -69,7 +83,17 @@ def commands(name: str, full: bool, resume: bool) -> list[list[str]]:
     if part.files:
         files = [str(BENCH / file) for file in part.files]
         size = "--full" if full else "--short"
-        measure = ["-m", "pytest", "-q", *files, "--benchmark-only", "--benchmark-columns=median", size, "--results", results]
+        measure = [
+            "-m",
+            "pytest",
+            "-q",
+            *files,
+            "--benchmark-only",
+            "--benchmark-columns=median",
+            size,
+            "--results",
+            results,
+        ]
         return [measure, ["-m", "bench.report", results, *docs]]
     output = RESULTS / f"{results}.json"
     run = ["-m", part.module, *(() if full else part.short), "--resume" if resume else "--anew"]
@@ -93,16 +117,26 @@ def structure(page: Path) -> list[str]:
 
 def generated(docs: Path) -> set[str]:
     """Name the pages that the suite makes."""
-    return {page.name for page in docs.glob("*.md") if any(f"/{name}.json" in page.read_text() for name in PARTS)}
+    return {
+        page.name
+        for page in docs.glob("*.md")
+        if any(f"/{name}.json" in page.read_text() for name in PARTS)
+    }
 
 
 def differences(docs: Path, made: Path, parts: Collection[str] = ()) -> list[str]:
     """Name the sections and tables that only one of two folders of pages has, and, if all parts were run, missing pages."""
     lines = []
     if set(parts) == set(PARTS):
-        lines += [f"{name}: only in docs/" for name in sorted(generated(docs) - {page.name for page in made.glob("*.md")})]
+        lines += [
+            f"{name}: only in docs/"
+            for name in sorted(generated(docs) - {page.name for page in made.glob("*.md")})
+        ]
     for page in sorted(made.glob("*.md")):
-        theirs, ours = structure(docs / page.name) if (docs / page.name).exists() else [], structure(page)
+        theirs, ours = (
+            structure(docs / page.name) if (docs / page.name).exists() else [],
+            structure(page),
+        )
         lines += [f"{page.name}: only in docs/: {title}" for title in theirs if title not in ours]
         lines += [f"{page.name}: not in docs/: {title}" for title in ours if title not in theirs]
     return lines
@@ -110,18 +144,27 @@ def differences(docs: Path, made: Path, parts: Collection[str] = ()) -> list[str
 
 def run_part(name: str, full: bool, resume: bool) -> bool:
     """Run one part, and say whether it went well."""
-    return all(subprocess.run([sys.executable, *command], cwd=ROOT).returncode == 0 for command in commands(name, full, resume))
+    return all(
+        subprocess.run([sys.executable, *command], cwd=ROOT).returncode == 0
+        for command in commands(name, full, resume)
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the parts, one after another; a part that fails does not keep the others from running."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0])
-    parser.add_argument("--full", action="store_true", help="the long form, whose results are committed")
+    parser.add_argument(
+        "--full", action="store_true", help="the long form, whose results are committed"
+    )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--resume", action="store_true", help="go on with whole training runs that were cut off")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with whole training runs that were cut off"
+    )
     chosen = parser.parse_args(arguments)
     if find_spec("cpprb") is None:
-        raise SystemExit("the rival cpprb is not installed, which has no wheels for Python 3.13: run this with 3.11 or 3.12")
+        raise SystemExit(
+            "the rival cpprb is not installed, which has no wheels for Python 3.13: run this with 3.11 or 3.12"
+        )
     seconds, failed = {}, []
     if not chosen.full:
         shutil.rmtree(RESULTS / SHORT / "docs", ignore_errors=True)
@@ -131,10 +174,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not run_part(name, chosen.full, chosen.resume):
             failed.append(name)
         seconds[name] = perf_counter() - start
-    print("\n===== minutes: " + ", ".join(f"{name} {value / 60:.1f}" for name, value in seconds.items()), end="")
+    print(
+        "\n===== minutes: "
+        + ", ".join(f"{name} {value / 60:.1f}" for name, value in seconds.items()),
+        end="",
+    )
     print(f"; together {sum(seconds.values()) / 60:.1f}")
     if chosen.full and not failed:
-        subprocess.run([sys.executable, "-m", "bench.headline"], cwd=ROOT, check=False)  # it says so if it cannot be made
+        # it says so if it cannot be made
+        subprocess.run([sys.executable, "-m", "bench.headline"], cwd=ROOT, check=False)
     elif not chosen.full:
         print(f"Pages and pictures: {(RESULTS / SHORT / 'docs').relative_to(ROOT)}")
         found = differences(ROOT / "docs", RESULTS / SHORT / "docs", chosen.parts)

@@ -14,14 +14,33 @@ from bench.timing import Record
 def draw(records: Sequence[Record], folder: Path) -> list[str]:
     """Draw what the records allow, whole calls and runs only; return the names of the pictures."""
     records = [record for record in records if "part" not in record.parameters]
-    frameworks = [name for name in ("SB3", "Tianshou") if any(record.scenario.startswith(name) for record in records)]
-    heights = [sum(len(r.ratios()) + 0.7 for r in records if r.scenario.startswith(name)) + 1.5 for name in frameworks]
+    frameworks = [
+        name
+        for name in ("SB3", "Tianshou")
+        if any(record.scenario.startswith(name) for record in records)
+    ]
+    heights = [
+        sum(len(r.ratios()) + 0.7 for r in records if r.scenario.startswith(name)) + 1.5
+        for name in frameworks
+    ]
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(
-            len(frameworks), 1, figsize=(8, 0.34 * sum(heights)), height_ratios=heights, layout="constrained", squeeze=False
+            len(frameworks),
+            1,
+            figsize=(8, 0.34 * sum(heights)),
+            height_ratios=heights,
+            layout="constrained",
+            squeeze=False,
         )
         for axes, name in zip(panels[:, 0], frameworks, strict=True):
-            advantages(axes, [(_label(record), record) for record in records if record.scenario.startswith(name)])
+            advantages(
+                axes,
+                [
+                    (_label(record), record)
+                    for record in records
+                    if record.scenario.startswith(name)
+                ],
+            )
             axes.set_title(f"{name}: how many times faster")
             axes.legend(loc="lower right")
         figure.savefig(folder / "adapters.png")
@@ -31,8 +50,14 @@ def draw(records: Sequence[Record], folder: Path) -> list[str]:
 
 def _label(record: Record) -> str:
     """Say in two short lines what was compared."""
-    what = record.scenario.split(": ")[1].replace("update_priorities", "update").replace("update_weight", "update")
+    what = (
+        record.scenario.split(": ")[1]
+        .replace("update_priorities", "update")
+        .replace("update_weight", "update")
+    )
     parameters = record.parameters
     if "run" in parameters:
         return f"{what}\n{parameters['run']}"
-    return f"{what}, batch {parameters['batch']}\n{parameters['rows']}, {parameters['slots']:.0e} slots".replace("e+0", "e")
+    return f"{what}, batch {parameters['batch']}\n{parameters['rows']}, {parameters['slots']:.0e} slots".replace(
+        "e+0", "e"
+    )

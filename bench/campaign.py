@@ -1,8 +1,8 @@
 """Whole training runs, one after another: each in a process of its own, and written down as soon as it is over.
 
-The order of the jobs is the caller's, who interleaves what is compared: whatever the machine does in the meantime, it does it
-to all of them. Records are gathered in NAME.partial.json, which takes the place of NAME.json when all are there; a campaign
-that was cut off goes on with `--resume`.
+The order of the jobs is the caller's, who interleaves what is compared: whatever the machine does
+in the meantime, it does it to all of them. Records are gathered in NAME.partial.json, which takes
+the place of NAME.json when all are there; a campaign that was cut off goes on with `--resume`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ Job = dict[str, Any]
 Record = dict[str, Any]
 
 
-def run(job: Job, worker: str, interpreter: Path | str = sys.executable, timeout: float = TIMEOUT) -> Record:
+def run(
+    job: Job, worker: str, interpreter: Path | str = sys.executable, timeout: float = TIMEOUT
+) -> Record:
     """Run `python -m worker JOB` and return the job with what the worker wrote; a failed run has `error` and is not solved."""
     neighbours = machine.Neighbours()
     record: Record = {**job, **stamp(), "versions": machine.versions()}
@@ -42,7 +44,9 @@ def run(job: Job, worker: str, interpreter: Path | str = sys.executable, timeout
         sent = json.dumps({**job, "output": str(output), "spawned": time.time()})
         command = [str(interpreter), "-W", "ignore", "-m", worker, sent]
         try:
-            subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=timeout)
+            subprocess.run(
+                command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=timeout
+            )
             record |= json.loads(output.read_text())
         except (subprocess.SubprocessError, OSError, ValueError) as error:
             record |= {"solved": False, "wall_seconds": None, "curve": [], "error": reason(error)}
@@ -62,7 +66,10 @@ def reason(error: Exception) -> str:
 
 def stamp() -> Record:
     """Say when a run began, and of which commit."""
-    return {"began": datetime.now(timezone.utc).isoformat(timespec="seconds"), "commit": machine.commit()}
+    return {
+        "began": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": machine.commit(),
+    }
 
 
 def write(path: Path, described: dict[str, Any], records: Sequence[Record]) -> None:
@@ -70,7 +77,9 @@ def write(path: Path, described: dict[str, Any], records: Sequence[Record]) -> N
     lines = ",\n".join(json.dumps(record) for record in records)
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".tmp")
-    fresh.write_text(f'{{"machine": {json.dumps(described, indent=1)},\n"records": [\n{lines}\n]}}\n')
+    fresh.write_text(
+        f'{{"machine": {json.dumps(described, indent=1)},\n"records": [\n{lines}\n]}}\n'
+    )
     os.replace(fresh, path)
 
 
@@ -81,7 +90,8 @@ def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
     for key, found in (("date", [record["began"][:10] for record in records if "began" in record]),
                        ("commit", [record["commit"] for record in records if "commit" in record])):  # fmt: skip
         if found:
-            first = [] if len(found) == len(records) else [described[key]]  # of records from before each had its own
+            # of records from before each had its own
+            first = [] if len(found) == len(records) else [described[key]]
             described[key] = ", ".join(dict.fromkeys([*first, *found]))
     first = described.get("versions", {})
     for name in first if records else ():
@@ -107,11 +117,16 @@ def earlier(output: Path, before: str, described: dict[str, Any]) -> list[Record
     if found is None or before == "anew":
         return []
     if before != "resume":
-        raise SystemExit(f"{found.name} exists: add --resume to go on with it, or --anew to replace it")
+        raise SystemExit(
+            f"{found.name} exists: add --resume to go on with it, or --anew to replace it"
+        )
     old, records = read(found)
     if old["processor"] != described["processor"]:
-        raise SystemExit(f"{found.name} was measured on another machine; its runs cannot be compared with new ones")
-    return [{"began": old["date"], "commit": old["commit"], **record} for record in records]  # older ones lack their own
+        raise SystemExit(
+            f"{found.name} was measured on another machine; its runs cannot be compared with new ones"
+        )
+    # older ones lack their own
+    return [{"began": old["date"], "commit": old["commit"], **record} for record in records]
 
 
 def agrees(made: Any, wanted: Any) -> bool:
@@ -131,16 +146,22 @@ def conduct(
 ) -> None:
     """Do the jobs that are not there yet, and write the records after each; `identity` are the keys that tell jobs apart.
 
-    What was measured before is refused, gone on with ("resume") or replaced ("anew"). Jobs that failed are done again; their
-    records keep the errors. An earlier record with other settings is refused.
+    What was measured before is refused, gone on with ("resume") or replaced ("anew"). Jobs that
+    failed are done again; their records keep the errors. An earlier record with other settings is
+    refused.
     """
     described = machine.describe()
     records = earlier(output, before, described)
     there = {tuple(record[key] for key in identity): record for record in records}
-    planned = [(job, there.get(tuple(job[key] for key in identity))) for job in json.loads(json.dumps(list(jobs)))]
+    planned = [
+        (job, there.get(tuple(job[key] for key in identity)))
+        for job in json.loads(json.dumps(list(jobs)))
+    ]
     for job, old in planned:
         if old and "error" not in old and not agrees(old, job):
-            raise SystemExit(f"{output.name} has runs with other settings, such as {describe(old)}: replace it with --anew")
+            raise SystemExit(
+                f"{output.name} has runs with other settings, such as {describe(old)}: replace it with --anew"
+            )
     for job, old in planned:
         if old and "error" not in old:
             continue
@@ -149,7 +170,9 @@ def conduct(
             record["earlier_errors"] = [*old.get("earlier_errors", []), old["error"]]
             records.remove(old)
         records.append(record)
-        described["cores_used_by_others"] = max(record["cores_used_by_others"] for record in records)
+        described["cores_used_by_others"] = max(
+            record["cores_used_by_others"] for record in records
+        )
         write(partial_of(output), described, records)
         print(describe(record), flush=True)
     complete(output)
@@ -174,14 +197,20 @@ def command(
     report: Callable[[Path, Path], None],
 ) -> None:
     """Be the command line of a campaign of the runner: run what is asked for and not there yet, then write the page."""
-    parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=document.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog=f"python -m bench.{name}", description=document.splitlines()[0]
+    )
     parser.add_argument("--tasks", nargs="+", choices=tasks, default=list(tasks))
     parser.add_argument("--seeds", type=int, default=5, help="repetitions (default: %(default)s)")
-    parser.add_argument("--short", action="store_true", help="fewer and shorter runs, for `make bench`")
+    parser.add_argument(
+        "--short", action="store_true", help="fewer and shorter runs, for `make bench`"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS / f"{name}.json")
     add_going_on(parser)
     parser.add_argument("--report", action="store_true", help="only write the page")
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where the page and its images are")
+    parser.add_argument(
+        "--docs", type=Path, default=ROOT / "docs", help="where the page and its images are"
+    )
     arguments = parser.parse_args()
     if not arguments.report:
         planned = jobs(arguments.tasks, arguments.seeds, arguments.short)
@@ -213,7 +242,11 @@ def threshold_page(
     ]
     for task, (algorithm, env, threshold, *_) in tasks.items():
         if some := chosen(records, task=task):
-            lines += [f"## {algorithm.upper()}, {env}, to a mean return of {threshold:g}", "", *table(some)]
+            lines += [
+                f"## {algorithm.upper()}, {env}, to a mean return of {threshold:g}",
+                "",
+                *table(some),
+            ]
     write_section(docs / f"{name}.md", title, [*lines, *failures(records, identity)])
 
 
@@ -225,7 +258,9 @@ def interleaved(names: Sequence[str]) -> bool:
 
 def chosen(records: Sequence[Record], **wanted: Any) -> list[Record]:
     """Return those that have these values."""
-    return [record for record in records if all(record[key] == value for key, value in wanted.items())]
+    return [
+        record for record in records if all(record[key] == value for key, value in wanted.items())
+    ]
 
 
 def times(records: Sequence[Record]) -> list[float]:
@@ -245,10 +280,15 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return at(0.25), at(0.5), at(0.75)
 
 
-def ratio_interval(over: Sequence[float], under: Sequence[float], resamplings: int = 10_000) -> tuple[float, float]:
+def ratio_interval(
+    over: Sequence[float], under: Sequence[float], resamplings: int = 10_000
+) -> tuple[float, float]:
     """Return between what nine in ten ratios of medians lie when the runs of both are drawn anew, with replacement."""
     rng = np.random.default_rng(0)
-    medians = (np.median(rng.choice(np.asarray(runs), (resamplings, len(runs))), axis=1) for runs in (over, under))
+    medians = (
+        np.median(rng.choice(np.asarray(runs), (resamplings, len(runs))), axis=1)
+        for runs in (over, under)
+    )
     with np.errstate(invalid="ignore"):
         ratios = np.divide(*medians)
     low, high = np.quantile(ratios[~np.isnan(ratios)], [0.05, 0.95], method="nearest")
@@ -275,7 +315,11 @@ def failures(records: Sequence[Record], identity: Sequence[str]) -> list[str]:
         return " ".join(str(run[key]) for key in identity if run[key] is not None)
 
     failed = [f"- {named(run)}: {run['error']}" for run in records if "error" in run]
-    again = [f"- {named(run)}: {'; '.join(run['earlier_errors'])}" for run in records if "earlier_errors" in run]
+    again = [
+        f"- {named(run)}: {'; '.join(run['earlier_errors'])}"
+        for run in records
+        if "earlier_errors" in run
+    ]
     return [
         *(["Failed runs, counted as not solved:", "", *failed, ""] if failed else []),
         *(["Runs that failed at first, and were made again:", "", *again, ""] if again else []),

@@ -19,10 +19,22 @@ SHORT_WINDOWS = 3
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kary-replay benchmarks")
-    group.addoption("--full", action="store_true", help="every grid point: slots 1e4 … 1e7 × batch 32, 256, 4096")
-    group.addoption("--short", action="store_true", help="few repetitions and short windows, for `make bench`")
-    group.addoption("--rounds", type=int, help="repetitions of each comparison (default: 51, with --short 9)")
-    group.addoption("--window", type=float, help="seconds of one window of the thread scenarios (0.5, with --short 0.1)")
+    group.addoption(
+        "--full",
+        action="store_true",
+        help="every grid point: slots 1e4 … 1e7 × batch 32, 256, 4096",
+    )
+    group.addoption(
+        "--short", action="store_true", help="few repetitions and short windows, for `make bench`"
+    )
+    group.addoption(
+        "--rounds", type=int, help="repetitions of each comparison (default: 51, with --short 9)"
+    )
+    group.addoption(
+        "--window",
+        type=float,
+        help="seconds of one window of the thread scenarios (0.5, with --short 0.1)",
+    )
     group.addoption("--results", metavar="NAME", help="write bench/results/NAME.json")
     group.addoption("--enforce-bars", action="store_true", help="a missed bar fails its test")
 
@@ -48,14 +60,21 @@ SESSION: pytest.StashKey[Session] = pytest.StashKey()
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Fill in the grid: tests ask for `slots`, or `slots` and `batch`, and get what --full says."""
-    full, smoke = metafunc.config.getoption("--full"), metafunc.config.getoption("--benchmark-disable")
+    full, smoke = (
+        metafunc.config.getoption("--full"),
+        metafunc.config.getoption("--benchmark-disable"),
+    )
     names = metafunc.fixturenames
     if "batch" in names:
         points = grid.points(full, smoke)
-        metafunc.parametrize(("slots", "batch"), points, indirect=["slots"], scope="module", ids=grid.ids(points))
+        metafunc.parametrize(
+            ("slots", "batch"), points, indirect=["slots"], scope="module", ids=grid.ids(points)
+        )
     elif "slots" in names:
         slots = grid.slots(full, smoke)
-        metafunc.parametrize("slots", slots, indirect=True, scope="module", ids=[f"{n:.0e}" for n in slots])
+        metafunc.parametrize(
+            "slots", slots, indirect=True, scope="module", ids=[f"{n:.0e}" for n in slots]
+        )
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +118,8 @@ class Compare:
         cold: bool = False,
     ) -> Record:
         """Seconds per operation, interleaved; `cold` is explained at `interleave`."""
-        rounds = 4 * self._rounds if cold else self._rounds  # single calls are short and scatter more
+        # single calls are short and scatter more
+        rounds = 4 * self._rounds if cold else self._rounds
         record = interleave(self._benchmark, ours, rivals, rounds, cold)
         return self._name(record, scenario, parameters, bars, notes)
 
@@ -145,7 +165,11 @@ class Compare:
         self._request.config.stash[SESSION].records.append(record)
         save(self._request.config)
         if self._request.config.getoption("--enforce-bars"):
-            missed = [f"{bar['text']}: reached {bar['reached']:.2f}" for bar in record.bars if not bar["met"]]
+            missed = [
+                f"{bar['text']}: reached {bar['reached']:.2f}"
+                for bar in record.bars
+                if not bar["met"]
+            ]
             assert not missed, "; ".join(missed)
         return record
 
@@ -176,7 +200,9 @@ def save(config: pytest.Config) -> None:
     gathered.machine["rivals"] = remote.status
     gathered.machine["cores_used_by_others"] = round(gathered.neighbours.cores_used(), 2)
     campaign.write(
-        campaign.partial_of(campaign.RESULTS / f"{name}.json"), gathered.machine, list(map(asdict, gathered.records))
+        campaign.partial_of(campaign.RESULTS / f"{name}.json"),
+        gathered.machine,
+        list(map(asdict, gathered.records)),
     )
 
 

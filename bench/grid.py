@@ -22,12 +22,15 @@ def points(full: bool, smoke: bool) -> list[tuple[int, int]]:
 def slots(full: bool, smoke: bool) -> list[int]:
     if smoke:
         return [SLOTS[0]]
-    return list(SLOTS) if full else [SLOTS[0], MIDDLE[0]]  # RLlib takes part at the smaller one only: it is filled in Python
+    # RLlib takes part at the smaller one only: it is filled in Python
+    return list(SLOTS) if full else [SLOTS[0], MIDDLE[0]]
 
 
 def counts(most: int | None = None) -> list[int]:
     """How many threads or processes at once: 1, 2, 4, … and as many as there are cores (or `most`)."""
-    most = most or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    most = most or (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return sorted({*(1 << i for i in range(most.bit_length())), most})
 
 

@@ -55,16 +55,26 @@ def of_record(title: str, found: Sequence[Record]) -> Row:
     if not found:
         raise SystemExit(f"no results for the line {title!r} of the README's table")
     (record,) = found
-    cells = {rival: factor(ratio) for name, ratio in record.ratios().items() for rival in RIVALS if name.startswith(rival)}
+    cells = {
+        rival: factor(ratio)
+        for name, ratio in record.ratios().items()
+        for rival in RIVALS
+        if name.startswith(rival)
+    }
     return row(title, quantity(record.medians()[record.ours], record.unit), cells)
 
 
 def operation_rows(records: Sequence[Record]) -> list[Row]:
     """What the tree and the buffer do, in one thread and in two."""
     point = {"slots": 1_000_000, "batch": 256}
-    rows = [of_record(title, find(records, scenario, **point)) for scenario, title in OPERATIONS.items()]
+    rows = [
+        of_record(title, find(records, scenario, **point)) for scenario, title in OPERATIONS.items()
+    ]
     rows.append(of_record(ADD, find(records, "buffer add", slots=1_000_000, rows=1)))
-    return [*rows, of_record(TWO_THREADS, find(records, "threads: calls by role", role="sample", threads=2))]
+    return [
+        *rows,
+        of_record(TWO_THREADS, find(records, "threads: calls by role", role="sample", threads=2)),
+    ]
 
 
 def update_rows(records: Sequence[Record]) -> list[Row]:
@@ -77,7 +87,10 @@ def update_rows(records: Sequence[Record]) -> list[Row]:
 
 def plugged_in_rows(records: Sequence[Record]) -> list[Row]:
     """What a change of the buffer alone is worth."""
-    return [of_record(title, find(records, scenario, run="DQN, CartPole-v1")) for scenario, title in PLUGGED_IN.items()]
+    return [
+        of_record(title, find(records, scenario, run="DQN, CartPole-v1"))
+        for scenario, title in PLUGGED_IN.items()
+    ]
 
 
 def solved_rows(records: Sequence[dict[str, Any]]) -> list[Row]:
@@ -88,7 +101,8 @@ def solved_rows(records: Sequence[dict[str, Any]]) -> list[Row]:
         for rival, name in CONVERGING.items():
             runs = chosen(records, task=task, units=units, rival=rival)
             found[name] = [
-                time + startup * run.get("startup_seconds", 0.0) for time, run in zip(times(runs), runs, strict=True)
+                time + startup * run.get("startup_seconds", 0.0)
+                for time, run in zip(times(runs), runs, strict=True)
             ]
         mine = found.pop("ours")
         median = quartiles(mine)[1]
@@ -104,17 +118,28 @@ def slower_by(theirs: Sequence[float], mine: Sequence[float]) -> str:
     """Write the ratio of the medians, how certain it is, and of how few runs it is, if so; ∞ where theirs never got there."""
     low, high = ratio_interval(theirs, mine)
     few = "" if len(theirs) >= len(mine) else f", {len(theirs)} run{'s' * (len(theirs) > 1)}"
-    return f"{factor(quartiles(theirs)[1] / quartiles(mine)[1])} [{number(low)}–{number(high)}{few}]"
+    return (
+        f"{factor(quartiles(theirs)[1] / quartiles(mine)[1])} [{number(low)}–{number(high)}{few}]"
+    )
 
 
 def headline() -> list[str]:
     """Return the lines of the README's table."""
-    (machine, operations), (second, updates), (third, adapters) = map(load_records, ("buffers", "learner", "adapters"))
+    (machine, operations), (second, updates), (third, adapters) = map(
+        load_records, ("buffers", "learner", "adapters")
+    )
     fourth, convergence = read(BENCH / "results" / "convergence.json")
     processors = [found["processor"] for found in (machine, second, third, fourth)]
     if any(processor != processors[0] for processor in processors):
-        raise SystemExit(f"{', '.join(SOURCES)} were not all measured on the same processor: the table has room for one")
-    rows = [*operation_rows(operations), *update_rows(updates), *plugged_in_rows(adapters), *solved_rows(convergence)]
+        raise SystemExit(
+            f"{', '.join(SOURCES)} were not all measured on the same processor: the table has room for one"
+        )
+    rows = [
+        *operation_rows(operations),
+        *update_rows(updates),
+        *plugged_in_rows(adapters),
+        *solved_rows(convergence),
+    ]
     header = ["", "kary-replay", *(f"faster than {name}" for name in RIVALS.values())]
     return [
         *markdown_table(header, rows),

@@ -1,8 +1,9 @@
 """Large batches: `python -m bench.large_batch [--tasks …] [--seeds N] [--short] [--resume] [--report]`.
 
-Batches of 32 to 4096 rows, the rest of the preset unchanged: samples per insert too, so that a batch twice as large means half
-as many updates from the same experience. The learning rate grows with the square root of the batch size, from the preset's. The
-question is that of Stooke & Abbeel 2018 (arXiv:1803.02811): how far can the batch grow before more experience is needed?
+Batches of 32 to 4096 rows, the rest of the preset unchanged: samples per insert too, so that a
+batch twice as large means half as many updates from the same experience. The learning rate grows
+with the square root of the batch size, from the preset's. The question is that of Stooke & Abbeel
+2018 (arXiv:1803.02811): how far can the batch grow before more experience is needed?
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from bench.timing import rotated
 
 BATCHES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 SHORT_BATCHES = (64, 1024)
-# name -> algorithm, environment, threshold, preset's learning rate and batch, environment steps: of a run, of a short run,
-# between two evaluations
+# name -> algorithm, environment, threshold, preset's learning rate and batch, environment steps: of
+# a run, of a short run, between two evaluations
 TASKS: dict[str, tuple[str, str, float, float, int, int, int, int]] = {
     "cartpole_dqn": ("dqn", "CartPole-v1", 475.0, 2e-3, 64, 300_000, 40_000, 4_000),
     "pendulum_sac": ("sac", "Pendulum-v1", -200.0, 2e-3, 64, 30_000, 4_000, 500),
@@ -44,8 +45,14 @@ def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
         for task in tasks:
             algorithm, env, threshold, rate, usual, long_steps, short_steps, interval = TASKS[task]
             for batch_size in rotated(batches, seed):
-                options = {"batch_size": batch_size, "learning_rate": rate * float(np.sqrt(batch_size / usual))}
-                settings = {"total_env_steps": short_steps if short else long_steps, "evaluation_interval": interval}
+                options = {
+                    "batch_size": batch_size,
+                    "learning_rate": rate * float(np.sqrt(batch_size / usual)),
+                }
+                settings = {
+                    "total_env_steps": short_steps if short else long_steps,
+                    "evaluation_interval": interval,
+                }
                 yield {
                     "task": task, "algorithm": algorithm, "env": env, "threshold": threshold, "batch_size": batch_size,
                     "seed": seed, "options": options, "settings": {**settings, "actors": 1},
@@ -59,7 +66,9 @@ def describe(record: Record) -> str:
         return f"{who}  failed: {record['error']}"
     if not record["solved"]:
         return f"{who}  not solved in {record['env_steps']:,} steps"
-    return f"{who}  {record['steps_to_threshold']:,} steps, {record['updates_to_threshold']:,} updates"
+    return (
+        f"{who}  {record['steps_to_threshold']:,} steps, {record['updates_to_threshold']:,} updates"
+    )
 
 
 def reached(runs: Sequence[Record], key: str) -> list[float]:
@@ -74,15 +83,32 @@ def table(records: Sequence[Record]) -> list[str]:
         runs = chosen(records, batch_size=batch_size)
         solved = sum(run["solved"] for run in runs)
         rate = f"{runs[0]['options']['learning_rate']:.2g}"
-        rows.append([str(batch_size), rate, f"{solved}/{len(runs)}", *(spread(reached(runs, key)) for key in KEYS)])
-    return markdown_table(["batch", "learning rate", "solved", *(f"{name} to the threshold" for name in KEYS.values())], rows)
+        rows.append(
+            [
+                str(batch_size),
+                rate,
+                f"{solved}/{len(runs)}",
+                *(spread(reached(runs, key)) for key in KEYS),
+            ]
+        )
+    return markdown_table(
+        [
+            "batch",
+            "learning rate",
+            "solved",
+            *(f"{name} to the threshold" for name in KEYS.values()),
+        ],
+        rows,
+    )
 
 
 def draw(records: Sequence[Record], path: Path) -> None:
     """One panel per task: what it took against the batch size, as multiples of what the preset's batch took."""
     tasks = [task for task in TASKS if chosen(records, task=task)]
     with plt.rc_context(STYLE):
-        figure, panels = plt.subplots(1, len(tasks), figsize=(4.7 * len(tasks), 3.6), layout="constrained", squeeze=False)
+        figure, panels = plt.subplots(
+            1, len(tasks), figsize=(4.7 * len(tasks), 3.6), layout="constrained", squeeze=False
+        )
         for axes, task in zip(panels[0], tasks, strict=True):
             _panel(axes, task, chosen(records, task=task))
         figure.savefig(path)
@@ -97,13 +123,20 @@ def _panel(axes: Any, task: str, records: Sequence[Record]) -> None:
         base = quartiles(reached(preset, key))[1] if preset else np.inf
         if not np.isfinite(base):
             continue
-        of_all = np.array([quartiles(reached(chosen(records, batch_size=size), key)) for size in batches]) / base
+        of_all = (
+            np.array(
+                [quartiles(reached(chosen(records, batch_size=size), key)) for size in batches]
+            )
+            / base
+        )
         of_all[~np.isfinite(of_all)] = np.nan
         axes.fill_between(batches, of_all[:, 0], of_all[:, 2], color=colour, alpha=0.2, lw=0)
         axes.plot(batches, of_all[:, 1], "o-", color=colour, lw=1.8, label=name)
     axes.axhline(1, color="#333333", lw=0.8)
     for size in batches:
-        if not np.isfinite(quartiles(reached(chosen(records, batch_size=size), "steps_to_threshold"))[1]):
+        if not np.isfinite(
+            quartiles(reached(chosen(records, batch_size=size), "steps_to_threshold"))[1]
+        ):
             axes.text(size, 0.97, "∞", ha="center", va="top", transform=axes.get_xaxis_transform())
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
@@ -119,7 +152,9 @@ def _panel(axes: Any, task: str, records: Sequence[Record]) -> None:
 
 def report(results: Path, docs: Path) -> None:
     """Write docs/large_batch.md and its picture."""
-    campaign.threshold_page("large_batch", "Large batches", TASKS, IDENTITY, draw, table, results, docs)
+    campaign.threshold_page(
+        "large_batch", "Large batches", TASKS, IDENTITY, draw, table, results, docs
+    )
 
 
 def main() -> None:

@@ -32,7 +32,9 @@ LIBRARIES = (
 
 def _first_line(*command: str) -> str | None:
     try:
-        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
+        output = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=10
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
     return output.splitlines()[0].strip() if output else ""
@@ -76,7 +78,10 @@ def _memory_gib() -> float | None:
 
 
 def versions() -> dict[str, str]:
-    result = {"python": platform.python_version(), "implementation": platform.python_implementation()}
+    result = {
+        "python": platform.python_version(),
+        "implementation": platform.python_implementation(),
+    }
     for name in LIBRARIES:
         try:
             result[name] = metadata.version(name)
@@ -104,7 +109,9 @@ def _busy_seconds() -> float:
     line = (_text("/proc/stat") or "").partition("\n")[0].split()
     if not line:
         return 0.0
-    user, nice, system, _idle, _waiting, interrupts, soft_interrupts, stolen, *_ = map(int, line[1:])
+    user, nice, system, _idle, _waiting, interrupts, soft_interrupts, stolen, *_ = map(
+        int, line[1:]
+    )
     return (user + nice + system + interrupts + soft_interrupts + stolen) / os.sysconf("SC_CLK_TCK")
 
 
@@ -117,7 +124,9 @@ class Neighbours:
     @staticmethod
     def _used() -> float:
         times = os.times()
-        return _busy_seconds() - (times.user + times.system + times.children_user + times.children_system)
+        return _busy_seconds() - (
+            times.user + times.system + times.children_user + times.children_system
+        )
 
     def cores_used(self) -> float:
         """Return their average number of cores since then."""

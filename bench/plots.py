@@ -18,9 +18,23 @@ from bench.table import factor
 from bench.timing import Record, find
 
 # Okabe and Ito's palette: distinct for colour-blind readers too.
-BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#7F7F7F"
+BLUE, ORANGE, GREEN, RED, PURPLE, GREY = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#D55E00",
+    "#CC79A7",
+    "#7F7F7F",
+)
 SKY, YELLOW = "#56B4E9", "#F0E442"
-RIVALS = {"Tianshou": ORANGE, "cpprb": GREEN, "SB3": PURPLE, "plain-Python": GREY, "RLlib": SKY, "TorchRL": YELLOW}
+RIVALS = {
+    "Tianshou": ORANGE,
+    "cpprb": GREEN,
+    "SB3": PURPLE,
+    "plain-Python": GREY,
+    "RLlib": SKY,
+    "TorchRL": YELLOW,
+}
 STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -60,8 +74,21 @@ def advantages(axes: Axes, chosen: Sequence[tuple[str, Record]]) -> None:
             low, _, high = scatter.get(name, (ratio,) * 3)
             label = None if rival in seen else f"than {name if alone else rival}"
             axes.barh(y, ratio - 1, 0.82, left=1, color=_colour(name), label=label)
-            axes.errorbar(ratio, y, xerr=[[max(ratio - low, 0)], [max(high - ratio, 0)]], color="#333333", lw=0.9, capsize=0)
-            axes.annotate(factor(ratio), (max(ratio, high, 1.0), y), (5, 0), textcoords="offset points", va="center_baseline")
+            axes.errorbar(
+                ratio,
+                y,
+                xerr=[[max(ratio - low, 0)], [max(high - ratio, 0)]],
+                color="#333333",
+                lw=0.9,
+                capsize=0,
+            )
+            axes.annotate(
+                factor(ratio),
+                (max(ratio, high, 1.0), y),
+                (5, 0),
+                textcoords="offset points",
+                va="center_baseline",
+            )
             for bar in record.bars:
                 if name in bar["text"]:
                     axes.plot([bar["minimum"]] * 2, [y - 0.46, y + 0.46], color=RED, lw=2)
@@ -96,11 +123,19 @@ def _speedups(records: Sequence[Record], path: Path) -> bool:
     slots, batch = MIDDLE
     chosen: list[tuple[str, Record]] = []
     for scenario in ("tree sample", "tree update"):
-        chosen += [(scenario, record) for record in find(records, scenario, slots=slots, batch=batch)]
-    for scenario in ("buffer sample", "buffer update_priorities", "buffer sample + update_priorities"):
+        chosen += [
+            (scenario, record) for record in find(records, scenario, slots=slots, batch=batch)
+        ]
+    for scenario in (
+        "buffer sample",
+        "buffer update_priorities",
+        "buffer sample + update_priorities",
+    ):
         label = scenario.replace("buffer ", "").replace(" + ", "\n+ ")
         chosen += [(label, record) for record in find(records, scenario, slots=slots, batch=batch)]
-    for record in sorted(find(records, "buffer add", slots=slots), key=lambda record: record.parameters["rows"]):
+    for record in sorted(
+        find(records, "buffer add", slots=slots), key=lambda record: record.parameters["rows"]
+    ):
         n_rows = record.parameters["rows"]
         chosen.append((f"add {n_rows} row{'s' if n_rows > 1 else ''}", record))
     if not chosen:
@@ -108,7 +143,9 @@ def _speedups(records: Sequence[Record], path: Path) -> bool:
     n_bars = sum(len(record.ratios()) for _, record in chosen)
     figure, axes = plt.subplots(figsize=(7.5, 0.27 * n_bars + 0.32 * len(chosen) + 0.9))
     advantages(axes, chosen)
-    axes.set_title(f"How many times faster ({slots:.0e} slots, batch {batch}, one thread)".replace("e+0", "e"))
+    axes.set_title(
+        f"How many times faster ({slots:.0e} slots, batch {batch}, one thread)".replace("e+0", "e")
+    )
     axes.set_xlabel("ratio of medians; the thin line spans the quartiles")
     axes.legend(loc="upper right")
     figure.savefig(path)
@@ -122,12 +159,19 @@ def _sizes(records: Sequence[Record], path: Path) -> bool:
     complete = [n for n in sizes if len(find(records, "buffer sample", slots=n)) > 1]
     if len(complete) < 2:
         return False
-    figure, panels = plt.subplots(1, len(complete), figsize=(2.9 * len(complete), 3.7), sharey=True, layout="constrained")
+    figure, panels = plt.subplots(
+        1, len(complete), figsize=(2.9 * len(complete), 3.7), sharey=True, layout="constrained"
+    )
     for axes, slots in zip(panels, complete, strict=True):
-        chosen = sorted(find(records, "buffer sample", slots=slots), key=lambda record: record.parameters["batch"])
+        chosen = sorted(
+            find(records, "buffer sample", slots=slots),
+            key=lambda record: record.parameters["batch"],
+        )
         batches = [record.parameters["batch"] for record in chosen]
         for name in chosen[0].repetitions:
-            values = [record.medians()[name] / b * 1e9 for record, b in zip(chosen, batches, strict=True)]
+            values = [
+                record.medians()[name] / b * 1e9 for record, b in zip(chosen, batches, strict=True)
+            ]
             axes.plot(batches, values, "o-", color=_colour(name), lw=1.8, ms=5, label=name)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
@@ -151,14 +195,27 @@ def ablations(records: Sequence[Record], folder: Path) -> list[str]:
         _layout(panels[0, 1], records, slots)
         _order(panels[1, 0], records, slots)
         _locks(panels[1, 1], records, slots)
-        figure.suptitle(f"{slots:.0e} slots, batch 256".replace("e+0", "e"), x=0.01, ha="left", color=GREY)
+        figure.suptitle(
+            f"{slots:.0e} slots, batch 256".replace("e+0", "e"), x=0.01, ha="left", color=GREY
+        )
         figure.savefig(folder / "ablations.png")
         plt.close(figure)
     return ["ablations"]
 
 
-def _curve(axes: Axes, xs: Sequence[int], values: Sequence[float], label: str, **style: Any) -> None:
-    axes.plot(xs, [value * 1e6 for value in values], "o", ls=style.pop("ls", "-"), lw=1.8, ms=5, label=label, **style)
+def _curve(
+    axes: Axes, xs: Sequence[int], values: Sequence[float], label: str, **style: Any
+) -> None:
+    axes.plot(
+        xs,
+        [value * 1e6 for value in values],
+        "o",
+        ls=style.pop("ls", "-"),
+        lw=1.8,
+        ms=5,
+        label=label,
+        **style,
+    )
 
 
 def _arity_axes(axes: Axes, title: str, arities: Sequence[int]) -> None:
@@ -201,10 +258,19 @@ def _by_arity(records: Sequence[Record]) -> dict[str, dict[int, float]]:
 def _layout(axes: Axes, records: Sequence[Record], slots: int) -> None:
     arities: list[int] = []
     for operation, colour in (("search", BLUE), ("update", ORANGE)):
-        for name, curve in _by_arity(find(records, f"ablation: layout, {operation}", slots=slots)).items():
+        for name, curve in _by_arity(
+            find(records, f"ablation: layout, {operation}", slots=slots)
+        ).items():
             arities = sorted(curve)
             style = "-" if name.startswith("aligned") else ":"
-            _curve(axes, arities, [curve[k] for k in arities], f"{operation}, {name}", color=colour, ls=style)
+            _curve(
+                axes,
+                arities,
+                [curve[k] for k in arities],
+                f"{operation}, {name}",
+                color=colour,
+                ls=style,
+            )
     _arity_axes(axes, "Layout (native)", arities)
 
 
@@ -221,13 +287,22 @@ def _locks(axes: Axes, records: Sequence[Record], slots: int) -> None:
     """Rates relative to the coarse lock with one thread, per load."""
     chosen = find(records, "ablation: locks", slots=slots)
     loads = list(dict.fromkeys(record.parameters["load"] for record in chosen))
-    colours = {"coarse lock": RED, "split lock": ORANGE, "lazy writing": GREEN, "lazy writing, lock-free descent": BLUE}
+    colours = {
+        "coarse lock": RED,
+        "split lock": ORANGE,
+        "lazy writing": GREEN,
+        "lazy writing, lock-free descent": BLUE,
+    }
     for number, load in enumerate(loads):
-        medians = {r.parameters["threads"]: r.medians() for r in chosen if r.parameters["load"] == load}
+        medians = {
+            r.parameters["threads"]: r.medians() for r in chosen if r.parameters["load"] == load
+        }
         base = medians[1]["coarse lock"]
         for i, (name, colour) in enumerate(colours.items()):
             x = number + 0.2 * (i - 1.5)
-            axes.bar(x, medians[2][name] / base, 0.18, color=colour, label=name if number == 0 else None)
+            axes.bar(
+                x, medians[2][name] / base, 0.18, color=colour, label=name if number == 0 else None
+            )
             axes.plot([x - 0.09, x + 0.09], [medians[1][name] / base] * 2, color="#333333", lw=2)
     axes.plot([], [], color="#333333", lw=2, label="the same, one thread")
     axes.set_xticks(range(len(loads)), [load.replace(", ", ",\n") for load in loads])

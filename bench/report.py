@@ -1,6 +1,7 @@
 """Turns a results file into the tables and plots of docs/: `python -m bench.report buffers`.
 
-Nothing in them is typed by hand: each page keeps what stands outside its markers and gets everything between them anew.
+Nothing in them is typed by hand: each page keeps what stands outside its markers and gets
+everything between them anew.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ def results_links(names: Iterable[str], up: str = "../") -> str:
 def load(name: str) -> tuple[dict[str, Any], list[Record]]:
     """Read bench/results/<name>.json: the machine, with the name of the file, and the records."""
     document = json.loads((BENCH / "results" / f"{name}.json").read_text())
-    return {**document["machine"], "results": f"{name}.json"}, [Record(**record) for record in document["records"]]
+    return {**document["machine"], "results": f"{name}.json"}, [
+        Record(**record) for record in document["records"]
+    ]
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -118,7 +121,8 @@ def scenario_table(records: Sequence[Record]) -> list[str]:
             if name not in medians:
                 cells.append("")
                 continue
-            if medians[name] <= 0:  # growth of a process, of a buffer that fits into what it had already
+            # growth of a process, of a buffer that fits into what it had already
+            if medians[name] <= 0:
                 cells.append("too little to tell")
                 continue
             text = quantity(medians[name], record.unit)
@@ -148,7 +152,11 @@ def thread_table(records: Sequence[Record]) -> list[str]:
     """One line per buffer or load: one thread, two threads, the factor."""
     rows = []
     for record in records:
-        medians, ratio, scatter = record.medians(), record.ratios()["one thread"], record.ratio_quartiles()["one thread"]
+        medians, ratio, scatter = (
+            record.medians(),
+            record.ratios()["one thread"],
+            record.ratio_quartiles()["one thread"],
+        )
         what = str(record.parameters.get("load", record.parameters.get("buffer")))
         one, two = (quantity(medians[name], record.unit) for name in ("one thread", "two threads"))
         rows.append([what, one, f"**{two}**", f"{ratio:.2f}× [{scatter[0]:.2f}–{scatter[2]:.2f}]"])
@@ -158,7 +166,13 @@ def thread_table(records: Sequence[Record]) -> list[str]:
 def bar_table(records: Sequence[Record]) -> list[str]:
     """List the promises, all in one place."""
     rows = [
-        [record.scenario, point(record.parameters), bar["text"], f"{bar['reached']:.2f}", "met" if bar["met"] else "**missed**"]
+        [
+            record.scenario,
+            point(record.parameters),
+            bar["text"],
+            f"{bar['reached']:.2f}",
+            "met" if bar["met"] else "**missed**",
+        ]
         for record in records
         for bar in record.bars
     ]
@@ -168,16 +182,23 @@ def bar_table(records: Sequence[Record]) -> list[str]:
 def machine_text(machine: dict[str, Any]) -> list[str]:
     """Where the figures come from."""
     processor, versions = machine["processor"], machine["versions"]
-    caches = ", ".join(f"{level} {size}" for level, size in processor["caches_per_instance"].items())
+    caches = ", ".join(
+        f"{level} {size}" for level, size in processor["caches_per_instance"].items()
+    )
     model = f"{processor['model']} (family {processor.get('family', '?')}, model {processor.get('model_number', '?')})"
-    compiler = machine["compiler"]  # results from before the package knew it have what was found then
+    # results from before the package knew it have what was found then
+    compiler = machine["compiler"]
     return [
         f"- **Machine:** {model}, {processor['cores']} cores, caches {caches}, {machine['memory_gib']} GiB, "
         f"{machine['system']}, huge pages `{machine['transparent_huge_pages']}`; "
         f"other processes used {machine['cores_used_by_others']} cores meanwhile",
         f"- **Compiler:** {compiler.get('compiler', compiler.get('found_now'))}; flags: {compiler['flags']}",
-        "- **Versions:** " + ", ".join(f"{name} {version}" for name, version in versions.items() if version),
-        *(f"- **{name}, in an environment of its own:** {text}" for name, text in machine.get("rivals", {}).items()),
+        "- **Versions:** "
+        + ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+        *(
+            f"- **{name}, in an environment of its own:** {text}"
+            for name, text in machine.get("rivals", {}).items()
+        ),
         f"- **Measured:** {machine['date']}, commit {machine['commit']}",
         f"- **Every repetition:** {results_links([machine['results']])}",
         "",
@@ -193,12 +214,19 @@ def _sections(titles: dict[str, str], records: Sequence[Record]) -> list[str]:
         title = scenario.removeprefix("ablation: ")
         lines += [f"## {title[0].upper()}{title[1:]}", "", text, ""]
         lines += thread_table(chosen) if scenario in PAIRS else scenario_table(chosen)
-        for note in dict.fromkeys(f"{name}: {text}" for record in chosen for name, text in record.notes.items()):
+        for note in dict.fromkeys(
+            f"{name}: {text}" for record in chosen for name, text in record.notes.items()
+        ):
             lines += [note, ""]
         if doubtful := [
-            f"{point(record.parameters)} ({len(record.repetitions[record.ours])})" for record in chosen if record.doubtful()
+            f"{point(record.parameters)} ({len(record.repetitions[record.ours])})"
+            for record in chosen
+            if record.doubtful()
         ]:
-            lines += [f"Other processes disturbed most repetitions, and all count, of: {'; '.join(doubtful)}.", ""]
+            lines += [
+                f"Other processes disturbed most repetitions, and all count, of: {'; '.join(doubtful)}.",
+                "",
+            ]
     return lines
 
 
@@ -208,26 +236,44 @@ READING = (
 )
 
 
-def speed_page(machine: dict[str, Any], records: Sequence[Record], images: Sequence[str]) -> list[str]:
+def speed_page(
+    machine: dict[str, Any], records: Sequence[Record], images: Sequence[str]
+) -> list[str]:
     """Write the generated part of docs/benchmarks.md."""
     reading = READING.format(up="../")
-    lines = [*machine_text(machine), reading, "", *(f"![{name}](images/{name}.png)" for name in images), ""]
+    lines = [
+        *machine_text(machine),
+        reading,
+        "",
+        *(f"![{name}](images/{name}.png)" for name in images),
+        "",
+    ]
     bars = bar_table(records)
     if bars:
         lines += ["## Bars", "", *bars]
     return lines + _sections(SCENARIOS, records)
 
 
-def ablation_page(machine: dict[str, Any], records: Sequence[Record], images: Sequence[str]) -> list[str]:
+def ablation_page(
+    machine: dict[str, Any], records: Sequence[Record], images: Sequence[str]
+) -> list[str]:
     """Write the generated part of docs/ablations.md."""
     reading = READING.format(up="../")
     pictures = [f"![{name}](images/{name}.png)" for name in images]
     return [*machine_text(machine), reading, "", *pictures, "", *_sections(ABLATIONS, records)]
 
 
-def adapter_page(machine: dict[str, Any], records: Sequence[Record], images: Sequence[str]) -> list[str]:
+def adapter_page(
+    machine: dict[str, Any], records: Sequence[Record], images: Sequence[str]
+) -> list[str]:
     """Write the generated part of docs/adapter_benchmarks.md."""
-    lines = [*machine_text(machine), READING.format(up="../"), "", *(f"![{name}](images/{name}.png)" for name in images), ""]
+    lines = [
+        *machine_text(machine),
+        READING.format(up="../"),
+        "",
+        *(f"![{name}](images/{name}.png)" for name in images),
+        "",
+    ]
     return [*lines, "## Bars", "", *bar_table(records), *_sections(ADAPTERS, records)]
 
 
@@ -246,7 +292,9 @@ def write(path: Path, title: str, lines: Sequence[str]) -> None:
     """Put the lines between the page's markers; create a page that does not exist."""
     text = path.read_text() if path.exists() else f"# {title}\n\n{BEGIN}\n{END}\n"
     if BEGIN not in text or END not in text:
-        raise SystemExit(f"{path.name} has no markers; add the lines {BEGIN} and {END} where the tables belong")
+        raise SystemExit(
+            f"{path.name} has no markers; add the lines {BEGIN} and {END} where the tables belong"
+        )
     head, rest = text.split(BEGIN, 1)
     tail = rest.split(END, 1)[1]
     path.write_text(head + BEGIN + "\n\n" + "\n".join(lines).rstrip() + "\n\n" + END + tail)
@@ -255,7 +303,12 @@ def write(path: Path, title: str, lines: Sequence[str]) -> None:
 def main() -> None:
     """Read the arguments, write the pages for which there are records, and docs/images/."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("name", nargs="?", default="buffers", help="results file, without .json (default: %(default)s)")
+    parser.add_argument(
+        "name",
+        nargs="?",
+        default="buffers",
+        help="results file, without .json (default: %(default)s)",
+    )
     parser.add_argument("--docs", type=Path, default=DOCS, help="where the pages are")
     arguments = parser.parse_args()
     machine, records = load(arguments.name)
@@ -269,16 +322,30 @@ def main() -> None:
         write(arguments.docs / "benchmarks.md", "Benchmarks", speed_page(machine, speed, names))
     if ablations:
         names = plots.ablations(ablations, images)
-        write(arguments.docs / "ablations.md", "Ablations", ablation_page(machine, ablations, names))
+        write(
+            arguments.docs / "ablations.md", "Ablations", ablation_page(machine, ablations, names)
+        )
     if adapters:
         names = adapter_plots.draw(adapters, images)
-        write(arguments.docs / "adapter_benchmarks.md", "Adapter benchmarks", adapter_page(machine, adapters, names))
+        write(
+            arguments.docs / "adapter_benchmarks.md",
+            "Adapter benchmarks",
+            adapter_page(machine, adapters, names),
+        )
     storing = [record for record in records if record.scenario in STORING]
     if storing:
-        write(arguments.docs / "storing_benchmarks.md", "Benchmarks of sharing and storing", storing_page(machine, storing))
+        write(
+            arguments.docs / "storing_benchmarks.md",
+            "Benchmarks of sharing and storing",
+            storing_page(machine, storing),
+        )
     learner = [record for record in records if record.scenario in RUNNER]
     if learner:
-        write(arguments.docs / "learner_benchmarks.md", "Benchmarks of the learner's update", runner_page(machine, learner))
+        write(
+            arguments.docs / "learner_benchmarks.md",
+            "Benchmarks of the learner's update",
+            runner_page(machine, learner),
+        )
     for path in sorted(arguments.docs.glob("images/*.png")):
         print(path.relative_to(arguments.docs.parent))
 

@@ -30,9 +30,12 @@ BUFFERS = {
 def growth(key: str, slots: int) -> int:
     """Bytes by which a fresh process grows for this buffer."""
     command = [sys.executable, "-m", "bench.resident", key, str(slots)]
-    # A fixed threshold makes the C library give large freed arrays back at once instead of counting them as growth.
+    # A fixed threshold makes the C library give large freed arrays back at once instead of counting
+    # them as growth.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    return int(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+    return int(
+        subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    )
 
 
 def _measure(key: str, slots: int) -> int:

@@ -1,7 +1,7 @@
 """What the runner's parts are worth: `python -m bench.runner_ablation [--tasks …] [--seeds N] [--short] [--resume] [--report]`.
 
-The preset, and variants that differ from it in one setting: environment steps and updates per second, and what it takes to
-reach the threshold.
+The preset, and variants that differ from it in one setting: environment steps and updates per
+second, and what it takes to reach the threshold.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from bench.plots import BLUE, ORANGE, STYLE
 from bench.report import markdown_table
 from bench.timing import rotated
 
-# name -> algorithm, environment, threshold, environment steps of a run, of a short run, between two evaluations
+# name -> algorithm, environment, threshold, environment steps of a run, of a short run, between two
+# evaluations
 TASKS: dict[str, tuple[str, str, float, int, int, int]] = {
     "cartpole_dqn": ("dqn", "CartPole-v1", 475.0, 100_000, 20_000, 2_000),
     "pendulum_sac": ("sac", "Pendulum-v1", -200.0, 8_000, 2_500, 500),
@@ -42,7 +43,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 SHORT_VARIANTS = (PRESET, "one group of environments, not two", "publish every 100 updates")
 IDENTITY = ("task", "variant", "seed")
 RATES = {"env_steps_per_second": "env steps/s", "updates_per_second": "updates/s"}
-REACHED = {"steps_to_threshold": "env steps to the threshold", "seconds_to_threshold": "seconds to the threshold"}
+REACHED = {
+    "steps_to_threshold": "env steps to the threshold",
+    "seconds_to_threshold": "seconds to the threshold",
+}
 
 
 def tightest(task: str) -> float:
@@ -60,9 +64,17 @@ def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
     for seed in range(seeds):
         for task in tasks:
             algorithm, env, threshold, long_steps, short_steps, interval = TASKS[task]
-            common = {"total_env_steps": short_steps if short else long_steps, "evaluation_interval": interval, "actors": 1}
+            common = {
+                "total_env_steps": short_steps if short else long_steps,
+                "evaluation_interval": interval,
+                "actors": 1,
+            }
             for name in rotated(names, seed):
-                changed = {"samples_per_insert_error": tightest(task)} if name == TIGHT else VARIANTS[name]
+                changed = (
+                    {"samples_per_insert_error": tightest(task)}
+                    if name == TIGHT
+                    else VARIANTS[name]
+                )
                 yield {
                     "task": task, "algorithm": algorithm, "env": env, "threshold": threshold, "variant": name, "seed": seed,
                     "settings": {**common, **changed},
@@ -87,7 +99,14 @@ def table(records: Sequence[Record]) -> list[str]:
         if good:
             solved = sum(run["solved"] for run in runs)
             rates = (spread([run[key] for run in good]) for key in RATES)
-            rows.append([name, *rates, f"{solved}/{len(runs)}", *(spread(reached(runs, key)) for key in REACHED)])
+            rows.append(
+                [
+                    name,
+                    *rates,
+                    f"{solved}/{len(runs)}",
+                    *(spread(reached(runs, key)) for key in REACHED),
+                ]
+            )
     return markdown_table(["", *RATES.values(), "solved", *REACHED.values()], rows)
 
 
@@ -95,12 +114,16 @@ def draw(records: Sequence[Record], path: Path) -> None:
     """One row per task: each variant's rate and time to the threshold, as multiples of the preset's."""
     tasks = [task for task in TASKS if chosen(records, task=task)]
     with plt.rc_context(STYLE):
-        figure, panels = plt.subplots(len(tasks), 2, figsize=(9.5, 3.4 * len(tasks)), layout="constrained", squeeze=False)
+        figure, panels = plt.subplots(
+            len(tasks), 2, figsize=(9.5, 3.4 * len(tasks)), layout="constrained", squeeze=False
+        )
         for row, task in zip(panels, tasks, strict=True):
             some, title = chosen(records, task=task), f"{TASKS[task][0].upper()}, {TASKS[task][1]}"
             good = [run for run in some if "error" not in run]
             _bars(row[0], good, "updates_per_second", f"{title}: updates/s", BLUE)
-            _bars(row[1], some, "seconds_to_threshold", f"{title}: seconds to the threshold", ORANGE)
+            _bars(
+                row[1], some, "seconds_to_threshold", f"{title}: seconds to the threshold", ORANGE
+            )
             row[1].set_yticklabels([])
         figure.savefig(path)
         plt.close(figure)
@@ -121,7 +144,9 @@ def _bars(axes: Any, records: Sequence[Record], key: str, title: str, colour: st
             axes.barh(y, middle / base, 0.7, color=colour, alpha=0.8)
             axes.errorbar(middle / base, y, xerr=ends, color="#333333", lw=0.9)
         else:
-            axes.text(0.02, y, "∞" if np.isfinite(base) else "no preset to compare with", va="center")
+            axes.text(
+                0.02, y, "∞" if np.isfinite(base) else "no preset to compare with", va="center"
+            )
     axes.axvline(1, color="#333333", lw=0.8)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
@@ -133,7 +158,16 @@ def _bars(axes: Any, records: Sequence[Record], key: str, title: str, colour: st
 
 def report(results: Path, docs: Path) -> None:
     """Write docs/runner_ablation.md and its picture."""
-    campaign.threshold_page("runner_ablation", "What the runner's parts are worth", TASKS, IDENTITY, draw, table, results, docs)
+    campaign.threshold_page(
+        "runner_ablation",
+        "What the runner's parts are worth",
+        TASKS,
+        IDENTITY,
+        draw,
+        table,
+        results,
+        docs,
+    )
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """One run of the parallel runner in a process of its own: `python -m bench.runner_run JOB`, JOB as bench.campaign writes it.
 
-A job names `algorithm` and `env`, and in `settings` and `options` what differs from their preset. With a `threshold` the run
-keeps snapshots, which are evaluated after it, so that evaluation costs no time; the first that reaches the threshold counts.
+A job names `algorithm` and `env`, and in `settings` and `options` what differs from their preset.
+With a `threshold` the run keeps snapshots, which are evaluated after it, so that evaluation costs
+no time; the first that reaches the threshold counts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ def configured(job: dict[str, Any]) -> Any:
     from kary_replay.runner import RunnerConfig
 
     config = RunnerConfig(algorithm=job["algorithm"], env=job["env"])
-    options = {key: tuple(value) if isinstance(value, list) else value for key, value in job.get("options", {}).items()}
+    options = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in job.get("options", {}).items()
+    }
     evaluate = "never" if job.get("threshold") is None else "after"
     return replace(
         config,
@@ -45,7 +49,10 @@ def outcome(result: Any, threshold: float | None) -> dict[str, Any]:
         "updates_per_second": round(result.updates / result.wall_seconds, 2),
         "samples_per_insert": round(result.samples_per_insert, 4),
         "waited": {name: round(share, 4) for name, share in result.waited.items()},
-        "curve": [[e.env_steps, e.updates, round(e.wall_seconds, 4), round(e.mean_return, 2)] for e in result.evaluations],
+        "curve": [
+            [e.env_steps, e.updates, round(e.wall_seconds, 4), round(e.mean_return, 2)]
+            for e in result.evaluations
+        ],
     }
     if threshold is not None:
         first = next((found for found in record["curve"] if found[3] >= threshold), None)

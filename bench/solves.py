@@ -1,8 +1,9 @@
 """Do the presets solve their tasks? `python -m bench.solves [--tasks …] [--seeds N] [--resume]` trains each with its settings.
 
-A run ends when an evaluation of so many greedy episodes, with seeds of their own, reaches the threshold, or when the preset's
-steps are used up. HalfCheetah takes longer than all others together and runs only if it is named: `make solves-nightly`. How
-long a run takes is in the results, but not on the page: here others may use the machine. bench/convergence compares seconds.
+A run ends when an evaluation of so many greedy episodes, with seeds of their own, reaches the
+threshold, or when the preset's steps are used up. HalfCheetah takes longer than all others together
+and runs only if it is named: `make solves-nightly`. How long a run takes is in the results, but not
+on the page: here others may use the machine. bench/convergence compares seconds.
 """
 
 from __future__ import annotations
@@ -47,12 +48,20 @@ def train(task: str, seed: int) -> dict[str, Any]:
     neighbours, stamp = machine.Neighbours(), campaign.stamp()
     with tempfile.TemporaryDirectory() as folder:
         config = RunnerConfig(
-            algorithm, env, seed=seed, target_return=threshold, evaluation_episodes=episodes, directory=f"{folder}/run"
+            algorithm,
+            env,
+            seed=seed,
+            target_return=threshold,
+            evaluation_episodes=episodes,
+            directory=f"{folder}/run",
         )
         result = Runner(config).run()
     if result.interrupted:
         raise KeyboardInterrupt
-    curve = [[found.env_steps, round(found.wall_seconds, 3), round(found.mean_return, 2)] for found in result.evaluations]
+    curve = [
+        [found.env_steps, round(found.wall_seconds, 3), round(found.mean_return, 2)]
+        for found in result.evaluations
+    ]
     return {
         "task": task, "seed": seed, **stamp, "threshold": threshold, "episodes": episodes,
         "solved": result.last_return >= threshold,
@@ -70,9 +79,16 @@ def report(records: list[dict[str, Any]], described: dict[str, Any], docs: Path 
     for task, (algorithm, env, threshold, episodes) in TASKS.items():
         runs = [record for record in records if record["task"] == task]
         if runs:
-            medians = [float(np.median([run[key] for run in runs])) for key in ("env_steps", "updates")]
-            off = max(abs(run["samples_per_insert"] / run["asked_samples_per_insert"] - 1) for run in runs)
-            returns, n_solved = [run["mean_return"] for run in runs], sum(run["solved"] for run in runs)
+            medians = [
+                float(np.median([run[key] for run in runs])) for key in ("env_steps", "updates")
+            ]
+            off = max(
+                abs(run["samples_per_insert"] / run["asked_samples_per_insert"] - 1) for run in runs
+            )
+            returns, n_solved = (
+                [run["mean_return"] for run in runs],
+                sum(run["solved"] for run in runs),
+            )
             rows.append([
                 algorithm.upper(), env, f"{threshold:g} in {episodes} episodes", f"{n_solved}/{len(runs)}",
                 f"{min(returns):.0f} … {max(returns):.0f}", f"{medians[0]:,.0f}", f"{medians[1]:,.0f}",
@@ -135,7 +151,18 @@ def measure(tasks: Sequence[str], seeds: int, resume: bool) -> None:
             described["cores_used_by_others"] = max(run["cores_used_by_others"] for run in records)
             campaign.write(campaign.partial_of(OUTPUT), described, records)
             print(
-                {key: record[key] for key in ("task", "seed", "solved", "mean_return", "env_steps", "wall_seconds")}, flush=True
+                {
+                    key: record[key]
+                    for key in (
+                        "task",
+                        "seed",
+                        "solved",
+                        "mean_return",
+                        "env_steps",
+                        "wall_seconds",
+                    )
+                },
+                flush=True,
             )
     campaign.complete(OUTPUT)
 
@@ -143,9 +170,13 @@ def measure(tasks: Sequence[str], seeds: int, resume: bool) -> None:
 def main() -> int:
     """Train what is asked for, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=[task for task in TASKS if task not in NIGHTLY])
+    parser.add_argument(
+        "--tasks", nargs="+", choices=TASKS, default=[task for task in TASKS if task not in NIGHTLY]
+    )
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--resume", action="store_true", help="keep the records there are, and skip what they have")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the records there are, and skip what they have"
+    )
     parser.add_argument("--report", action="store_true", help="only write the page")
     parser.add_argument("--docs", type=Path, default=DOCS, help="where the page is")
     arguments = parser.parse_args()

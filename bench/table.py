@@ -24,7 +24,11 @@ def quantity(value: float, unit: str) -> str:
 
 def factor(ratio: float) -> str:
     """Write how many times better something is, with two or three digits."""
-    return f"{ratio:.{0 if ratio >= 100 else 1 if ratio >= 2 else 2}f}×" if math.isfinite(ratio) else "∞"
+    return (
+        f"{ratio:.{0 if ratio >= 100 else 1 if ratio >= 2 else 2}f}×"
+        if math.isfinite(ratio)
+        else "∞"
+    )
 
 
 def point(parameters: dict[str, Any]) -> str:
@@ -59,7 +63,9 @@ def render(records: Sequence[Record]) -> str:
         for name, ratio in ratios.items():
             quartiles = scatter.get(name)
             spread = f"  [{quartiles[0]:.2f} … {quartiles[2]:.2f}]" if quartiles else ""
-            lines.append(f"    {name:<42} {quantity(medians[name], record.unit):>12}  {ratio:7.2f}×{spread}")
+            lines.append(
+                f"    {name:<42} {quantity(medians[name], record.unit):>12}  {ratio:7.2f}×{spread}"
+            )
         if text := disturbance(record):
             lines.append(f"    {text}")
         for bar in record.bars:

@@ -18,4 +18,9 @@ def rows(request: pytest.FixtureRequest) -> Iterator[int]:
 
 def test_add(compare, slots, rows, short):
     with cast(slots, rows, short=short) as buffers:
-        compare.times("buffer add", {"slots": slots, "rows": rows}, *buffers.contenders("add"), notes=buffers.notes)
+        compare.times(
+            "buffer add",
+            {"slots": slots, "rows": rows},
+            *buffers.contenders("add"),
+            notes=buffers.notes,
+        )

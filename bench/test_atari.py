@@ -26,11 +26,23 @@ def buffers(n_rows: int, short: bool) -> Iterator[Cast]:
 
 
 @pytest.mark.parametrize("size", [32, 256])
-@pytest.mark.parametrize(("method", "scenario"), [("sample", "sample"), ("cycle", "sample + update_priorities")])
+@pytest.mark.parametrize(
+    ("method", "scenario"), [("sample", "sample"), ("cycle", "sample + update_priorities")]
+)
 def test_batch(compare, buffers, n_rows, method, scenario, size):
     parameters = {"slots": n_rows, "batch": size}
-    compare.times(f"Atari rows: {scenario}", parameters, *buffers.contenders(method, size), notes=buffers.notes)
+    compare.times(
+        f"Atari rows: {scenario}",
+        parameters,
+        *buffers.contenders(method, size),
+        notes=buffers.notes,
+    )
 
 
 def test_add(compare, buffers, n_rows):
-    compare.times("Atari rows: add", {"slots": n_rows, "rows": 1}, *buffers.contenders("add"), notes=buffers.notes)
+    compare.times(
+        "Atari rows: add",
+        {"slots": n_rows, "rows": 1},
+        *buffers.contenders("add"),
+        notes=buffers.notes,
+    )

@@ -1,7 +1,8 @@
 """Saving and loading against pickle, and how long writers wait meanwhile.
 
-Pickle checks nothing, writes over the file before, waits for no disk, and holds a second copy of all rows in memory: it is a
-yardstick, not a rival. `synced` does for its file what `save` does for its own: waits until it is on the disk.
+Pickle checks nothing, writes over the file before, waits for no disk, and holds a second copy of
+all rows in memory: it is a yardstick, not a rival. `synced` does for its file what `save` does for
+its own: waits until it is on the disk.
 """
 
 from __future__ import annotations
@@ -71,8 +72,12 @@ def rounds_of(contenders: dict[str, Callable[[], Any]], n_rounds: int) -> dict[s
     return seconds
 
 
-@pytest.fixture(params=[(images, 100_000), (half_cheetah, 1_000_000)], ids=["images", "half_cheetah"])
-def made(request: pytest.FixtureRequest, short: bool, smoke: bool) -> tuple[str, kr.PrioritizedReplayBuffer]:
+@pytest.fixture(
+    params=[(images, 100_000), (half_cheetah, 1_000_000)], ids=["images", "half_cheetah"]
+)
+def made(
+    request: pytest.FixtureRequest, short: bool, smoke: bool
+) -> tuple[str, kr.PrioritizedReplayBuffer]:
     """A name and a full buffer; a tenth of it in the short form, a hundredth for a smoke test."""
     make, n_rows = request.param
     return make.__name__, make(n_rows // (100 if smoke else 10 if short else 1))
@@ -122,7 +127,10 @@ def test_pause(compare, benchmark, made, n_rounds, tmp_path):
         thread.join()
         return seconds[0]
 
-    calls = {"save": lambda: buffer.save(tmp_path / "saved"), "pickle.dump": lambda: dump(buffer, tmp_path / "pickle", False)}
+    calls = {
+        "save": lambda: buffer.save(tmp_path / "saved"),
+        "pickle.dump": lambda: dump(buffer, tmp_path / "pickle", False),
+    }
     repetitions: dict[str, list[float]] = {caller: [] for caller in calls}
     benchmark.pedantic(calls["save"], rounds=1)
     gc.collect()
@@ -130,4 +138,12 @@ def test_pause(compare, benchmark, made, n_rounds, tmp_path):
         for number in range(n_rounds):
             for caller in rotated(list(calls), number):
                 repetitions[caller].append(longest(calls[caller]))
-    compare.keep(Record(f"longest add beside a save: {name}", {"slots": buffer.capacity}, "s", "save", repetitions))
+    compare.keep(
+        Record(
+            f"longest add beside a save: {name}",
+            {"slots": buffer.capacity},
+            "s",
+            "save",
+            repetitions,
+        )
+    )

@@ -34,7 +34,9 @@ def buffers(n_rows: int) -> Iterator[SimpleNamespace]:
 @pytest.mark.parametrize("size", [32, 256])
 def test_sample(compare, buffers, size, n_rows):
     rivals = [buffers.three.sample(size), buffers.twice.sample(size)]
-    compare.times("frames: sample", {"slots": n_rows, "batch": size}, buffers.once.sample(size), rivals)
+    compare.times(
+        "frames: sample", {"slots": n_rows, "batch": size}, buffers.once.sample(size), rivals
+    )
 
 
 def test_add(compare, buffers, n_rows):
@@ -53,7 +55,9 @@ def test_memory(compare, benchmark, n_rows):
     """`nbytes` per row against the bar, at 1e5 and, computed from it, at 1e6; and how much a process really grows."""
 
     def nbytes(slots: int) -> int:
-        return kr.FrameReplayBuffer(slots, kr.Field(PIXELS, "uint8"), {"action": kr.Field((), "int64")}, n_step=3).nbytes
+        return kr.FrameReplayBuffer(
+            slots, kr.Field(PIXELS, "uint8"), {"action": kr.Field((), "int64")}, n_step=3
+        ).nbytes
 
     tree = {slots: kr.SumTree(slots).nbytes for slots in (n_rows, 2 * n_rows, MILLION)}
     declared = benchmark.pedantic(nbytes, args=(n_rows,), rounds=1)
@@ -64,9 +68,16 @@ def test_memory(compare, benchmark, n_rows):
         f"{ONCE}, 1e6 computed": [million],
         f"{ONCE}, resident": [resident.growth("frames", n_rows) / n_rows],
         f"{TWICE}, resident": [resident.growth("stacks", n_rows) / n_rows],
-        **{f"{name}, resident": [resident.growth(key, n_rows) / n_rows] for name, key in RIVALS.items()},
+        **{
+            f"{name}, resident": [resident.growth(key, n_rows) / n_rows]
+            for name, key in RIVALS.items()
+        },
     }
-    record = Record("frames: memory", {"slots": n_rows, "n_step": 3}, "bytes per slot", ONCE, repetitions)
+    record = Record(
+        "frames: memory", {"slots": n_rows, "n_step": 3}, "bytes per slot", ONCE, repetitions
+    )
     reached = max(value for name, (value,) in repetitions.items() if name.startswith(ONCE))
-    record.bars.append({"text": f"≤ {BAR} bytes", "minimum": None, "reached": reached, "met": reached <= BAR})
+    record.bars.append(
+        {"text": f"≤ {BAR} bytes", "minimum": None, "reached": reached, "met": reached <= BAR}
+    )
     compare.keep(record)

@@ -32,12 +32,25 @@ def ours(algorithm: str, units: int, batch_size: int) -> Callable[[], object]:
     shape = env.observation_space.shape
     action = kr.Field((), "int64") if discrete else kr.Field(env.action_space.shape, "float32")
     scalars = {name: kr.Field((), "float32") for name in ("reward", "discount")}
-    observations = {name: kr.Field(shape, "float32") for name in ("observation", "next_observation")}
-    buffer = kr.PrioritizedReplayBuffer(FILLED, {**observations, "action": action, **scalars}, seed=0)
+    observations = {
+        name: kr.Field(shape, "float32") for name in ("observation", "next_observation")
+    }
+    buffer = kr.PrioritizedReplayBuffer(
+        FILLED, {**observations, "action": action, **scalars}, seed=0
+    )
     rng = np.random.default_rng(0)
-    drawn = rng.integers(2, size=FILLED) if discrete else rng.uniform(-1, 1, (FILLED, *action.shape)).astype(np.float32)
+    drawn = (
+        rng.integers(2, size=FILLED)
+        if discrete
+        else rng.uniform(-1, 1, (FILLED, *action.shape)).astype(np.float32)
+    )
     both = {name: rng.standard_normal((FILLED, *shape), np.float32) for name in observations}
-    buffer.add(**both, action=drawn, reward=rng.standard_normal(FILLED, np.float32), discount=np.full(FILLED, 0.99, np.float32))
+    buffer.add(
+        **both,
+        action=drawn,
+        reward=rng.standard_normal(FILLED, np.float32),
+        discount=np.full(FILLED, 0.99, np.float32),
+    )
     names = (*observations, "action", *scalars, "importance_weight")
 
     def update() -> None:
@@ -52,13 +65,23 @@ def sb3(algorithm: str, units: int, batch_size: int) -> Callable[[], object]:
     """Return a call that makes one update of SB3's learner, stock settings."""
     kind: Any = getattr(stable_baselines3, algorithm.upper())
     env = gym.make(ENVS[algorithm])
-    model = kind("MlpPolicy", env, policy_kwargs={"net_arch": [units, units]}, buffer_size=FILLED, seed=0, device="cpu")
+    model = kind(
+        "MlpPolicy",
+        env,
+        policy_kwargs={"net_arch": [units, units]},
+        buffer_size=FILLED,
+        seed=0,
+        device="cpu",
+    )
     model.set_logger(configure(None, []))
     rng = np.random.default_rng(0)
     observation, reward = rng.standard_normal(env.observation_space.shape), rng.standard_normal(1)
     env.action_space.seed(0)
     for _ in range(FILLED):
-        following, action = rng.standard_normal(observation.shape), np.array([env.action_space.sample()])
+        following, action = (
+            rng.standard_normal(observation.shape),
+            np.array([env.action_space.sample()]),
+        )
         model.replay_buffer.add(observation, following, action, reward, np.zeros(1), [{}])
         observation, reward = following, rng.standard_normal(1)
     return lambda: model.train(gradient_steps=1, batch_size=batch_size)
@@ -80,5 +103,8 @@ def test_update(compare, algorithm, units):
     torch.set_num_threads(1)
     batch_size = BATCHES[algorithm]
     parameters = {"algorithm": algorithm, "units": units, "batch": batch_size}
-    candidates = [contender(name, make(algorithm, units, batch_size)) for name, make in ((OURS, ours), (SB3, sb3))]
+    candidates = [
+        contender(name, make(algorithm, units, batch_size))
+        for name, make in ((OURS, ours), (SB3, sb3))
+    ]
     compare.times("learner: update", parameters, candidates[0], candidates[1:])

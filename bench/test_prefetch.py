@@ -1,7 +1,7 @@
 """A learner's loop of its own: SAC updates per second, batches drawn by a thread against drawn in between.
 
-Two cores, torch on one thread; nobody adds meanwhile. The loop without replay, which trains on one batch again and again, says
-how much there is to gain at all.
+Two cores, torch on one thread; nobody adds meanwhile. The loop without replay, which trains on one
+batch again and again, says how much there is to gain at all.
 """
 
 from __future__ import annotations
@@ -41,8 +41,12 @@ class Sac:
         self.critics = nn.ModuleList([network(OBSERVATION + ACTION, 1) for _ in range(2)])
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_alpha = torch.zeros(1, requires_grad=True)
-        self.optimizers = [torch.optim.Adam(p, lr=0.0) for p in (self.actor.parameters(), self.critics.parameters())]
-        self.optimizers.append(torch.optim.Adam([self.log_alpha], lr=0.0))  # as costly as any, and the networks stay finite
+        self.optimizers = [
+            torch.optim.Adam(p, lr=0.0)
+            for p in (self.actor.parameters(), self.critics.parameters())
+        ]
+        # as costly as any, and the networks stay finite
+        self.optimizers.append(torch.optim.Adam([self.log_alpha], lr=0.0))
 
     def act(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         mean, log_std = self.actor(observation).chunk(2, dim=1)
@@ -62,7 +66,10 @@ class Sac:
         with torch.no_grad():
             action, log_prob = self.act(batch.next_observation)
             inputs = torch.cat([batch.next_observation, action], 1)
-            value = torch.min(self.targets[0](inputs), self.targets[1](inputs)).squeeze(1) - alpha * log_prob
+            value = (
+                torch.min(self.targets[0](inputs), self.targets[1](inputs)).squeeze(1)
+                - alpha * log_prob
+            )
             target = batch.reward + GAMMA * (~batch.terminated) * value
         inputs = torch.cat([batch.observation, batch.action], 1)
         errors = [target - critic(inputs).squeeze(1) for critic in self.critics]
@@ -73,7 +80,9 @@ class Sac:
         self.step(0, (alpha * log_prob - value).mean())
         self.step(2, -(self.log_alpha * (log_prob.detach() - ACTION)).mean())
         with torch.no_grad():
-            for slow, fast in zip(self.targets.parameters(), self.critics.parameters(), strict=True):
+            for slow, fast in zip(
+                self.targets.parameters(), self.critics.parameters(), strict=True
+            ):
                 slow.lerp_(fast, TAU)
         return (errors[0].detach().abs() + errors[1].detach().abs()) / 2
 
@@ -81,7 +90,10 @@ class Sac:
 def as_tensors(batch: Batch) -> Any:
     """Return the batch as a learner without a prefetcher turns it into tensors: sharing the memory."""
     return Batch(
-        {name: value if name in ("index", "handle") else torch.from_numpy(value) for name, value in batch.__dict__.items()}
+        {
+            name: value if name in ("index", "handle") else torch.from_numpy(value)
+            for name, value in batch.__dict__.items()
+        }
     )
 
 
@@ -137,5 +149,10 @@ def test_sac_updates(compare, request, ours):
             NO_REPLAY: alone(Sac()),
         }
         windows = {name: measured(iteration, seconds) for name, iteration in iterations.items()}
-        parameters = {"rows": "HalfCheetah", "slots": SLOTS, "batch": BATCH, "networks": f"{WIDTH}×{WIDTH}"}
+        parameters = {
+            "rows": "HalfCheetah",
+            "slots": SLOTS,
+            "batch": BATCH,
+            "networks": f"{WIDTH}×{WIDTH}",
+        }
         compare.rates("learner: SAC updates", parameters, "Prefetcher", windows, unit="updates/s")

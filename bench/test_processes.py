@@ -82,7 +82,9 @@ def slots_here(smoke: bool) -> int:
 
 @pytest.fixture(scope="module")
 def ours(slots_here: int) -> Iterator[kr.PrioritizedReplayBuffer]:
-    with kr.PrioritizedReplayBuffer(slots_here, FIELDS, alpha=ALPHA, beta=BETA, shared=True) as buffer:
+    with kr.PrioritizedReplayBuffer(
+        slots_here, FIELDS, alpha=ALPHA, beta=BETA, shared=True
+    ) as buffer:
         for _, block, errors in chunks(slots_here):
             buffer.add(priority=np.abs(errors) + 1e-6, **block)
         yield buffer
@@ -136,7 +138,9 @@ def test_two_samplers(compare, workers, window):
         rounds=21,
         watch=False,
     )
-    record.notes["two processes"] = f"a cache line went between the two cores and back in {median(round_trips):.0f} ns (median)"
+    record.notes["two processes"] = (
+        f"a cache line went between the two cores and back in {median(round_trips):.0f} ns (median)"
+    )
 
 
 def test_a_sampler_beside_an_adder(compare, workers, window):
@@ -148,7 +152,15 @@ def test_a_sampler_beside_an_adder(compare, workers, window):
     }
     bars = [Bar(("alone",), UNDISTURBED_BAR)]
     parameters = {"slots": SLOTS, "batch": BATCH, "rows per add": PER_ADD}
-    compare.rates("processes: a sampler's rows", parameters, "beside an adder", windows, bars, rounds=21, watch=False)
+    compare.rates(
+        "processes: a sampler's rows",
+        parameters,
+        "beside an adder",
+        windows,
+        bars,
+        rounds=21,
+        watch=False,
+    )
 
 
 @pytest.mark.parametrize("n_processes", [n for n in grid.counts(MOST) if n > 2])
@@ -159,29 +171,55 @@ def test_more_samplers(compare, workers, window, n_processes):
         name: lambda: sum(rates(samplers[:n_processes], window)),
         "one process": lambda: sum(rates(samplers[:1], window)),
     }
-    compare.rates("processes: sample", {"slots": SLOTS, "batch": BATCH, "processes": n_processes}, name, windows, watch=False)
+    compare.rates(
+        "processes: sample",
+        {"slots": SLOTS, "batch": BATCH, "processes": n_processes},
+        name,
+        windows,
+        watch=False,
+    )
 
 
 @pytest.mark.parametrize("n_learners", grid.counts(MOST))
 def test_learning(compare, workers, window, n_learners):
     """Learners that draw and update priorities; cpprb's buffer has one."""
     names = (OURS, CPPRB) if n_learners == 1 else (OURS,)
-    windows = {name: lambda name=name: sum(rates(workers[name, "learner"][:n_learners], window)) for name in names}
+    windows = {
+        name: lambda name=name: sum(rates(workers[name, "learner"][:n_learners], window))
+        for name in names
+    }
     parameters = {"learners": n_learners, "batch": BATCH}
     compare.rates("processes: sample + update_priorities", parameters, OURS, windows, watch=False)
 
 
 @pytest.mark.parametrize("n_writers", grid.counts(MOST))
 def test_adding(compare, workers, window, n_writers):
-    windows = {name: lambda name=name: sum(rates(workers[name, "adder"][:n_writers], window)) for name in (OURS, CPPRB)}
-    compare.rates("processes: add", {"writers": n_writers, "rows per add": PER_ADD}, OURS, windows, watch=False)
+    windows = {
+        name: lambda name=name: sum(rates(workers[name, "adder"][:n_writers], window))
+        for name in (OURS, CPPRB)
+    }
+    compare.rates(
+        "processes: add",
+        {"writers": n_writers, "rows per add": PER_ADD},
+        OURS,
+        windows,
+        watch=False,
+    )
 
 
 @pytest.mark.parametrize("n_writers", [0, *grid.counts(MOST - 1)])
 def test_sampling(compare, workers, window, n_writers):
     """With as many writers at work."""
     windows = {
-        name: lambda name=name: rates([workers[name, "sampler"][0], *workers[name, "adder"][:n_writers]], window)[0]
+        name: lambda name=name: rates(
+            [workers[name, "sampler"][0], *workers[name, "adder"][:n_writers]], window
+        )[0]
         for name in (OURS, CPPRB)
     }
-    compare.rates("processes: sample beside writers", {"writers": n_writers, "batch": BATCH}, OURS, windows, watch=False)
+    compare.rates(
+        "processes: sample beside writers",
+        {"writers": n_writers, "batch": BATCH},
+        OURS,
+        windows,
+        watch=False,
+    )

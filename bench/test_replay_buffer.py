@@ -28,19 +28,32 @@ def buffers(slots: int, short: bool) -> Iterator[Cast]:
 def test_sample_cold(compare, buffers, slots):
     """One call at a time, with other work's memory passing through the caches in between."""
     parameters = {"slots": slots, "batch": BATCH}
-    compare.times("buffer sample, cold", parameters, *buffers.contenders("sample", BATCH), notes=buffers.notes, cold=True)
+    compare.times(
+        "buffer sample, cold",
+        parameters,
+        *buffers.contenders("sample", BATCH),
+        notes=buffers.notes,
+        cold=True,
+    )
 
 
 def test_sample(compare, buffers, slots, batch):
     bars = SAMPLE_BARS if (slots, batch) == grid.MIDDLE else ()
     parameters = {"slots": slots, "batch": batch}
-    compare.times("buffer sample", parameters, *buffers.contenders("sample", batch), bars, buffers.notes)
+    compare.times(
+        "buffer sample", parameters, *buffers.contenders("sample", batch), bars, buffers.notes
+    )
 
 
 def test_update_priorities(compare, buffers, slots, batch):
     parameters = {"slots": slots, "batch": batch}
-    notes = {**buffers.notes, "RLlib": "left out: it sets priorities of the rows drawn last, of no others"}
-    compare.times("buffer update_priorities", parameters, *buffers.contenders("update", batch), notes=notes)
+    notes = {
+        **buffers.notes,
+        "RLlib": "left out: it sets priorities of the rows drawn last, of no others",
+    }
+    compare.times(
+        "buffer update_priorities", parameters, *buffers.contenders("update", batch), notes=notes
+    )
 
 
 def test_cycle(compare, buffers, slots, batch):

@@ -86,7 +86,8 @@ def window(request: pytest.FixtureRequest) -> float:
 def test_two_samplers(compare, ours, window):
     """The bar: two threads sampling at once against one.
 
-    What the interpreter shares between threads travels from core to core, so the result hangs on how far apart these are.
+    What the interpreter shares between threads travels from core to core, so the result hangs on
+    how far apart these are.
     """
     work = sampling(ours.buffer.sample)
     round_trips = []
@@ -98,7 +99,12 @@ def test_two_samplers(compare, ours, window):
     windows = {"two threads": two_threads, "one thread": lambda: rate([work], window)}
     parameters = {"slots": SLOTS, "batch": BATCH, "buffer": ours.name}
     record = compare.rates(
-        "threads: sample", parameters, "two threads", windows, [Bar(("one thread",), SCALING_BAR)], unit="rows/s"
+        "threads: sample",
+        parameters,
+        "two threads",
+        windows,
+        [Bar(("one thread",), SCALING_BAR)],
+        unit="rows/s",
     )
     low, middle, high = min(round_trips), median(round_trips), max(round_trips)
     record.notes["two threads"] = (
@@ -141,7 +147,9 @@ def _actor(ours: OurBuffer, n_rows: int) -> Work:
 def test_mixed(compare, ours, window, mix):
     """Learners sample and update, actors add 16 rows at a time; against the same two kinds of work one after the other."""
     first = _learner(ours, td_errors(BATCH))
-    second = _learner(ours, td_errors(BATCH, 9)) if mix == "learner + learner" else _actor(ours, PER_ADD)
+    second = (
+        _learner(ours, td_errors(BATCH, 9)) if mix == "learner + learner" else _actor(ours, PER_ADD)
+    )
 
     def in_turn() -> float:
         """Return what one thread gets done that gives each kind of work half of the time."""
@@ -155,8 +163,14 @@ def test_mixed(compare, ours, window, mix):
 @pytest.fixture(scope="module")
 def everybody(smoke: bool) -> Iterator[dict[int, list[Any]]]:
     """Full buffers, by how many environments' rows they are given at a time."""
-    slots, builders = 10_000 if smoke else SLOTS, (OurBuffer, TianshouBuffer, CpprbBuffer, Sb3Buffer)
-    yield {rows_per_add: [build(slots, rows_per_add) for build in builders] for rows_per_add in (1, PER_ADD)}
+    slots, builders = (
+        10_000 if smoke else SLOTS,
+        (OurBuffer, TianshouBuffer, CpprbBuffer, Sb3Buffer),
+    )
+    yield {
+        rows_per_add: [build(slots, rows_per_add) for build in builders]
+        for rows_per_add in (1, PER_ADD)
+    }
     gc.collect()
 
 
@@ -177,19 +191,31 @@ def calls(contender: Contender, lock: threading.Lock | None) -> Work:
     return locked if lock else unlocked
 
 
-ALONE = {"sample": "sample", "update_priorities": "update", "sample + update_priorities": "cycle", "add": "add"}
+ALONE = {
+    "sample": "sample",
+    "update_priorities": "update",
+    "sample + update_priorities": "cycle",
+    "add": "add",
+}
 BESIDE = {"learner, beside actors": ("cycle", "add"), "actor, beside learners": ("add", "cycle")}
 ADDING = {"add", *BESIDE}
-TEAMS = [(role, n) for role in ALONE for n in grid.counts()] + [(role, n) for role in BESIDE for n in grid.counts() if n > 1]
+TEAMS = [(role, n) for role in ALONE for n in grid.counts()] + [
+    (role, n) for role in BESIDE for n in grid.counts() if n > 1
+]
 
 
 def team(buffer: Any, role: str, n: int, lock: threading.Lock | None) -> list[Work] | None:
     """What each of n threads does, the one or those that count first; None if the buffer does not offer it."""
-    methods = [ALONE[role]] * n if role in ALONE else [BESIDE[role][0], *[BESIDE[role][1]] * (n - 1)]
+    methods = (
+        [ALONE[role]] * n if role in ALONE else [BESIDE[role][0], *[BESIDE[role][1]] * (n - 1)]
+    )
     if not all(hasattr(buffer, method) for method in methods):
         return None
     made = {method: getattr(buffer, method) for method in methods}
-    return [calls(made[method]() if method == "add" else made[method](BATCH), lock) for method in methods]
+    return [
+        calls(made[method]() if method == "add" else made[method](BATCH), lock)
+        for method in methods
+    ]
 
 
 @pytest.mark.parametrize(("role", "n_threads"), TEAMS)
@@ -203,5 +229,10 @@ def test_operations(compare, everybody, window, role, n_threads):
             n_counted = len(works) if role in ALONE else 1
             name = buffer.name if is_ours else f"{buffer.name} behind one lock"
             windows[name] = lambda works=works, n=n_counted: sum(rates(works, window)[:n])
-    parameters = {"role": role, "threads": n_threads, "batch": BATCH, **({"rows per add": PER_ADD} if role in ADDING else {})}
+    parameters = {
+        "role": role,
+        "threads": n_threads,
+        "batch": BATCH,
+        **({"rows per add": PER_ADD} if role in ADDING else {}),
+    }
     compare.rates("threads: calls by role", parameters, OurBuffer.name, windows, unit="calls/s")

@@ -22,10 +22,18 @@ POINTS = [
     ("Atari 4×84×84", 20_000, 32),
     ("Atari 4×84×84, stack_num=4", 20_000, 32),
 ]
-MORE_POINTS = [("HalfCheetah", 100_000, 256), ("HalfCheetah", 1_000_000, 32), ("Atari 4×84×84", 20_000, 256)]
-SHORT_POINTS = [(kind, min(slots, 100_000 if kind == "HalfCheetah" else 5_000), batch) for kind, slots, batch in POINTS]
+MORE_POINTS = [
+    ("HalfCheetah", 100_000, 256),
+    ("HalfCheetah", 1_000_000, 32),
+    ("Atari 4×84×84", 20_000, 256),
+]
+SHORT_POINTS = [
+    (kind, min(slots, 100_000 if kind == "HalfCheetah" else 5_000), batch)
+    for kind, slots, batch in POINTS
+]
 SMOKE_POINTS = [(kind, 1_000, batch) for kind, _, batch in POINTS]
-# transitions in the buffer when a training run is timed: the examples' smallest buffer, full; what the short form has time for
+# transitions in the buffer when a training run is timed: the examples' smallest buffer, full; what
+# the short form has time for
 FILLED, SHORT_FILLED, SMOKE_FILLED = 20_000, 5_000, 1_000
 WINDOW = 2  # training windows are this many times longer than those of the threads
 
@@ -35,8 +43,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         points = POINTS + (MORE_POINTS if metafunc.config.getoption("--full") else [])
         points = SHORT_POINTS if metafunc.config.getoption("--short") else points
         points = SMOKE_POINTS if metafunc.config.getoption("--benchmark-disable") else points
-        ids = [f"{kind.replace(' ', '_')}-{slots:.0e}-{batch}".replace("+0", "") for kind, slots, batch in points]
-        metafunc.parametrize(("buffers", "drawn"), [(p[:2], p[2]) for p in points], indirect=["buffers"], ids=ids)
+        ids = [
+            f"{kind.replace(' ', '_')}-{slots:.0e}-{batch}".replace("+0", "")
+            for kind, slots, batch in points
+        ]
+        metafunc.parametrize(
+            ("buffers", "drawn"), [(p[:2], p[2]) for p in points], indirect=["buffers"], ids=ids
+        )
 
 
 @pytest.fixture
@@ -49,20 +62,34 @@ def buffers(request: pytest.FixtureRequest) -> Iterator[tuple[str, int, Any, Any
 def test_cycle(compare, buffers, drawn):
     kind, slots, ours, stock = buffers
     parameters = {"rows": kind, "slots": slots, "batch": drawn}
-    contenders = [cycle(buffer, slots, drawn, name) for buffer, name in ((ours, OURS), (stock, STOCK))]
+    contenders = [
+        cycle(buffer, slots, drawn, name) for buffer, name in ((ours, OURS), (stock, STOCK))
+    ]
     bars = [Bar((STOCK,), CYCLE_BAR)]
-    compare.times("Tianshou: sample + update_weight", parameters, contenders[0], contenders[1:], bars)
+    compare.times(
+        "Tianshou: sample + update_weight", parameters, contenders[0], contenders[1:], bars
+    )
 
 
 @pytest.fixture(scope="module", params=SETTINGS)
-def runs(request: pytest.FixtureRequest, short: bool, smoke: bool) -> Iterator[tuple[str, dict[str, Training]]]:
+def runs(
+    request: pytest.FixtureRequest, short: bool, smoke: bool
+) -> Iterator[tuple[str, dict[str, Training]]]:
     torch.set_num_threads(1)
     filled = SMOKE_FILLED if smoke else SHORT_FILLED if short else FILLED
-    yield request.param, {OURS: Training(request.param, True, filled), STOCK: Training(request.param, False, filled)}
+    yield (
+        request.param,
+        {
+            OURS: Training(request.param, True, filled),
+            STOCK: Training(request.param, False, filled),
+        },
+    )
     gc.collect()
 
 
-def windows(trainings: dict[str, Training], measure: str, unit: int, seconds: float) -> dict[str, Callable[[], float]]:
+def windows(
+    trainings: dict[str, Training], measure: str, unit: int, seconds: float
+) -> dict[str, Callable[[], float]]:
     """One window per buffer, about `seconds` long: environment steps, or updates, per second."""
     result = {}
     for name, training in trainings.items():
@@ -84,4 +111,11 @@ def test_training(compare, request, runs):
     name, trainings = runs
     unit = SETTINGS[name].steps_per_collect
     measured = windows(trainings, "train", unit, WINDOW * request.config.getoption("--window"))
-    compare.rates("Tianshou: training", {"run": name}, OURS, measured, [Bar((STOCK,), TRAINING_BAR)], unit="steps/s")
+    compare.rates(
+        "Tianshou: training",
+        {"run": name},
+        OURS,
+        measured,
+        [Bar((STOCK,), TRAINING_BAR)],
+        unit="steps/s",
+    )

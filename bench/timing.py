@@ -1,8 +1,9 @@
 """Interleaved repetitions: every round times ours and each rival, one after the other.
 
-Two runs made minutes apart differ by more than some of the ratios here (clock speed, neighbours, page placement). So the
-rivals are timed in the `setup` and `teardown` callbacks of the very round in which pytest-benchmark times ours, in an order
-that rotates, and a slow spell of the machine hits both sides of a ratio.
+Two runs made minutes apart differ by more than some of the ratios here (clock speed, neighbours,
+page placement). So the rivals are timed in the `setup` and `teardown` callbacks of the very round
+in which pytest-benchmark times ours, in an order that rotates, and a slow spell of the machine hits
+both sides of a ratio.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ import numpy as np
 
 from bench.machine import Neighbours
 
-TARGET_SECONDS = 0.0015  # one repetition: thousands of timer ticks, yet shorter than a scheduler's time slice
-WARM_SECONDS = 0.010  # before the clock starts, so that each finds the caches as its own calls leave them
+# one repetition: thousands of timer ticks, yet shorter than a scheduler's time slice
+TARGET_SECONDS = 0.0015
+# before the clock starts, so that each finds the caches as its own calls leave them
+WARM_SECONDS = 0.010
 MAX_CALLS = 4_000
 SCRUB_BYTES = 8 << 20
-MAX_NEIGHBOURS = 0.1  # cores that other processes may use while a window of the thread scenarios lasts
+# cores that other processes may use while a window of the thread scenarios lasts
+MAX_NEIGHBOURS = 0.1
 WINDOW_ATTEMPTS = 3  # a disturbed window is measured again
 MIN_UNDISTURBED = 5  # rounds; with fewer, every round counts
 Inputs = Sequence[tuple[Any, ...]]
@@ -54,7 +58,8 @@ class Contender:
         return seconds, watch.disturbed()
 
 
-Before = Callable[[Contender], object]  # picklable, for contenders of other processes (rivals/remote.py)
+# picklable, for contenders of other processes (rivals/remote.py)
+Before = Callable[[Contender], object]
 
 
 @dataclass(frozen=True)
@@ -81,9 +86,11 @@ class Record:
     ours: str
     repetitions: dict[str, list[float]]
     calls: dict[str, int] = field(default_factory=dict)
-    disturbed: dict[str, list[int]] = field(default_factory=dict)  # rounds in which another process took the core
+    # rounds in which another process took the core
+    disturbed: dict[str, list[int]] = field(default_factory=dict)
     bars: list[dict[str, Any]] = field(default_factory=list)
-    notes: dict[str, str] = field(default_factory=dict)  # contender -> why it is missing, or what to know about it
+    # contender -> why it is missing, or what to know about it
+    notes: dict[str, str] = field(default_factory=dict)
 
     def disturbed_rounds(self) -> set[int]:
         """Return the rounds in which another process took somebody's core."""
@@ -102,7 +109,11 @@ class Record:
     def medians(self) -> dict[str, float]:
         """Each contender's median over the rounds that count."""
         rounds = self.counted()
-        return {name: median(values[number] for number in rounds) for name, values in self.repetitions.items() if values}
+        return {
+            name: median(values[number] for number in rounds)
+            for name, values in self.repetitions.items()
+            if values
+        }
 
     def ratios(self) -> dict[str, float]:
         """How many times better ours is than each of the others, from the medians."""
@@ -124,7 +135,9 @@ class Record:
             if name == self.ours:
                 continue
             pairs = [(values[number], mine[number]) for number in rounds]
-            result[name] = quantiles([m / v if self.unit.endswith("/s") else v / m for v, m in pairs], n=4)
+            result[name] = quantiles(
+                [m / v if self.unit.endswith("/s") else v / m for v, m in pairs], n=4
+            )
         return result
 
     def add_bars(self, bars: Sequence[Bar]) -> None:
@@ -132,12 +145,21 @@ class Record:
         ratios = self.ratios()
         for bar in bars:
             worst = min(ratios[name] for name in bar.rivals)
-            self.bars.append({"text": str(bar), "minimum": bar.minimum, "reached": worst, "met": bar.verdict(ratios)})
+            self.bars.append(
+                {
+                    "text": str(bar),
+                    "minimum": bar.minimum,
+                    "reached": worst,
+                    "met": bar.verdict(ratios),
+                }
+            )
 
 
 def find(records: Sequence[Record], scenario: str, **parameters: Any) -> list[Record]:
     """Return the records of a scenario that have these parameters."""
-    return [r for r in records if r.scenario == scenario and parameters.items() <= r.parameters.items()]
+    return [
+        r for r in records if r.scenario == scenario and parameters.items() <= r.parameters.items()
+    ]
 
 
 @contextmanager
@@ -190,8 +212,9 @@ def scrub(_: Contender) -> None:
 def calibrate(contender: Contender) -> tuple[int, Before]:
     """How many calls make one repetition of about TARGET_SECONDS, and what warms them up for WARM_SECONDS.
 
-    First calls may take many times what later ones do: pages that were never touched, somebody else's caches, inputs just made.
-    So they are only counted, until WARM_SECONDS have passed; then repetitions are timed after as many calls, as they will be.
+    First calls may take many times what later ones do: pages that were never touched, somebody
+    else's caches, inputs just made. So they are only counted, until WARM_SECONDS have passed; then
+    repetitions are timed after as many calls, as they will be.
     """
     n_calls, n_warm, spent = 1, 0, 0.0
     while spent < WARM_SECONDS:
@@ -203,17 +226,22 @@ def calibrate(contender: Contender) -> tuple[int, Before]:
         before = partial(warm_up, n_warm)
         each = max(min(contender.timed(n_calls, before)[0] for _ in range(3)), 1e-9) / n_calls
         wanted = max(1, min(round(TARGET_SECONDS / each), MAX_CALLS))
-        n_warm = max(1, min(round(WARM_SECONDS / each), round(wanted * WARM_SECONDS / TARGET_SECONDS)))
+        n_warm = max(
+            1, min(round(WARM_SECONDS / each), round(wanted * WARM_SECONDS / TARGET_SECONDS))
+        )
         if wanted <= 1.25 * n_calls:
             return wanted, partial(warm_up, n_warm)
         n_calls = wanted
 
 
-def interleave(benchmark: Any, ours: Contender, rivals: Sequence[Contender], rounds: int, cold: bool = False) -> Record:
+def interleave(
+    benchmark: Any, ours: Contender, rivals: Sequence[Contender], rounds: int, cold: bool = False
+) -> Record:
     """Time ours under pytest-benchmark and the rivals in the same rounds. Return every repetition.
 
-    Warm: each contender makes untimed calls first, then as many timed ones as take about TARGET_SECONDS. Cold: single
-    calls, and before each of them 8 MiB of other memory pass through the caches.
+    Warm: each contender makes untimed calls first, then as many timed ones as take about
+    TARGET_SECONDS. Cold: single calls, and before each of them 8 MiB of other memory pass through
+    the caches.
     """
     contenders = [ours, *rivals]
     repetitions: dict[str, list[float]] = {c.name: [] for c in contenders}
@@ -245,7 +273,8 @@ def interleave(benchmark: Any, ours: Contender, rivals: Sequence[Contender], rou
             nonlocal watch
             for rival in turns(contenders, ours, n_round)[0]:
                 measure(rival)
-            # pytest-benchmark allows one iteration with a setup; ours loops inside, so tell it what to divide by.
+            # pytest-benchmark allows one iteration with a setup; ours loops inside, so tell it what
+            # to divide by.
             benchmark.stats.iterations = calls[ours.name] * ours.operations
             inputs = ours.inputs(calls[ours.name])
             prepared[ours.name][1](ours)
@@ -279,7 +308,11 @@ def turns(contenders: Sequence[T], ours: T, n_round: int) -> tuple[list[T], list
 
 
 def interleave_windows(
-    benchmark: Any, ours: str, windows: dict[str, Callable[[], float]], rounds: int, watch: bool = True
+    benchmark: Any,
+    ours: str,
+    windows: dict[str, Callable[[], float]],
+    rounds: int,
+    watch: bool = True,
 ) -> Record:
     """Run each window once per round and keep the rate it returns; ours is the one pytest-benchmark sees.
 

@@ -1,10 +1,10 @@
 """This version of the core against another checkout of it, in one run: what has a change cost, or gained?
 
-    git worktree add --detach ../before v0.1.0 && (cd ../before && python setup.py build_ext --inplace)
-    python -m bench.versions ../before --output versions.json
+    git worktree add --detach ../before v0.1.0 && (cd ../before && python setup.py build_ext
+    --inplace) python -m bench.versions ../before --output versions.json
 
-Each version lives in a process of its own, pinned to one core. They take turns, the order rotating, and each repetition
-is as many calls as take some milliseconds.
+Each version lives in a process of its own, pinned to one core. They take turns, the order rotating,
+and each repetition is as many calls as take some milliseconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ N_ROWS, BATCH = 1_000_000, 256
 SECONDS = 0.02  # of one repetition
 
 
-def calls(kr: Any, np: Any) -> dict[str, tuple[Callable[..., object], Callable[[], tuple[Any, ...]]]]:
+def calls(
+    kr: Any, np: Any
+) -> dict[str, tuple[Callable[..., object], Callable[[], tuple[Any, ...]]]]:
     """Return what is timed: the call, and what makes its arguments outside the clock."""
     rng = np.random.default_rng(0)
     fields = {
@@ -61,7 +63,10 @@ def calls(kr: Any, np: Any) -> dict[str, tuple[Callable[..., object], Callable[[
     nothing: Callable[[], tuple[Any, ...]] = tuple
     return {
         "tree: draw 256": (lambda: tree.sample(BATCH), nothing),
-        "tree: set 256": (tree.set, lambda: (rng.integers(0, N_ROWS, BATCH), rng.lognormal(size=BATCH))),
+        "tree: set 256": (
+            tree.set,
+            lambda: (rng.integers(0, N_ROWS, BATCH), rng.lognormal(size=BATCH)),
+        ),
         "draw 256": (lambda: buffer.sample(BATCH), nothing),
         "draw 256, no row twice": (lambda: buffer.sample(BATCH, unique=True), nothing),
         "update 256": (buffer.update_priorities, drawn),
@@ -107,7 +112,9 @@ class Version:
         command = [sys.executable, str(Path(__file__).resolve()), "--serve", str(folder.resolve())]
         if sys.platform == "linux":
             command = ["taskset", "-c", str(core), *command]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/")
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
+        )
         self.names: list[str] = self._answer()
 
     def seconds(self, name: str) -> float:
@@ -132,11 +139,13 @@ def interval(ratios: list[float], rng: random.Random) -> tuple[float, float]:
     return medians[100], medians[1899]
 
 
-def compare(before: Path, n_rounds: int, n_processes: int, chosen: list[str]) -> Iterator[dict[str, Any]]:
+def compare(
+    before: Path, n_rounds: int, n_processes: int, chosen: list[str]
+) -> Iterator[dict[str, Any]]:
     """Yield the repetitions of each call that is chosen; of all, if none is.
 
-    By several processes of each version, one pair after the other: where a process finds its memory makes more of a
-    difference than many a change.
+    By several processes of each version, one pair after the other: where a process finds its memory
+    makes more of a difference than many a change.
     """
     core = max(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     found: dict[str, dict[str, list[float]]] = {}
@@ -158,9 +167,13 @@ def compare(before: Path, n_rounds: int, n_processes: int, chosen: list[str]) ->
 def main() -> None:
     """Compare, print a table, and write the repetitions."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("before", type=Path, help="a checkout of the other version, its modules built in place")
+    parser.add_argument(
+        "before", type=Path, help="a checkout of the other version, its modules built in place"
+    )
     parser.add_argument("--rounds", type=int, default=11, help="repetitions by each process")
-    parser.add_argument("--processes", type=int, default=7, help="of each version, one after the other")
+    parser.add_argument(
+        "--processes", type=int, default=7, help="of each version, one after the other"
+    )
     parser.add_argument("--calls", nargs="+", default=[], help="only these")
     parser.add_argument("--output", type=Path, help="where to write every repetition, as JSON")
     options = parser.parse_args()
@@ -183,7 +196,12 @@ def main() -> None:
     if options.output:
         commit = ["git", "-C", str(options.before), "rev-parse", "HEAD"]
         before_commit = subprocess.run(commit, capture_output=True, text=True).stdout.strip()
-        content = {"machine": describe(), "before": before_commit, "processes": options.processes, "results": results}
+        content = {
+            "machine": describe(),
+            "before": before_commit,
+            "processes": options.processes,
+            "results": results,
+        }
         options.output.write_text(json.dumps(content, indent=1) + "\n")
 
 

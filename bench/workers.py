@@ -9,7 +9,8 @@ from time import perf_counter
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("spawn")
-Factory = Callable[..., Callable[[], int]]  # makes, in the process, what does one piece of work and returns its rows
+# makes, in the process, what does one piece of work and returns its rows
+Factory = Callable[..., Callable[[], int]]
 
 
 def _serve(factory: Factory, arguments: tuple[Any, ...], pipe: Any) -> None:
@@ -30,7 +31,9 @@ class Worker:
 
     def __init__(self, factory: Factory, *arguments: Any) -> None:
         self._pipe, other = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=_serve, args=(factory, arguments, other), daemon=True)
+        self._process = CONTEXT.Process(
+            target=_serve, args=(factory, arguments, other), daemon=True
+        )
         self._process.start()
         assert self._pipe.recv() == "ready"
 

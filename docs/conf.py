@@ -18,12 +18,21 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # docstrings state types, with shapes and units
 numpydoc_show_class_members = False  # autodoc does
-default_role = "py:obj"  # `load` in a docstring is a link where there is such a name, and code where there is none
+# `load` in a docstring is a link where there is such a name, and code where there is none
+default_role = "py:obj"
 # Types in docstrings are prose ("int64 [B]"), and other projects' names have no page here.
-nitpick_ignore_regex = [("py:(class|obj)", ".*"), ("py:(meth|func|attr|exc|data)", r"(?!kary_replay\.).*")]
+nitpick_ignore_regex = [
+    ("py:(class|obj)", ".*"),
+    ("py:(meth|func|attr|exc|data)", r"(?!kary_replay\.).*"),
+]
 
-# Pages that stand outside this folder, where GitHub's readers find them, and the pages that bring them here.
-ELSEWHERE = {"../CONTRIBUTING.md": "contributing.md", "../CHANGELOG.md": "changelog.md", "../bench/README.md": "measuring.md"}
+# Pages that stand outside this folder, where GitHub's readers find them, and the pages that bring
+# them here.
+ELSEWHERE = {
+    "../CONTRIBUTING.md": "contributing.md",
+    "../CHANGELOG.md": "changelog.md",
+    "../bench/README.md": "measuring.md",
+}
 
 
 def lead_to_pages(_app: object, _name: str, source: list[str]) -> None:
@@ -33,11 +42,15 @@ def lead_to_pages(_app: object, _name: str, source: list[str]) -> None:
             source[0] = source[0].replace(f"]({up}{outside}", f"]({up}{page}")
 
 
-def keep_bars(_app: object, _what: str, _name: str, _thing: object, _options: object, lines: list[str]) -> None:
+def keep_bars(
+    _app: object, _what: str, _name: str, _thing: object, _options: object, lines: list[str]
+) -> None:
     """Let |TD error| be an absolute value, not a substitution of reStructuredText."""
     for i, line in enumerate(lines):
         parts = re.split(r"(`[^`]*`)", line)
-        lines[i] = "".join(part if part.startswith("`") else part.replace("|", r"\|") for part in parts)
+        lines[i] = "".join(
+            part if part.startswith("`") else part.replace("|", r"\|") for part in parts
+        )
 
 
 def setup(app):

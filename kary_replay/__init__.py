@@ -9,19 +9,21 @@
 32
 """
 
-from . import errors
-from .frame_replay_buffer import FrameReplayBuffer
-from .frame_stack_writer import FrameStackWriter
-from .n_step import NStepWriter
-from .prioritized_replay_buffer import PrioritizedReplayBuffer
-from .rate_limiter import RateLimiter
-from .replay_buffer import ReplayBuffer
-from .schedules import LinearSchedule
-from .sequence_writer import SequenceWriter
-from .sequences import sequence_fields, sequence_priority, split_burn_in
-from .sum_tree import SumTree
+from . import errors, former_names
+from .buffers.frame_replay_buffer import FrameReplayBuffer
+from .buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
+from .buffers.rate_limiter import RateLimiter
+from .buffers.replay_buffer import ReplayBuffer
+from .buffers.schedules import LinearSchedule
+from .core.sum_tree import SumTree
 from .types import HANDLE_DTYPE, Batch, Field
 from .version import VERSION
+from .writers.frame_stack_writer import FrameStackWriter
+from .writers.n_step import NStepWriter
+from .writers.sequence_writer import SequenceWriter
+from .writers.sequences import sequence_fields, sequence_priority, split_burn_in
+
+former_names.install()
 
 __version__ = VERSION
 __all__ = [

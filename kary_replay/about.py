@@ -10,8 +10,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from .block import BUILD
-from .prioritized_replay_buffer import PrioritizedReplayBuffer
+from .buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
+from .core.block import BUILD
 from .types import Field
 from .version import VERSION
 
@@ -36,7 +36,8 @@ def about() -> str:
         "kary-replay": f"{VERSION}, in {Path(__file__).parent}",
         "Python": f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}",
         **{name: version for name, version in versions.items() if version},
-        "not installed": ", ".join(name for name, version in versions.items() if not version) or "–",
+        "not installed": ", ".join(name for name, version in versions.items() if not version)
+        or "–",
         "compiled with": " ".join(BUILD.values()),
         "system": platform.platform(),
         "processor": model,
@@ -73,9 +74,13 @@ def _processor() -> tuple[str, str]:
 def _shared_memory() -> str:
     """Make a small shared buffer, have another process add to it, and draw from it: return "works", or why it does not."""
     try:
-        with PrioritizedReplayBuffer(4, {"number": Field((), "int64")}, seed=0, shared=True) as buffer:
+        with PrioritizedReplayBuffer(
+            4, {"number": Field((), "int64")}, seed=0, shared=True
+        ) as buffer:
             descriptor = pickle.dumps(buffer.descriptor)
-            other = subprocess.run([sys.executable, "-c", OTHER], input=descriptor, capture_output=True, timeout=60)
+            other = subprocess.run(
+                [sys.executable, "-c", OTHER], input=descriptor, capture_output=True, timeout=60
+            )
             if other.returncode:
                 *_, complaint = other.stderr.decode(errors="replace").strip().split("\n")
                 raise RuntimeError(f"another process could not add: {complaint}")

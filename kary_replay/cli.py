@@ -1,7 +1,8 @@
 """The command line, ``kary-replay``: train, play, export, presets.
 
-Options are the fields of `kary_replay.runner.RunnerConfig`, with the preset of the algorithm and environment as defaults.
-Exit codes: 0; 1 if a run failed; 2 if what was asked for cannot be done, and nothing was created; 130 after Ctrl-C.
+Options are the fields of `kary_replay.runner.RunnerConfig`, with the preset of the algorithm and
+environment as defaults. Exit codes: 0; 1 if a run failed; 2 if what was asked for cannot be done,
+and nothing was created; 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from .version import VERSION
 
 __all__ = ["main"]
 
-PACKAGES = ("torch", "gymnasium", "tyro", "rich", "tensorboard", "matplotlib", "imageio", "PIL")  # of the extra [runner]
+# of the extra [runner]
+PACKAGES = ("torch", "gymnasium", "tyro", "rich", "tensorboard", "matplotlib", "imageio", "PIL")
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 
 T = TypeVar("T")
@@ -59,7 +61,9 @@ gives it more to do; "kary-replay train --resume DIRECTORY --help" lists what el
 
 
 TRAIN_HELP = "Train. The defaults shown are those of this algorithm on this environment."
-RESUME_HELP = "Go on with a run. The defaults shown are those that it has; no other settings can change."
+RESUME_HELP = (
+    "Go on with a run. The defaults shown are those that it has; no other settings can change."
+)
 
 
 class _RefusedError(Exception):
@@ -94,14 +98,18 @@ def _do(arguments: list[str]) -> int:
         print(f"kary-replay {VERSION}")
         return 0
     if command not in commands:
-        raise _RefusedError(f"{command!r} is no command of kary-replay: it has {', '.join(commands)}; see kary-replay --help")
+        raise _RefusedError(
+            f"{command!r} is no command of kary-replay: it has {', '.join(commands)}; see kary-replay --help"
+        )
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise _RefusedError(f'kary-replay {command} needs {", ".join(missing)}: pip install "kary-replay[runner]"')
+        raise _RefusedError(
+            f'kary-replay {command} needs {", ".join(missing)}: pip install "kary-replay[runner]"'
+        )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # for module:function
     from .runner import ConfigError, RunFailedError
-    from .runner.environments import EnvironmentFaultError
+    from .runner.environments.environments import EnvironmentFaultError
 
     try:
         return commands[command](rest)
@@ -115,24 +123,31 @@ def _do(arguments: list[str]) -> int:
 def _train(arguments: list[str]) -> int:
     from .algorithms import ALGORITHMS
     from .runner import Runner
-    from .runner.display import number
+    from .runner.records.display import number
 
     if not arguments:
-        raise _RefusedError("train needs an algorithm and an environment: see kary-replay train --help")
+        raise _RefusedError(
+            "train needs an algorithm and an environment: see kary-replay train --help"
+        )
     if arguments[0] in ("-h", "--help"):
         names = "\n".join(
-            f"  {name:6} {(cls.__doc__ or '').splitlines()[0]}\n         {cls.paper}" for name, cls in ALGORITHMS.items()
+            f"  {name:6} {(cls.__doc__ or '').splitlines()[0]}\n         {cls.paper}"
+            for name, cls in ALGORITHMS.items()
         )
         print(TRAIN_USAGE.format(algorithms=names), end="")
         return 0
     if arguments[0].partition("=")[0] == "--resume":
-        runner = _resumed([part for part in (arguments[0].partition("=")[2], *arguments[1:]) if part])
+        runner = _resumed(
+            [part for part in (arguments[0].partition("=")[2], *arguments[1:]) if part]
+        )
     else:
         runner = Runner(_config(arguments))
     result = runner.run()
     outcome = "interrupted" if result.interrupted else "done"
     if not result.interrupted:
-        last = f"all of it is in {result.directory}; to watch it: kary-replay play {result.directory}"
+        last = (
+            f"all of it is in {result.directory}; to watch it: kary-replay play {result.directory}"
+        )
     elif (result.directory / "checkpoint.json").exists():
         last = f"go on with: kary-replay train --resume {result.directory}"
     elif result.env_steps:
@@ -155,26 +170,34 @@ def _config(arguments: list[str]) -> Any:
 
     algorithm, *rest = arguments
     if algorithm.startswith("-"):
-        raise _RefusedError("train takes the algorithm and the environment first, then options: see kary-replay train --help")
+        raise _RefusedError(
+            "train takes the algorithm and the environment first, then options: see kary-replay train --help"
+        )
     check_algorithm(algorithm)
     if rest[:1] in (["-h"], ["--help"]):
         rest = ["ENV", *rest]
     if not rest or rest[0].startswith("-"):
-        raise _RefusedError(f"train {algorithm} needs an environment next: see kary-replay train --help")
+        raise _RefusedError(
+            f"train {algorithm} needs an environment next: see kary-replay train --help"
+        )
     env, *options = rest
     preset = RunnerConfig(algorithm, env)
     hidden = ("algorithm", "env")
-    return RunnerConfig(algorithm, env, **_settings(preset, options, f"train {algorithm} {env}", TRAIN_HELP, hidden))
+    return RunnerConfig(
+        algorithm, env, **_settings(preset, options, f"train {algorithm} {env}", TRAIN_HELP, hidden)
+    )
 
 
 def _resumed(arguments: list[str]) -> Any:
     """Return the runner that goes on with a run as the arguments after --resume say."""
     from .runner import Runner, RunnerConfig
+    from .runner.records.run_directory import RunDirectory
     from .runner.resumption import CHANGEABLE, check_changeable
-    from .runner.run_directory import RunDirectory
 
     if not arguments or arguments[0].startswith("-"):
-        raise _RefusedError("--resume takes the directory of a run, then options: see kary-replay train --help")
+        raise _RefusedError(
+            "--resume takes the directory of a run, then options: see kary-replay train --help"
+        )
     directory, *options = arguments
     names = [field.name for field in dataclasses.fields(RunnerConfig)]
     check_changeable(_given(options) & set(names))
@@ -184,7 +207,9 @@ def _resumed(arguments: list[str]) -> Any:
     return Runner.resume(directory, **changes)
 
 
-def _settings(config: Any, options: list[str], command: str, description: str, hidden: Sequence[str]) -> dict[str, Any]:
+def _settings(
+    config: Any, options: list[str], command: str, description: str, hidden: Sequence[str]
+) -> dict[str, Any]:
     """Return the settings that were given, for some of the others follow from them; the help shows those of ``config``."""
     import tyro
 
@@ -194,35 +219,53 @@ def _settings(config: Any, options: list[str], command: str, description: str, h
         nargs="*", metavar="NAME=VALUE", instance_from_str=_pairs, is_instance=lambda value: isinstance(value, dict),
         str_from_instance=lambda value: [f"{key}={json.dumps(part)}" for key, part in value.items()],
     )  # fmt: skip
-    types = {**get_type_hints(RunnerConfig), "env": str, "env_options": Annotated[dict[str, Any], pairs]}
+    types = {
+        **get_type_hints(RunnerConfig),
+        "env": str,
+        "env_options": Annotated[dict[str, Any], pairs],
+    }
     special = [name for name in types if name in hidden or name == "env_options"]
     fields: list[Any] = [
-        (name, Annotated[types[name], tyro.conf.Suppress] if name in hidden else types[name], dataclasses.field(default=None))
+        (
+            name,
+            Annotated[types[name], tyro.conf.Suppress] if name in hidden else types[name],
+            dataclasses.field(default=None),
+        )
         for name in special
     ]
     # RunnerConfig checks itself, below: what it says fits in one line.
     shown = dataclasses.make_dataclass(
-        "Settings", fields, bases=(RunnerConfig,), frozen=True, namespace={"__post_init__": lambda self: None}
+        "Settings",
+        fields,
+        bases=(RunnerConfig,),
+        frozen=True,
+        namespace={"__post_init__": lambda self: None},
     )
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     parsed = _parsed(shown, options, command, description, default=shown(**values))
-    return {name: getattr(parsed, name) for name in values if {name, f"no_{name}"} & _given(options)}
+    return {
+        name: getattr(parsed, name) for name in values if {name, f"no_{name}"} & _given(options)
+    }
 
 
 def _given(options: Sequence[str]) -> set[str]:
     """Return the names of the settings that options give."""
-    return {word[2:].partition("=")[0].partition(".")[0].replace("-", "_") for word in options if word.startswith("--")}
+    return {
+        word[2:].partition("=")[0].partition(".")[0].replace("-", "_")
+        for word in options
+        if word.startswith("--")
+    }
 
 
 def _play(arguments: list[str]) -> int:
-    from .runner.play import play
+    from .runner.policies.play import play
 
     _call(play, arguments, "play")
     return 0
 
 
 def _export(arguments: list[str]) -> int:
-    from .runner.export import export
+    from .runner.policies.export import export
 
     _call(export, arguments, "export")
     return 0
@@ -237,17 +280,25 @@ def _presets(arguments: list[str]) -> int:
     if arguments:
         if arguments[0] not in ("-h", "--help"):
             raise _RefusedError(f"presets takes no arguments, got {' '.join(arguments)}")
-        print("usage: kary-replay presets\n\nShow the settings that tasks begin with, where they differ from the defaults.")
+        print(
+            "usage: kary-replay presets\n\nShow the settings that tasks begin with, where they differ from the defaults."
+        )
         return 0
     table = Table(
-        caption="An environment's row is added to its algorithm's row *, and that to the first.", caption_justify="left"
+        caption="An environment's row is added to its algorithm's row *, and that to the first.",
+        caption_justify="left",
     )
     for name in ("algorithm", "environment", "settings"):
         table.add_column(name)
     for (algorithm, env), row in {("any", "*"): COMMON, **PRESETS}.items():
         settings = {key: value for key, value in row.items() if key != "options"}
         settings |= {f"options.{key}": value for key, value in row.get("options", {}).items()}
-        table.add_row(algorithm, env, ", ".join(f"{key}={value}" for key, value in settings.items()) or "–", end_section=True)
+        table.add_row(
+            algorithm,
+            env,
+            ", ".join(f"{key}={value}" for key, value in settings.items()) or "–",
+            end_section=True,
+        )
     Console().print(table)
     return 0
 
@@ -262,7 +313,13 @@ def _call(function: Callable[..., Any], arguments: list[str], command: str) -> A
     return _parsed(later, arguments, command)()
 
 
-def _parsed(target: Callable[..., T], arguments: list[str], command: str, description: str | None = None, **options: Any) -> T:
+def _parsed(
+    target: Callable[..., T],
+    arguments: list[str],
+    command: str,
+    description: str | None = None,
+    **options: Any,
+) -> T:
     """Return what tyro makes of the arguments."""
     import tyro
 
@@ -270,7 +327,13 @@ def _parsed(target: Callable[..., T], arguments: list[str], command: str, descri
     try:
         with contextlib.redirect_stderr(errors):
             with _integers():
-                result: T = tyro.cli(target, args=arguments, prog=f"kary-replay {command}", description=description, **options)
+                result: T = tyro.cli(
+                    target,
+                    args=arguments,
+                    prog=f"kary-replay {command}",
+                    description=description,
+                    **options,
+                )
             return result
     except SystemExit as end:
         if end.code:
@@ -280,9 +343,17 @@ def _parsed(target: Callable[..., T], arguments: list[str], command: str, descri
 
 def _paragraph(box: str) -> str:
     """Return what stands in a box, in one paragraph; without its title."""
-    lines = [re.sub(r"^│|│$", "", line).strip() for line in box.splitlines() if line[:1] not in "╭╰"]
+    lines = [
+        re.sub(r"^│|│$", "", line).strip() for line in box.splitlines() if line[:1] not in "╭╰"
+    ]
     parts = " ".join(". " if set(line) == {"─"} else line for line in lines)
-    return re.sub(r"\s+", " ", parts).replace(" . ", ". ").replace("..", ".").replace(":.", ":").strip()
+    return (
+        re.sub(r"\s+", " ", parts)
+        .replace(" . ", ". ")
+        .replace("..", ".")
+        .replace(":.", ":")
+        .strip()
+    )
 
 
 def _integers() -> Any:

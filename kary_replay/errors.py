@@ -35,8 +35,8 @@ class EmptyBufferError(KaryReplayError, ValueError):
 class FieldError(KaryReplayError, TypeError, ValueError):
     """The fields handed to ``add`` do not fit the buffer.
 
-    A field is unknown or missing, has the wrong shape, or a dtype that cannot be cast safely. It is both a TypeError (the
-    keywords of the call are wrong) and a ValueError (the data are).
+    A field is unknown or missing, has the wrong shape, or a dtype that cannot be cast safely. It is
+    both a TypeError (the keywords of the call are wrong) and a ValueError (the data are).
     """
 
 

@@ -22,8 +22,12 @@ def checked_fields(fields: Any, name: str) -> dict[str, Any]:
         if not isinstance(key, str):
             raise TypeError(f"{name} must have strings as names, got {key!r}")
         if not isinstance(value, (Field, Mapping)):
-            raise TypeError(f"{name}[{key!r}] must be a Field or a mapping of them, got {type(value).__name__}")
-        checked[key] = value if isinstance(value, Field) else checked_fields(value, f"{name}[{key!r}]")
+            raise TypeError(
+                f"{name}[{key!r}] must be a Field or a mapping of them, got {type(value).__name__}"
+            )
+        checked[key] = (
+            value if isinstance(value, Field) else checked_fields(value, f"{name}[{key!r}]")
+        )
     return checked
 
 
@@ -34,11 +38,15 @@ def fields_of_space(space: Any, name: str) -> Any:
         return {key: fields_of_space(part, f"{name}[{key!r}]") for key, part in parts.items()}
     shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
     if shape is None or dtype is None or parts is not None:
-        raise TypeError(f"{name} must be a space of fixed shape and dtype or a Dict of them, got {space!r}; flatten it first")
+        raise TypeError(
+            f"{name} must be a space of fixed shape and dtype or a Dict of them, got {space!r}; flatten it first"
+        )
     return Field(tuple(shape), dtype)
 
 
-def leaves_of(fields: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Field]]:
+def leaves_of(
+    fields: dict[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Field]]:
     """Yield the path and Field of every leaf, in order."""
     for name, value in fields.items():
         if isinstance(value, Field):
@@ -50,7 +58,8 @@ def leaves_of(fields: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tu
 def map_leaves(fields: dict[str, Any], function: Callable[[Field], Any]) -> dict[str, Any]:
     """Return the same nesting with ``function(field)`` for every Field, in order."""
     return {
-        name: function(value) if isinstance(value, Field) else map_leaves(value, function) for name, value in fields.items()
+        name: function(value) if isinstance(value, Field) else map_leaves(value, function)
+        for name, value in fields.items()
     }
 
 
@@ -59,7 +68,9 @@ def look_up(fields: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     value: Any = fields
     for depth, key in enumerate(path):
         if not isinstance(value, Mapping):
-            raise FieldError(f"{name_of(path[:depth])} must be a mapping with {key!r}, got {type(value).__name__}")
+            raise FieldError(
+                f"{name_of(path[:depth])} must be a mapping with {key!r}, got {type(value).__name__}"
+            )
         if key not in value:
             raise KeyError(name_of(path[: depth + 1]))
         value = value[key]
@@ -81,7 +92,9 @@ def names_of(paths: Sequence[tuple[str, ...]]) -> list[str]:
     names = [name_of(path) for path in paths]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"fields must have different names, got {twice} twice: once as the name of a nested field")
+        raise ValueError(
+            f"fields must have different names, got {twice} twice: once as the name of a nested field"
+        )
     return names
 
 

@@ -29,7 +29,8 @@ class Field:
     Parameters
     ----------
     shape : int or tuple of int
-        Shape of one transition's value, without the batch axis; ``()`` for a scalar. Every axis is at least 1.
+        Shape of one transition's value, without the batch axis; ``()`` for a scalar. Every axis is
+        at least 1.
     dtype : dtype-like
         A boolean, integer, floating or complex dtype of fixed size.
 
@@ -82,7 +83,9 @@ class Field:
             its value, and no finite float becomes infinite.
         """
         if isinstance(value, np.ma.MaskedArray):
-            raise FieldError(f"{name} is a masked array, whose mask would be lost: fill it first, with .filled(value)")
+            raise FieldError(
+                f"{name} is a masked array, whose mask would be lost: fill it first, with .filled(value)"
+            )
         try:
             array = np.asarray(value)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -113,7 +116,9 @@ class Field:
         if self.dtype.kind in "fc" and array.dtype.kind in "iu":
             return self._converted_integers(refusal, array)
         if array.dtype.kind not in "biufc" or not np.can_cast(array.dtype, self.dtype, "same_kind"):
-            raise FieldError(f"{refusal}; convert it first, for example with .astype({self.dtype.name!r})")
+            raise FieldError(
+                f"{refusal}; convert it first, for example with .astype({self.dtype.name!r})"
+            )
         if np.can_cast(array.dtype, self.dtype, "safe"):
             return array.astype(self.dtype)
         try:
@@ -147,10 +152,11 @@ class Field:
 class Batch:
     """Rows drawn from a buffer: one attribute per field, each with a leading axis B.
 
-    A nested field is a dict of arrays. Every batch has ``index`` (int64 [B], the slots) and ``handle`` ([B] of
-    ``HANDLE_DTYPE``, for ``update_priorities``); a prioritized one has ``importance_weight`` (float32 [B], largest 1). The
-    arrays belong to the caller: nothing writes to them later. Also reads like a mapping: ``batch["reward"]``,
-    ``batch.keys()``, ``dict(batch)``.
+    A nested field is a dict of arrays. Every batch has ``index`` (int64 [B], the slots) and
+    ``handle`` ([B] of ``HANDLE_DTYPE``, for ``update_priorities``); a prioritized one has
+    ``importance_weight`` (float32 [B], largest 1). The arrays belong to the caller: nothing writes
+    to them later. Also reads like a mapping: ``batch["reward"]``, ``batch.keys()``,
+    ``dict(batch)``.
     """
 
     index: npt.NDArray[np.int64]

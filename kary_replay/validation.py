@@ -69,15 +69,21 @@ def as_seed(value: Any) -> np.random.SeedSequence:
     try:
         return np.random.SeedSequence(value)
     except TypeError:
-        raise TypeError(f"seed must be None, an integer or a sequence of integers, got {value!r}") from None
+        raise TypeError(
+            f"seed must be None, an integer or a sequence of integers, got {value!r}"
+        ) from None
     except ValueError:
         raise ValueError(f"seed must not be negative, got {value!r}") from None
 
 
 def as_generator(rng: Any) -> np.random.Generator:
     """Return ``rng`` if it is a generator, or a new one from an integer seed."""
-    if isinstance(rng, (bool, np.bool_)) or not isinstance(rng, (int, np.integer, np.random.Generator)):
-        raise TypeError(f"rng must be None, an integer or a numpy.random.Generator, got {type(rng).__name__}")
+    if isinstance(rng, (bool, np.bool_)) or not isinstance(
+        rng, (int, np.integer, np.random.Generator)
+    ):
+        raise TypeError(
+            f"rng must be None, an integer or a numpy.random.Generator, got {type(rng).__name__}"
+        )
     if not isinstance(rng, np.random.Generator) and rng < 0:
         raise ValueError(f"rng must not be negative, got {rng}")
     return np.random.default_rng(rng)
@@ -88,7 +94,9 @@ def as_array(name: str, value: Any) -> npt.NDArray[Any]:
     if type(value) is np.ndarray:
         return value
     if isinstance(value, np.ma.MaskedArray):
-        raise ValueError(f"{name} is a masked array, whose mask would be lost: fill it first, with .filled(value)")
+        raise ValueError(
+            f"{name} is a masked array, whose mask would be lost: fill it first, with .filled(value)"
+        )
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -100,9 +108,13 @@ def as_index(index: Any) -> npt.NDArray[np.int64]:
     array = as_array("index", index)
     if array.dtype != np.int64:
         if array.dtype.kind not in "iu" and array.size:
-            raise TypeError(f"index must be an integer or an array of integers, got dtype {array.dtype}")
+            raise TypeError(
+                f"index must be an integer or an array of integers, got dtype {array.dtype}"
+            )
         if array.size and array.max() > np.iinfo(np.int64).max:
-            raise IndexRangeError(f"index {array.max()} is out of range: it is larger than any capacity")
+            raise IndexRangeError(
+                f"index {array.max()} is out of range: it is larger than any capacity"
+            )
     if array.ndim > 1:
         raise ValueError(f"index must be an integer or one-dimensional, got shape {array.shape}")
     return np.asarray(array, dtype=np.int64, order="C")
@@ -112,7 +124,9 @@ def as_float64(name: str, value: Any) -> npt.NDArray[np.float64]:
     """Return ``value`` as a contiguous float64 array of at most one axis."""
     array = as_array(name, value)
     if array.dtype.kind not in "iuf":
-        raise TypeError(f"{name} must be a real number or an array of them, got dtype {array.dtype}")
+        raise TypeError(
+            f"{name} must be a real number or an array of them, got dtype {array.dtype}"
+        )
     if array.ndim > 1:
         raise ValueError(f"{name} must be a number or one-dimensional, got shape {array.shape}")
     return np.asarray(array, dtype=np.float64, order="C")

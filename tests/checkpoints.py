@@ -13,8 +13,15 @@ FIELDS = {
 
 def rows(first, n):
     number = np.arange(first, first + n)
-    nested = {"shape": np.repeat(number[:, None], 3, 1), "dtype": {"deep": np.repeat(number[:, None, None] % 2 == 1, 2, 1)}}
-    return {"number": number, "nested": nested, "größe \U0001f642": np.repeat(number[:, None] % 256, 5, 1)}
+    nested = {
+        "shape": np.repeat(number[:, None], 3, 1),
+        "dtype": {"deep": np.repeat(number[:, None, None] % 2 == 1, 2, 1)},
+    }
+    return {
+        "number": number,
+        "nested": nested,
+        "größe \U0001f642": np.repeat(number[:, None] % 256, 5, 1),
+    }
 
 
 def used_buffer(kind=kr.PrioritizedReplayBuffer, n_rows=13, capacity=10, **options):

@@ -1,7 +1,8 @@
 """Seeds, threads with a time-out, and Hypothesis profiles for every test.
 
-``HYPOTHESIS_PROFILE`` picks the profile. ``default`` and ``ci`` draw the same examples on every run, so a
-red test stays red; ``thorough`` draws fresh ones, many more, and prints how to replay a failure.
+``HYPOTHESIS_PROFILE`` picks the profile. ``default`` and ``ci`` draw the same examples on every
+run, so a red test stays red; ``thorough`` draws fresh ones, many more, and prints how to replay a
+failure.
 """
 
 import faulthandler
@@ -25,7 +26,9 @@ settings.register_profile(
     "thorough", max_examples=1000, stateful_step_count=60, deadline=None, print_blob=True,
     suppress_health_check=QUIET,
 )  # fmt: skip
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
+settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default")
+)
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,11 @@ class PadsWithTheNextFrame(kr.FrameStackWriter):
     """Planted fault: the first frame is not repeated, what comes after it is."""
 
     def add(self, **step):
-        streams = np.arange(self.n_envs) if step.get("env") is None else np.atleast_1d(step["env"]).astype(np.int64)
+        streams = (
+            np.arange(self.n_envs)
+            if step.get("env") is None
+            else np.atleast_1d(step["env"]).astype(np.int64)
+        )
         fresh = streams[(self._history[streams] == self._history[streams][:, -1:]).all(axis=(1, 2))]
         index = super().add(**step)
         self._history[fresh, :-1] = self._history[fresh, -1:]
@@ -66,9 +70,21 @@ class FollowsSlots(kr.FrameStackWriter):
 FAULTS = [KeepsTheOldStack, PadsWithTheNextFrame, SwapsEnvironments, SkipsAFrame]
 
 
-def make(stack, n_step=1, n_envs=1, *, capacity=1000, padding="repeat", writer=kr.FrameStackWriter, gamma=0.5, **options):
+def make(
+    stack,
+    n_step=1,
+    n_envs=1,
+    *,
+    capacity=1000,
+    padding="repeat",
+    writer=kr.FrameStackWriter,
+    gamma=0.5,
+    **options,
+):
     """Return a uniform buffer for frames that are numbers, and a writer to it."""
-    buffer = kr.FrameReplayBuffer(capacity, NUMBER, FIELDS, stack, n_step, padding, alpha=0.0, seed=0, **options)
+    buffer = kr.FrameReplayBuffer(
+        capacity, NUMBER, FIELDS, stack, n_step, padding, alpha=0.0, seed=0, **options
+    )
     return buffer, writer(buffer, n_envs, gamma)
 
 

@@ -19,14 +19,18 @@ class NeverEnds(kr.NStepWriter):
     """Planted fault: windows run across the end of an episode."""
 
     def add(self, /, *, terminated, truncated, **kwargs):
-        return super().add(terminated=np.zeros_like(terminated), truncated=np.zeros_like(truncated), **kwargs)
+        return super().add(
+            terminated=np.zeros_like(terminated), truncated=np.zeros_like(truncated), **kwargs
+        )
 
 
 class TakesTruncationForTermination(kr.NStepWriter):
     """Planted fault: no bootstrap where an episode was cut off."""
 
     def add(self, /, *, terminated, truncated, **kwargs):
-        return super().add(terminated=np.logical_or(terminated, truncated), truncated=truncated, **kwargs)
+        return super().add(
+            terminated=np.logical_or(terminated, truncated), truncated=truncated, **kwargs
+        )
 
 
 class TakesTerminationForTruncation(kr.NStepWriter):
@@ -56,7 +60,9 @@ class ForgetsResets(kr.NStepWriter):
         pass
 
 
-def make(n_step, gamma=0.5, n_envs=1, fields=FIELDS, capacity=1000, writer=kr.NStepWriter, **options):
+def make(
+    n_step, gamma=0.5, n_envs=1, fields=FIELDS, capacity=1000, writer=kr.NStepWriter, **options
+):
     buffer = kr.PrioritizedReplayBuffer(capacity, fields, seed=0)
     return buffer, writer(buffer, n_envs, n_step, gamma, **options)
 
@@ -65,13 +71,20 @@ def step(observation, reward, end=NOT, **more):
     """One step of one environment, or of several if lists are given; next_observation counts on."""
     observation = np.asarray(observation)
     terminated, truncated = np.moveaxis(np.array(end), -1, 0)
-    values = {"observation": observation, "action": -observation, "reward": reward, "next_observation": observation + 1}
+    values = {
+        "observation": observation,
+        "action": -observation,
+        "reward": reward,
+        "next_observation": observation + 1,
+    }
     return {**values, "terminated": terminated, "truncated": truncated, **more}
 
 
 def rows(buffer, n=None):
     """(observation, next_observation, reward, discount, terminated) of the rows in the buffer, by slot."""
     names = "observation", "next_observation", "reward", "discount", "terminated"
-    columns = [buffer.field_view(name)[: len(buffer) if n is None else n].tolist() for name in names]
+    columns = [
+        buffer.field_view(name)[: len(buffer) if n is None else n].tolist() for name in names
+    ]
     assert buffer.field_view("action")[: len(buffer)].tolist() == [-first for first in columns[0]]
     return list(zip(*columns, strict=True))

@@ -1,8 +1,8 @@
 """The executable specification: a naive tree, a naive buffer, and the random stream they draw from.
 
-Nothing here is clever or fast. Sums are recomputed from the leaves whenever somebody asks, searches are
-linear scans, rows are dicts in a list. What the package does in one thread has to equal what this does,
-bit for bit where this says so.
+Nothing here is clever or fast. Sums are recomputed from the leaves whenever somebody asks, searches
+are linear scans, rows are dicts in a list. What the package does in one thread has to equal what
+this does, bit for bit where this says so.
 """
 
 import math
@@ -23,7 +23,10 @@ def left_to_right(columns):
 
 def group_sums(children):
     """Sum of each group of K siblings [n, K]: blocks of 8 from left to right, then the blocks: [n]."""
-    blocks = [left_to_right(children[:, start : start + BLOCK]) for start in range(0, children.shape[1], BLOCK)]
+    blocks = [
+        left_to_right(children[:, start : start + BLOCK])
+        for start in range(0, children.shape[1], BLOCK)
+    ]
     return left_to_right(np.stack(blocks, axis=1))
 
 
@@ -34,7 +37,8 @@ def choose(masses, prefix):
         before, cumulative = cumulative, cumulative + mass
         if prefix < cumulative:
             return child, prefix - before
-    # Rounding carried prefix to the end or past it: the last one, or, if that is empty, the last that is not and its last.
+    # Rounding carried prefix to the end or past it: the last one, or, if that is empty, the last
+    # that is not and its last.
     if mass > 0:
         return child, prefix - before
     child = int(np.flatnonzero(masses)[-1])
@@ -101,7 +105,11 @@ class ReferenceTree:
         """The leaves that uniforms in [0, 1) pick: one each, or one in each of B equal strata."""
         levels, n_draws = self.levels(), len(uniforms)
         total = float(levels[0][0])
-        prefixes = (np.arange(n_draws) + uniforms) * (1.0 / n_draws) * total if stratified else uniforms * total
+        prefixes = (
+            (np.arange(n_draws) + uniforms) * (1.0 / n_draws) * total
+            if stratified
+            else uniforms * total
+        )
         return np.array([self.find(prefix, levels) for prefix in prefixes], dtype=np.int64)
 
 
@@ -191,7 +199,8 @@ class ReferenceBuffer:
 def stretches(log):
     """Steps of one stream that belong together, and whether the last of them ended an episode.
 
-    A log is a list of steps, dicts with at least terminated and truncated; None stands for a reset in between.
+    A log is a list of steps, dicts with at least terminated and truncated; None stands for a reset
+    in between.
     """
     steps = []
     for step in [*log, None]:
@@ -209,7 +218,9 @@ def reference_n_step(log, n_step, gamma):
         for start in range(len(steps)):
             window = steps[start : start + n_step]
             if len(window) == n_step or ended:
-                reward = sum(gamma**i * Fraction(float(step["reward"])) for i, step in enumerate(window))
+                reward = sum(
+                    gamma**i * Fraction(float(step["reward"])) for i, step in enumerate(window)
+                )
                 discount = gamma ** len(window) * (not window[-1]["terminated"])
                 windows.append((window, reward, discount))
     return windows

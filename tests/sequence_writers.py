@@ -11,14 +11,21 @@ STEP = {
     "truncated": kr.Field((), "bool"),
 }
 STATE = kr.Field((2,), "float32")
-EVENTS = {"step": (False, False), "terminated": (True, False), "truncated": (False, True), "both": (True, True)}
+EVENTS = {
+    "step": (False, False),
+    "terminated": (True, False),
+    "truncated": (False, True),
+    "both": (True, True),
+}
 
 
 class NeverEnds(kr.SequenceWriter):
     """Planted fault: sequences run across the end of an episode."""
 
     def add(self, /, *, terminated, truncated, **kwargs):
-        return super().add(terminated=np.zeros_like(terminated), truncated=np.zeros_like(truncated), **kwargs)
+        return super().add(
+            terminated=np.zeros_like(terminated), truncated=np.zeros_like(truncated), **kwargs
+        )
 
 
 class IgnoresTruncation(kr.SequenceWriter):
@@ -59,9 +66,16 @@ def end_of(event):
 def step(observation, end=(False, False)):
     """One step of one environment, or of several if lists are given; the recurrent state tells which step it is."""
     observation = np.asarray(observation, np.int64)
-    terminated, truncated = np.moveaxis(np.array(np.broadcast_to(end, (*observation.shape, 2))), -1, 0)
+    terminated, truncated = np.moveaxis(
+        np.array(np.broadcast_to(end, (*observation.shape, 2))), -1, 0
+    )
     state = np.stack([observation, -observation], axis=-1)
-    return {"observation": observation, "recurrent_state": state, "terminated": terminated, "truncated": truncated}
+    return {
+        "observation": observation,
+        "recurrent_state": state,
+        "terminated": terminated,
+        "truncated": truncated,
+    }
 
 
 def rows(buffer):
@@ -80,14 +94,28 @@ def check_against_reference(writer_class, length, period, burn_in, events, backw
         for place, env in enumerate(order):
             number += 1
             terminated, truncated = EVENTS[happens[env]]
-            logs[env].append({"number": number, "terminated": terminated, "truncated": truncated, "order": (turn, place)})
+            logs[env].append(
+                {
+                    "number": number,
+                    "terminated": terminated,
+                    "truncated": truncated,
+                    "order": (turn, place),
+                }
+            )
         ends = np.array([EVENTS[happens[env]] for env in order], bool).reshape(-1, 2)
-        indices.append(writer.add(**step([logs[env][-1]["number"] for env in order], ends), env=np.array(order, np.int64)))
+        indices.append(
+            writer.add(
+                **step([logs[env][-1]["number"] for env in order], ends),
+                env=np.array(order, np.int64),
+            )
+        )
         for env in range(n_envs):
             if happens[env] == "reset":
                 writer.reset(env)
                 logs[env].append(None)
-    windows = [window for log in logs for window in reference_sequences(log, length, period, burn_in)]
+    windows = [
+        window for log in logs for window in reference_sequences(log, length, period, burn_in)
+    ]
     windows.sort(key=lambda window: window[-1]["order"])
     padding = [{"number": 0, "terminated": False, "truncated": False}]
     padded = [window + padding * (length - len(window)) for window in windows]

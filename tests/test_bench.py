@@ -78,11 +78,22 @@ def test_pages_of_results_that_are_not_complete(name, kept, tmp_path):
     preset = {"variant": runner_ablation.PRESET, "batch_size": 64}
 
     def execute(job):
-        failed = kept == 0 or (kept == -1 and any(job.get(key) == value for key, value in preset.items()))
-        record = {**job, "cores_used_by_others": 0.0, "curve": [], "wall_seconds": None, "solved": False, "error": "it broke"}
+        failed = kept == 0 or (
+            kept == -1 and any(job.get(key) == value for key, value in preset.items())
+        )
+        record = {
+            **job,
+            "cores_used_by_others": 0.0,
+            "curve": [],
+            "wall_seconds": None,
+            "solved": False,
+            "error": "it broke",
+        }
         return record if failed else invented(job, 2.0)
 
-    campaign.conduct(output, jobs[:kept] if kept == 1 else jobs, module.IDENTITY, execute, module.describe)
+    campaign.conduct(
+        output, jobs[:kept] if kept == 1 else jobs, module.IDENTITY, execute, module.describe
+    )
     (tmp_path / "images").mkdir()
     module.report(output, tmp_path)
     assert (tmp_path / f"{name}.md").exists() and (tmp_path / "images" / f"{name}.png").exists()
@@ -96,7 +107,11 @@ def test_a_campaign_goes_on_where_it_was_cut_off(tmp_path):
         if job["seed"] == 2 and done.count(2) == 1:
             raise KeyboardInterrupt
         failed = job["seed"] == 1 and done.count(1) < 3
-        return {**job, "cores_used_by_others": 0.0, **({"error": f"broke {done.count(1)}"} if failed else {})}
+        return {
+            **job,
+            "cores_used_by_others": 0.0,
+            **({"error": f"broke {done.count(1)}"} if failed else {}),
+        }
 
     def conduct(seeds, rate=1.0, **options):
         jobs = [{"seed": seed, "settings": {"rate": rate}} for seed in seeds]
@@ -109,7 +124,9 @@ def test_a_campaign_goes_on_where_it_was_cut_off(tmp_path):
         conduct((0, 1), rate=2.0, before="resume")
     with pytest.raises(KeyboardInterrupt):
         conduct((0, 1, 2), before="resume")
-    assert len(campaign.read(output)[1]) == 2, "the finished file stays until the next one is complete"
+    assert len(campaign.read(output)[1]) == 2, (
+        "the finished file stays until the next one is complete"
+    )
     conduct((0, 1, 2), before="resume")
     assert done == [0, 1, 1, 2, 1, 2] and not campaign.partial_of(output).exists()
     records = campaign.read(output)[1]
@@ -124,7 +141,11 @@ def test_earlier_failures_stay_if_they_are_not_made_again(tmp_path):
     output = tmp_path / "results.json"
 
     def execute(job):
-        return {**job, "cores_used_by_others": 0.0, **({"error": "broke"} if job["seed"] == 1 else {})}
+        return {
+            **job,
+            "cores_used_by_others": 0.0,
+            **({"error": "broke"} if job["seed"] == 1 else {}),
+        }
 
     campaign.conduct(output, [{"seed": 0}, {"seed": 1}], ("seed",), execute, str)
     campaign.conduct(output, [{"seed": 2}], ("seed",), execute, str, before="resume")
@@ -150,7 +171,10 @@ def test_the_interval_of_a_ratio():
         ("raise ValueError('no /folder/of/mine/file')", "ValueError: no file"),
         ("import sys; sys.exit(3)", "exit status 3"),
         ("pass", "it wrote no results (FileNotFoundError)"),
-        ("import sys, time; print('late', file=sys.stderr, flush=True); time.sleep(60)", "it was not over after 1 s"),
+        (
+            "import sys, time; print('late', file=sys.stderr, flush=True); time.sleep(60)",
+            "it was not over after 1 s",
+        ),
     ],
 )
 def test_how_a_run_failed_is_recorded(program, reason, tmp_path, monkeypatch):
@@ -171,8 +195,20 @@ def test_the_same_rounds_count_for_all():
 
 
 def test_one_run_in_a_process_of_its_own():
-    settings = {"backend": "serial", "total_env_steps": 400, "learning_starts": 100, "evaluation_interval": 200, "actors": 1}
-    job = {"algorithm": "dqn", "env": "CartPole-v1", "threshold": 1.0, "seed": 0, "settings": settings}
+    settings = {
+        "backend": "serial",
+        "total_env_steps": 400,
+        "learning_starts": 100,
+        "evaluation_interval": 200,
+        "actors": 1,
+    }
+    job = {
+        "algorithm": "dqn",
+        "env": "CartPole-v1",
+        "threshold": 1.0,
+        "seed": 0,
+        "settings": settings,
+    }
     record = campaign.run(job, "bench.runner_run")
     assert "error" not in record, record["error"]
     assert record["env_steps"] == 400 and record["updates"] > 0 and record["solved"]
@@ -202,14 +238,27 @@ def test_differences_of_pages(tmp_path):
 def test_tables_of_other_columns_differ(tmp_path):
     for folder, columns in (("docs", "| a | b |"), ("made", "| a | c |")):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "page.md").write_text(f"# One\n\n{columns}\n| --- | --- |\n| 1 | 2 |\n")
+        (tmp_path / folder / "page.md").write_text(
+            f"# One\n\n{columns}\n| --- | --- |\n| 1 | 2 |\n"
+        )
     found = suite.differences(tmp_path / "docs", tmp_path / "made")
-    assert found == ["page.md: only in docs/: # One: | a | b |", "page.md: not in docs/: # One: | a | c |"]
+    assert found == [
+        "page.md: only in docs/: # One: | a | b |",
+        "page.md: not in docs/: # One: | a | c |",
+    ]
 
 
 def test_the_first_of_one_round_is_the_last_of_the_next():
-    orders = [[*before, "ours", *after] for before, after in (turns(["ours", "a", "b"], "ours", n) for n in range(4))]
-    assert orders == [["ours", "a", "b"], ["a", "b", "ours"], ["b", "ours", "a"], ["ours", "a", "b"]]
+    orders = [
+        [*before, "ours", *after]
+        for before, after in (turns(["ours", "a", "b"], "ours", n) for n in range(4))
+    ]
+    assert orders == [
+        ["ours", "a", "b"],
+        ["a", "b", "ours"],
+        ["b", "ours", "a"],
+        ["ours", "a", "b"],
+    ]
 
 
 class Benchmark:
@@ -226,7 +275,10 @@ class Benchmark:
 
 def test_windows_are_measured_in_turn():
     order = []
-    windows = {name: lambda name=name: order.append(name) or float(len(order)) for name in ("ours", "a", "b")}
+    windows = {
+        name: lambda name=name: order.append(name) or float(len(order))
+        for name in ("ours", "a", "b")
+    }
     record = interleave_windows(Benchmark(), "ours", windows, rounds=3, watch=False)
     assert "".join(order).replace("ours", "o") == "oababobo" + "a"
     assert all(len(values) == 3 for values in record.repetitions.values()) and not record.doubtful()
@@ -239,8 +291,16 @@ def test_runs_that_were_not_made_in_turn_are_noticed():
 
 def test_records_of_several_commits_are_all_named(tmp_path):
     path, described = tmp_path / "results.json", {"date": "2026-01-01", "commit": "first"}
-    campaign.write(path, described, [{"seed": 0}, {"seed": 1, "began": "2026-02-03T04:05:06", "commit": "second"}])
-    assert campaign.read(path)[0] == {"date": "2026-01-01, 2026-02-03", "commit": "first, second", "results": "results.json"}
+    campaign.write(
+        path,
+        described,
+        [{"seed": 0}, {"seed": 1, "began": "2026-02-03T04:05:06", "commit": "second"}],
+    )
+    assert campaign.read(path)[0] == {
+        "date": "2026-01-01, 2026-02-03",
+        "commit": "first, second",
+        "results": "results.json",
+    }
 
 
 def test_counts():
@@ -252,7 +312,10 @@ def environments(tmp_path, monkeypatch):
     """Environments that are this one, under other names."""
     monkeypatch.setattr(remote, "ENVIRONMENTS", tmp_path)
     monkeypatch.setattr(remote, "status", {})
-    targets = {"rllib": "bench.rivals.sb3_buffer:Sb3Buffer", "torchrl": "bench.no_such_module:Buffer"}
+    targets = {
+        "rllib": "bench.rivals.sb3_buffer:Sb3Buffer",
+        "torchrl": "bench.no_such_module:Buffer",
+    }
     monkeypatch.setattr(remote, "RIVALS", targets)
     for name in targets:
         interpreter = remote.python(name)
@@ -276,7 +339,10 @@ def test_a_rival_in_another_process_takes_its_turn(environments):
     with pytest.raises(remote.RemoteError, match="ended"):
         rival.ask("versions")
     notes = {}
-    assert remote.attempt("rllib", notes, "many") is None and remote.attempt("rllib", notes, 64) is not None
+    assert (
+        remote.attempt("rllib", notes, "many") is None
+        and remote.attempt("rllib", notes, 64) is not None
+    )
     assert "could not load" in notes["RLlib"] and "numpy" in remote.status["RLlib"]
 
 
@@ -299,7 +365,10 @@ def test_slow_first_calls_do_not_shorten_the_repetitions():
 
 def test_a_rival_that_does_not_load_is_named_with_the_reason(environments, tmp_path):
     assert remote.attempt("torchrl", {}, 64) is None
-    assert "could not load, because ModuleNotFoundError: No module named 'bench.no_such_module'" in remote.status["TorchRL"]
+    assert (
+        "could not load, because ModuleNotFoundError: No module named 'bench.no_such_module'"
+        in remote.status["TorchRL"]
+    )
     (tmp_path / "rllib" / "installed").unlink()
     assert remote.attempt("rllib", {}, 64) is None
     assert remote.status["RLlib"] == "left out, not installed: make rivals"
@@ -307,6 +376,13 @@ def test_a_rival_that_does_not_load_is_named_with_the_reason(environments, tmp_p
 
 def test_the_page_of_convergence_is_made_of_its_committed_results(tmp_path):
     results = campaign.RESULTS / "convergence.json"
-    command = [sys.executable, "-m", "bench.convergence.report", str(results), "--docs", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.convergence.report",
+        str(results),
+        "--docs",
+        str(tmp_path),
+    ]
     subprocess.run(command, cwd=campaign.ROOT, check=True)
     assert "## Convergence" in (tmp_path / "runner_benchmarks.md").read_text()

@@ -1,7 +1,7 @@
 """What the documentation shows, runs: examples in docstrings, and the Python blocks of README and docs/.
 
-Blocks of one file run in order and share their names, as a reader would type them. Blocks in other languages:
-test_docs_commands.py.
+Blocks of one file run in order and share their names, as a reader would type them. Blocks in other
+languages: test_docs_commands.py.
 """
 
 import ast
@@ -24,7 +24,10 @@ PUBLIC_CLASSES = [
 
 def modules_with_examples():
     """Name the modules of the package, compiled ones included, whose source has examples."""
-    for package, folder in (("kary_replay", ROOT / "kary_replay"), ("kary_replay.adapters", ROOT / "adapters")):
+    for package, folder in (
+        ("kary_replay", ROOT / "kary_replay"),
+        ("kary_replay.adapters", ROOT / "adapters"),
+    ):
         for path in [*folder.rglob("*.py"), *folder.rglob("*.pyx")]:
             if ">>>" in path.read_text(encoding="utf-8"):
                 parts = path.relative_to(folder).with_suffix("").parts
@@ -38,7 +41,9 @@ def documented(name):
     """Names and docstrings in a module: its own, its public functions' and classes', and their members'."""
     module = importlib.import_module(name)
     yield name, module.__doc__
-    for attribute in getattr(module, "__all__", [one for one in vars(module) if not one.startswith("_")]):
+    for attribute in getattr(
+        module, "__all__", [one for one in vars(module) if not one.startswith("_")]
+    ):
         thing = getattr(module, attribute)
         if getattr(thing, "__module__", None) != name:
             continue
@@ -53,20 +58,30 @@ def run_examples(text, name, names, path, first_line=0):
     test = doctest.DocTestParser().get_doctest(text, names, name, str(path), first_line)
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL
     report = []
-    result = doctest.DocTestRunner(optionflags=flags, verbose=False).run(test, out=report.append, clear_globs=False)
+    result = doctest.DocTestRunner(optionflags=flags, verbose=False).run(
+        test, out=report.append, clear_globs=False
+    )
     assert result.failed == 0, "".join(report)
     return len(test.examples)
 
 
 def public_names():
-    return {"np": np, "kr": kary_replay, **{name: getattr(kary_replay, name) for name in kary_replay.__all__}}
+    return {
+        "np": np,
+        "kr": kary_replay,
+        **{name: getattr(kary_replay, name) for name in kary_replay.__all__},
+    }
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_in_docstrings(module, tmp_path, monkeypatch):
     pytest.importorskip(module, exc_type=ModuleNotFoundError)
     monkeypatch.chdir(tmp_path)  # for what they write
-    n_examples = sum(run_examples(text, name, public_names(), module) for name, text in documented(module) if text)
+    n_examples = sum(
+        run_examples(text, name, public_names(), module)
+        for name, text in documented(module)
+        if text
+    )
     assert n_examples or module == "kary_replay.errors"
 
 
@@ -90,7 +105,11 @@ def run_page(page):
     """Run a page's blocks; return how many there were."""
     names = {"__name__": "__main__"}
     n_blocks = 0
-    python = [block for block in blocks_of(page.read_text(encoding="utf-8")) if block.language in ("python", "py", "pycon")]
+    python = [
+        block
+        for block in blocks_of(page.read_text(encoding="utf-8"))
+        if block.language in ("python", "py", "pycon")
+    ]
     for n_blocks, (_, code, line) in enumerate(python, 1):  # noqa: B007
         where = f"{page.name}, line {line + 1}"
         if ">>>" in code:
@@ -145,4 +164,6 @@ def test_the_reader_of_pages_finds_what_fails(tmp_path):
 
 def test_the_readme_shows_python():
     readme = next((page for page in PAGES if name_of(page) == "README.md"), None)
-    assert readme is None or any(block.language == "python" for block in blocks_of(readme.read_text(encoding="utf-8")))
+    assert readme is None or any(
+        block.language == "python" for block in blocks_of(readme.read_text(encoding="utf-8"))
+    )

@@ -1,8 +1,9 @@
 """Code blocks that are not Python are checked, too: commands name what exists, and messages are those of the source.
 
-Commands stand in ``sh`` blocks and in inline code; `make TARGET` must be a target, `kary-replay …` must parse, a module must be
-there and know its options, an extra must exist. ``text`` blocks are messages. No page has a block in any other language, apart
-from those that the site's own build runs (`test_docs_site.py`), nor an indented one, which names no language.
+Commands stand in ``sh`` blocks and in inline code; `make TARGET` must be a target, `kary-replay …`
+must parse, a module must be there and know its options, an extra must exist. ``text`` blocks are
+messages. No page has a block in any other language, apart from those that the site's own build runs
+(`test_docs_site.py`), nor an indented one, which names no language.
 """
 
 import ast
@@ -16,7 +17,8 @@ import pytest
 from pages import FENCE, PAGES, ROOT, blocks_of, inline_code_of, name_of, prose_of
 
 PYTHON = {"python", "py", "pycon"}  # test_docs.py
-SITE = {"{eval-rst}", "{toctree}", "{include}"}  # test_docs_site.py; a directive may have an argument
+# test_docs_site.py; a directive may have an argument
+SITE = {"{eval-rst}", "{toctree}", "{include}"}
 COMMANDS = ("make", "pip", "python", "kary-replay", "tensorboard")
 PYTEST_OPTIONS = {"--benchmark-only", "--benchmark-disable"}
 
@@ -40,7 +42,9 @@ def check_command(command):
         "pip": check_pip,
         "python": check_python,
         "kary-replay": check_command_line,
-        "tensorboard": lambda rest: importlib.util.find_spec("tensorboard") or pytest.fail("there is no tensorboard"),
+        "tensorboard": lambda rest: (
+            importlib.util.find_spec("tensorboard") or pytest.fail("there is no tensorboard")
+        ),
     }[words[0]](words[1:])
 
 
@@ -51,7 +55,11 @@ def check_make(words):
 
 
 def check_pip(words):
-    extras = re.search(r"\[project.optional-dependencies\]\n(.*?)\n\n", (ROOT / "pyproject.toml").read_text("utf-8"), re.S)[1]
+    extras = re.search(
+        r"\[project.optional-dependencies\]\n(.*?)\n\n",
+        (ROOT / "pyproject.toml").read_text("utf-8"),
+        re.S,
+    )[1]
     known = set(re.findall(r"^(\w+) = ", extras, re.M))
     assert words[0] == "install"
     for word in words[1:]:
@@ -74,13 +82,16 @@ def check_python(words):
             path = ROOT.joinpath(*name.split("."))
             path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
             source = path.read_text(encoding="utf-8")
-            if "campaign.command(" in source or "campaign.add_going_on(" in source:  # options of several modules
+            # options of several modules
+            if "campaign.command(" in source or "campaign.add_going_on(" in source:
                 source += (ROOT / "bench" / "campaign.py").read_text(encoding="utf-8")
     else:
         source, rest = (ROOT / words[0]).read_text(encoding="utf-8"), words[1:]
     for word in rest:
         if word.startswith("--"):
-            assert f'"{word}"' in source or word in PYTEST_OPTIONS, f"{' '.join(words)}: who knows {word}?"
+            assert f'"{word}"' in source or word in PYTEST_OPTIONS, (
+                f"{' '.join(words)}: who knows {word}?"
+            )
     return None
 
 
@@ -131,7 +142,12 @@ def here(monkeypatch, capsys):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_of_a_page(page):
     text = page.read_text(encoding="utf-8")
-    commands = [line for block in blocks_of(text) if block.language == "sh" for line in block.code.splitlines()]
+    commands = [
+        line
+        for block in blocks_of(text)
+        if block.language == "sh"
+        for line in block.code.splitlines()
+    ]
     for code in inline_code_of(text):
         if re.match(r"(?:[A-Z_]+=\S+ )*(?:make|pip install|python -m|kary-replay) \S", code):
             commands.append(code)
@@ -157,12 +173,15 @@ def test_every_block_is_checked_by_something(page):
     text = page.read_text(encoding="utf-8")
     languages = {block.language.split(" ")[0] for block in blocks_of(text)}
     assert languages <= {"sh", "text"} | PYTHON | SITE
-    assert not re.search(r"\n\n(?: {4,}|\t)(?![-*]|\d+\.)\S", re.sub(r"^ *[-*] .*(?:\n.+)*", "", prose_of(text), flags=re.M))
+    assert not re.search(
+        r"\n\n(?: {4,}|\t)(?![-*]|\d+\.)\S",
+        re.sub(r"^ *[-*] .*(?:\n.+)*", "", prose_of(text), flags=re.M),
+    )
     fences = re.findall(r"^ *(?:```|~~~)", FENCE.sub("", text), re.M)
     assert not fences, "a block that does not end"
 
 
-# ----------------------------------------------------------------------------------------------------------- messages
+# ----------------------------------------------------------------------------------------- messages
 
 
 def pattern_of(node):
@@ -182,36 +201,57 @@ def messages_of_source():
     for path in [*(ROOT / "kary_replay").rglob("*.py*"), *(ROOT / "adapters").rglob("*.py")]:
         if path.suffix == ".py":
             trees = [ast.parse(path.read_text(encoding="utf-8"))]
-        elif path.suffix == ".pyx":  # the strings alone are Python; those next to each other are one
+        elif (
+            path.suffix == ".pyx"
+        ):  # the strings alone are Python; those next to each other are one
             found = re.findall(r'(?:(?<!\w)f?"[^"\n]*"\s*)+', path.read_text(encoding="utf-8"))
             trees = [ast.parse(f"({text})") for text in found]
         else:
             continue
         for tree in trees:
             patterns |= {
-                pattern_of(node) for node in ast.walk(tree) if isinstance(node, (ast.Constant, ast.JoinedStr, ast.BinOp))
+                pattern_of(node)
+                for node in ast.walk(tree)
+                if isinstance(node, (ast.Constant, ast.JoinedStr, ast.BinOp))
             }
-    return [re.compile(pattern, re.S) for pattern in patterns if len(pattern.replace(".*?", "")) > 15]
+    return [
+        re.compile(pattern, re.S) for pattern in patterns if len(pattern.replace(".*?", "")) > 15
+    ]
 
 
 def classes_of_source():
-    sources = [path.read_text("utf-8") for folder in ("kary_replay", "adapters") for path in (ROOT / folder).rglob("*.py")]
-    return {name for source in sources for name in re.findall(r"^class (\w+)", source, re.M)} | set(dir(builtins))
+    sources = [
+        path.read_text("utf-8")
+        for folder in ("kary_replay", "adapters")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    return {name for source in sources for name in re.findall(r"^class (\w+)", source, re.M)} | set(
+        dir(builtins)
+    )
 
 
 def test_messages_are_those_of_the_source():
     patterns, classes = messages_of_source(), classes_of_source()
-    texts = [block.code for page in PAGES for block in blocks_of(page.read_text("utf-8")) if block.language == "text"]
+    texts = [
+        block.code
+        for page in PAGES
+        for block in blocks_of(page.read_text("utf-8"))
+        if block.language == "text"
+    ]
     assert len(texts) > 40
     for text in texts:
         kind, message = re.fullmatch(r"(?:(\w+): )?(.*)\n", text, re.S).groups()
         assert kind is None or kind in classes | {"warning"}, kind
-        message = re.sub(r"^\[Errno \d+\] (.*): '.*'$", r"\1", message)  # as an OSError shows itself
+        # as an OSError shows itself
+        message = re.sub(r"^\[Errno \d+\] (.*): '.*'$", r"\1", message)
         message = re.sub(r"^\w+-\d failed: ", "", message)  # who failed is put before why
         assert any(pattern.fullmatch(message) for pattern in patterns), message
 
 
 def test_messages_that_do_not_exist_are_found():
     patterns = messages_of_source()
-    for message in ("there is no row to draw: buy some first", "n must be at most error, 256; got 512"):
+    for message in (
+        "there is no row to draw: buy some first",
+        "n must be at most error, 256; got 512",
+    ):
         assert not any(pattern.fullmatch(message) for pattern in patterns)

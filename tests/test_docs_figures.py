@@ -1,6 +1,7 @@
 """Every figure of README and docs comes from a committed JSON: generated sections are what the generators make now.
 
-Outside of them, no measured figure is typed; the numbers with a unit that there are, are settings of the code.
+Outside of them, no measured figure is typed; the numbers with a unit that there are, are settings
+of the code.
 """
 
 import importlib
@@ -12,7 +13,8 @@ import pytest
 from pages import GENERATED, PAGES, ROOT, name_of, prose_of
 
 RESULTS = re.compile(r"bench/results/([\w/]+)\.json")
-REPORTING = {"solves", "scaling", "large_batch", "runner_ablation"}  # modules that measure, or with --report only write
+# modules that measure, or with --report only write
+REPORTING = {"solves", "scaling", "large_batch", "runner_ablation"}
 GENERATORS = {
     "convergence": "bench.convergence.report",
     "learning": "bench.learning.report",
@@ -25,7 +27,7 @@ MEASURED = re.compile(
     r"|\stimes (?:as |fewer|less|more|faster|slower))"
 )
 SETTINGS = {  # page, figure: the file and the text that make it so
-    ("docs/concurrency.md", "5 ms"): ("kary_replay/participants.hpp", "5'000'000"),
+    ("docs/concurrency.md", "5 ms"): ("kary_replay/core/participants.hpp", "5'000'000"),
     ("bench/README.md", "1.5 ms"): ("bench/timing.py", "TARGET_SECONDS = 0.0015"),
     ("bench/README.md", "10 ms"): ("bench/timing.py", "WARM_SECONDS = 0.010"),
     ("bench/README.md", "2 %"): ("bench/timing.py", "0.02 * wall"),
@@ -40,7 +42,13 @@ def bench_can_be_imported(monkeypatch):
 def regenerate(results, docs, monkeypatch):
     """Write the page of a results file anew, as the command line does."""
     kind = results.split("/")[0]
-    arguments = ["--report"] if kind in REPORTING else [] if kind in ("learning", "convergence") else [results]
+    arguments = (
+        ["--report"]
+        if kind in REPORTING
+        else []
+        if kind in ("learning", "convergence")
+        else [results]
+    )
     monkeypatch.setattr(sys, "argv", ["report", *arguments, "--docs", str(docs)])
     importlib.import_module(GENERATORS.get(kind, "bench.report")).main()
 
@@ -55,21 +63,30 @@ def test_generated_sections_are_what_the_generators_make(page, tmp_path, monkeyp
     copy = tmp_path / name_of(page)
     (tmp_path / "docs" / "images").mkdir(parents=True)
     shutil.copy(page, copy)
-    copy.write_text(text.replace(generated, re.sub(r"-->.*<!--", "-->\n<!--", generated, flags=re.S)), encoding="utf-8")
+    copy.write_text(
+        text.replace(generated, re.sub(r"-->.*<!--", "-->\n<!--", generated, flags=re.S)),
+        encoding="utf-8",
+    )
     if name_of(page) == "README.md":
         monkeypatch.setattr(sys, "argv", ["headline", "--readme", str(copy)])
         importlib.import_module("bench.headline").main()
     else:
         regenerate(RESULTS.findall(generated)[0], tmp_path / "docs", monkeypatch)
-    assert copy.read_text(encoding="utf-8") == text, "the page is not what the results say: run its generator"
+    assert copy.read_text(encoding="utf-8") == text, (
+        "the page is not what the results say: run its generator"
+    )
 
 
 def test_there_are_generated_sections():
-    assert {"README.md", "docs/benchmarks.md", "docs/runner_benchmarks.md"} <= {name_of(page) for page in MADE}
+    assert {"README.md", "docs/benchmarks.md", "docs/runner_benchmarks.md"} <= {
+        name_of(page) for page in MADE
+    }
     for page in MADE:
         (generated,) = GENERATED.findall(page.read_text(encoding="utf-8"))
         names = RESULTS.findall(generated)
-        assert names and all((ROOT / "bench" / "results" / f"{name}.json").is_file() for name in names)
+        assert names and all(
+            (ROOT / "bench" / "results" / f"{name}.json").is_file() for name in names
+        )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -77,16 +94,28 @@ def test_no_figure_is_typed(page):
     for figure in MEASURED.findall(prose_of(page.read_text(encoding="utf-8"))):
         file, setting = SETTINGS.get((name_of(page), figure.strip()), (None, None))
         assert file, f"{figure!r} is neither generated nor a setting"
-        assert setting in (ROOT / file).read_text(encoding="utf-8"), f"{figure!r} is not what {file} has"
+        assert setting in (ROOT / file).read_text(encoding="utf-8"), (
+            f"{figure!r} is not what {file} has"
+        )
 
 
 @pytest.mark.parametrize(
-    "text", ["3.5× faster", "about 4 µs", "6 % more", "1.8 to 2.4 times as fast", "20,000 steps per second"]
+    "text",
+    [
+        "3.5× faster",
+        "about 4 µs",
+        "6 % more",
+        "1.8 to 2.4 times as fast",
+        "20,000 steps per second",
+    ],
 )
 def test_typed_figures_are_found(text):
     assert MEASURED.search(text)
 
 
-@pytest.mark.parametrize("text", ["84 × 84 frames", "256×256", "1e6 × every batch", "16 MiB", "three times", "I6 at 5 seeds"])
+@pytest.mark.parametrize(
+    "text",
+    ["84 × 84 frames", "256×256", "1e6 × every batch", "16 MiB", "three times", "I6 at 5 seeds"],
+)
 def test_other_numbers_are_left_alone(text):
     assert not MEASURED.search(text)

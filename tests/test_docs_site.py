@@ -40,13 +40,18 @@ def test_the_site_builds_without_a_warning(tmp_path):
     for page in DOCS.rglob("*.md"):
         assert (tmp_path / "site" / page.relative_to(DOCS)).with_suffix(".html").is_file()
     shown = set(
-        re.findall(r'id="(kary_replay[\w.]+)"', "".join(p.read_text("utf-8") for p in (tmp_path / "site/api").iterdir()))
+        re.findall(
+            r'id="(kary_replay[\w.]+)"',
+            "".join(p.read_text("utf-8") for p in (tmp_path / "site/api").iterdir()),
+        )
     )
     for module in PUBLIC:
         names = {f"{module}.{name}" for name in importlib.import_module(module).__all__}
         assert names - {"kary_replay.errors"} <= shown
     signature = re.search(
-        r'id="kary_replay.SumTree.sample">.*?</dt>', (tmp_path / "site/api/buffers.html").read_text("utf-8"), re.S
+        r'id="kary_replay.SumTree.sample">.*?</dt>',
+        (tmp_path / "site/api/buffers.html").read_text("utf-8"),
+        re.S,
     )
     assert "stratified" in signature[0]  # compiled modules show their signatures
 
@@ -62,7 +67,9 @@ def test_links_lead_somewhere(page):
         assert target.exists(), f"{link}: there is no {target}"
         assert target.is_relative_to(ROOT), link
         if anchor:
-            assert anchor in anchors_of(target.read_text(encoding="utf-8")), f"{link}: no such heading"
+            assert anchor in anchors_of(target.read_text(encoding="utf-8")), (
+                f"{link}: no such heading"
+            )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -74,6 +81,7 @@ def test_names_in_the_text_exist(page):
         for name in re.findall(r"\bkr\.PrioritizedReplayBuffer\.(\w+)", code):
             assert hasattr(kary_replay.PrioritizedReplayBuffer, name), code
         if re.fullmatch(
-            r"(?:tests|bench|docs|adapters|kary_replay)/[\w/.]*\w\.\w+|(?:tests|bench|docs|adapters|kary_replay)/[\w/]*", code
+            r"(?:tests|bench|docs|adapters|kary_replay)/[\w/.]*\w\.\w+|(?:tests|bench|docs|adapters|kary_replay)/[\w/]*",
+            code,
         ):
             assert (ROOT / code).exists(), code

@@ -24,7 +24,9 @@ def cliffwalk():
 
 def updates(cliffwalk, method, n_states, **options):
     task = cliffwalk.Cliffwalk(n_states)
-    return median(method(task, np.random.default_rng([n_states, seed]), LIMIT, **options) for seed in SEEDS)
+    return median(
+        method(task, np.random.default_rng([n_states, seed]), LIMIT, **options) for seed in SEEDS
+    )
 
 
 @pytest.mark.parametrize("n_states", [2, 3, 5])

@@ -18,7 +18,10 @@ SHORT = {  # what makes a recipe short enough for a test, where it can be told
     "two_ways": ["--steps", "1200", "--threshold", "501", "--backend", "serial"],
 }
 EXIT_CODES = {"sb3_cartpole": 1, "two_ways": 1}  # the steps run out, for nothing reaches 501
-LEAVES = {"sb3_cartpole": {"plots/learning_curve.png", "plots/priorities.png"}, "two_ways": {"runs/two_ways"}}
+LEAVES = {
+    "sb3_cartpole": {"plots/learning_curve.png", "plots/priorities.png"},
+    "two_ways": {"runs/two_ways"},
+}
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -28,7 +31,10 @@ def test_recipe(path, monkeypatch, tmp_path):
     if "tianshou" in path.stem:
         import kary_replay.adapters.tianshou as adapter
 
-        ways = [(adapter.PrioritizedReplayBuffer, "update_weight"), (adapter.PrioritizedVectorReplayBuffer, "update_weight")]
+        ways = [
+            (adapter.PrioritizedReplayBuffer, "update_weight"),
+            (adapter.PrioritizedVectorReplayBuffer, "update_weight"),
+        ]
     else:
         ways = [(kary_replay.PrioritizedReplayBuffer, "update_priorities")]
     counts = [count_calls(monkeypatch, *way) for way in ways]
@@ -43,7 +49,9 @@ def test_recipe(path, monkeypatch, tmp_path):
     assert code == EXIT_CODES.get(path.stem, 0)
     wanted = LEAVES.get(path.stem, set())
     left = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
-    assert {next((name for name in wanted if Path(file).is_relative_to(name)), file) for file in left} == wanted
+    assert {
+        next((name for name in wanted if Path(file).is_relative_to(name)), file) for file in left
+    } == wanted
     assert sum(count["calls"] for count in counts) > 50
 
 

@@ -10,10 +10,10 @@ import traceback
 def run_threaded(work, n_threads=None, timeout_seconds=120.0):
     """Run callables in threads that a barrier starts at once; return their results in order.
 
-    ``work`` is a list of callables, or one callable that takes its thread's number, with ``n_threads``.
-    The first exception of any thread is raised here. Threads that have not ended by the time-out fail
-    the test; if even this thread cannot run (somebody waits on a native lock holding the GIL), a
-    watchdog that needs no GIL prints all stacks and ends the process.
+    ``work`` is a list of callables, or one callable that takes its thread's number, with
+    ``n_threads``. The first exception of any thread is raised here. Threads that have not ended by
+    the time-out fail the test; if even this thread cannot run (somebody waits on a native lock
+    holding the GIL), a watchdog that needs no GIL prints all stacks and ends the process.
     """
     if n_threads is not None:
         work = [lambda number=number, one=work: one(number) for number in range(n_threads)]
@@ -28,7 +28,9 @@ def run_threaded(work, n_threads=None, timeout_seconds=120.0):
         except BaseException as failure:
             failures.append(failure)
 
-    threads = [threading.Thread(target=run_one, args=(number,), daemon=True) for number in range(len(work))]
+    threads = [
+        threading.Thread(target=run_one, args=(number,), daemon=True) for number in range(len(work))
+    ]
     deadline = time.monotonic() + timeout_seconds
     faulthandler.dump_traceback_later(timeout_seconds + 30.0, exit=True, file=sys.__stderr__)
     try:
@@ -41,9 +43,14 @@ def run_threaded(work, n_threads=None, timeout_seconds=120.0):
         faulthandler.cancel_dump_traceback_later()
     if failures:
         # A thread that failed may have left others at a barrier: they report only that it broke.
-        raise next((one for one in failures if not isinstance(one, threading.BrokenBarrierError)), failures[0])
+        raise next(
+            (one for one in failures if not isinstance(one, threading.BrokenBarrierError)),
+            failures[0],
+        )
     if hung:
         frames = sys._current_frames()
         stacks = ["".join(traceback.format_stack(frames[threads[number].ident])) for number in hung]
-        raise AssertionError(f"threads {hung} still run after {timeout_seconds} s:\n" + "\n".join(stacks))
+        raise AssertionError(
+            f"threads {hung} still run after {timeout_seconds} s:\n" + "\n".join(stacks)
+        )
     return results

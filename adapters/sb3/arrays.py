@@ -14,7 +14,11 @@ import kary_replay
 
 def map_arrays(function: Callable[[np.ndarray], Any], value: Any) -> Any:
     """Return `function(value)`, or of a dict the same for every array in it."""
-    return {key: function(array) for key, array in value.items()} if isinstance(value, dict) else function(value)
+    return (
+        {key: function(array) for key, array in value.items()}
+        if isinstance(value, dict)
+        else function(value)
+    )
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
@@ -33,7 +37,11 @@ def warn_if_larger_than_memory(name: str, capacity: int, fields: dict[str, Any])
         import psutil
     except ImportError:
         return
-    leaves = [leaf for field in fields.values() for leaf in (field.values() if isinstance(field, dict) else (field,))]
+    leaves = [
+        leaf
+        for field in fields.values()
+        for leaf in (field.values() if isinstance(field, dict) else (field,))
+    ]
     needed = capacity * sum(field.nbytes for field in leaves)
     available = psutil.virtual_memory().available
     if needed > available:

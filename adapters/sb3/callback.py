@@ -13,16 +13,17 @@ _MAX_SLOTS = 1000  # read for the quantiles
 class PrioritizedReplayCallback(BaseCallback):
     """Anneal beta from what it is to ``final_beta`` over the training, and log the priorities' state.
 
-    Logs, so that TensorBoard shows them: ``replay/beta``, ``replay/max_priority`` (the largest ever seen: what new
-    transitions get), ``replay/mean_mass``, and ``replay/priority_p10``, ``_p50``, ``_p90``, quantiles over up to 1000 rows.
+    Logs, so that TensorBoard shows them: ``replay/beta``, ``replay/max_priority`` (the largest ever
+    seen: what new transitions get), ``replay/mean_mass``, and ``replay/priority_p10``, ``_p50``,
+    ``_p90``, quantiles over up to 1000 rows.
 
     Parameters
     ----------
     final_beta : float or None
         Beta at the end of training, in [0, 1]; None leaves beta to the buffer.
     total_timesteps : int or None
-        The model's ``num_timesteps`` at which beta gets there, at least 1. None: the end of the call
-        of ``learn``, as with SB3's own schedules. A training of several calls, ``learn(…,
+        The model's ``num_timesteps`` at which beta gets there, at least 1. None: the end of the
+        call of ``learn``, as with SB3's own schedules. A training of several calls, ``learn(…,
         reset_num_timesteps=False)``, needs the sum of theirs: by default the first of them would
         anneal beta all the way.
     every : int
@@ -113,8 +114,12 @@ class PrioritizedReplayCallback(BaseCallback):
             return
         self.logger.record("replay/max_priority", native.max_priority)
         self.logger.record("replay/mean_mass", native.total_mass / len(native))
-        masses = native.tree.get(np.linspace(0, len(native) - 1, min(len(native), _MAX_SLOTS)).astype(np.int64))
+        masses = native.tree.get(
+            np.linspace(0, len(native) - 1, min(len(native), _MAX_SLOTS)).astype(np.int64)
+        )
         masses = masses[masses > 0]
         if masses.size and native.alpha > 0:
-            for percent, mass in zip((10, 50, 90), np.percentile(masses, (10, 50, 90)), strict=True):
+            for percent, mass in zip(
+                (10, 50, 90), np.percentile(masses, (10, 50, 90)), strict=True
+            ):
                 self.logger.record(f"replay/priority_p{percent}", mass ** (1 / native.alpha))

@@ -16,8 +16,10 @@ class PrioritizedDictReplayBuffer(Prioritized, DictReplayBuffer):
 
     Parameters
     ----------
-    buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage, handle_timeout_termination
-        As in `stable_baselines3.common.buffers.DictReplayBuffer`, which does not support ``optimize_memory_usage``.
+    buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage,
+    handle_timeout_termination
+        As in `stable_baselines3.common.buffers.DictReplayBuffer`, which does not support
+        ``optimize_memory_usage``.
     alpha, beta, priority_epsilon, seed
         As in `PrioritizedReplayBuffer`.
 
@@ -50,6 +52,12 @@ class PrioritizedDictReplayBuffer(Prioritized, DictReplayBuffer):
     ) -> None:
         self._check_sizes(buffer_size, n_envs)
         super().__init__(
-            n_envs, observation_space, action_space, device, n_envs, optimize_memory_usage, handle_timeout_termination
+            n_envs,
+            observation_space,
+            action_space,
+            device,
+            n_envs,
+            optimize_memory_usage,
+            handle_timeout_termination,
         )
         self._move_to_native(buffer_size, alpha, beta, priority_epsilon, seed)

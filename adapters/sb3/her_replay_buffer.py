@@ -20,12 +20,14 @@ from kary_replay.adapters.sb3.prioritized import BetaSchedule, Prioritized
 class PrioritizedHerReplayBuffer(Prioritized, HerReplayBuffer):
     """Prioritized hindsight experience replay.
 
-    Transitions can be drawn once their episode has ended. A share of each batch gets goals that its episode reached later
-    on, as SB3's class chooses them; the priority of a transition is that of the last goal it was replayed with.
+    Transitions can be drawn once their episode has ended. A share of each batch gets goals that its
+    episode reached later on, as SB3's class chooses them; the priority of a transition is that of
+    the last goal it was replayed with.
 
     Parameters
     ----------
-    buffer_size, observation_space, action_space, env, device, n_envs, optimize_memory_usage, handle_timeout_termination, \
+    buffer_size, observation_space, action_space, env, device, n_envs, optimize_memory_usage,
+    handle_timeout_termination, \
 n_sampled_goal, goal_selection_strategy, copy_info_dict
         As in `stable_baselines3.her.HerReplayBuffer`.
     alpha, beta, priority_epsilon, seed
@@ -40,8 +42,9 @@ n_sampled_goal, goal_selection_strategy, copy_info_dict
 
     Notes
     -----
-    For one thread, like SB3's own. Draws are independent, not stratified, so that real and virtual transitions come from
-    everywhere. Sources: Andrychowicz et al. 2017, arXiv:1707.01495; Schaul et al. 2016, arXiv:1511.05952.
+    For one thread, like SB3's own. Draws are independent, not stratified, so that real and virtual
+    transitions come from everywhere. Sources: Andrychowicz et al. 2017, arXiv:1707.01495; Schaul et
+    al. 2016, arXiv:1511.05952.
     """
 
     def __init__(
@@ -81,7 +84,8 @@ n_sampled_goal, goal_selection_strategy, copy_info_dict
         shape = (self.buffer_size, self.n_envs)
         self.infos = np.array([[{} for _ in range(shape[1])] for _ in range(shape[0])])
         self.ep_start = np.zeros(shape, np.int64)
-        self.ep_length = np.zeros(shape, np.int64)  # of the episode, once it has ended; 0: must not be drawn, mass 0
+        # of the episode, once it has ended; 0: must not be drawn, mass 0
+        self.ep_length = np.zeros(shape, np.int64)
 
     def add(
         self,
@@ -94,10 +98,15 @@ n_sampled_goal, goal_selection_strategy, copy_info_dict
     ) -> None:
         """Add one transition per environment; it can be drawn, at the largest priority, once its episode has ended."""
         row = self.pos
-        super().add(obs, next_obs, action, reward, done, infos)  # raises before anything has changed
+        # raises before anything has changed
+        super().add(obs, next_obs, action, reward, done, infos)
         for environment in np.flatnonzero(self.ep_length[row]):
-            # What was overwritten belonged to an episode. What is left of that one cannot be drawn either: its goals are going.
-            n_left = self.ep_length[row, environment] - (row - self.ep_start[row, environment]) % self.buffer_size
+            # What was overwritten belonged to an episode. What is left of that one cannot be drawn
+            # either: its goals are going.
+            n_left = (
+                self.ep_length[row, environment]
+                - (row - self.ep_start[row, environment]) % self.buffer_size
+            )
             left = (row + np.arange(n_left)) % self.buffer_size
             self.ep_length[left, environment] = 0
             self._native.tree.set(left * self.n_envs + environment, 0.0)
@@ -114,7 +123,9 @@ n_sampled_goal, goal_selection_strategy, copy_info_dict
         super()._compute_episode_length(env_idx)
         n_rows = int(self.ep_length[first, env_idx])
         rows = (first + np.arange(n_rows)) % self.buffer_size
-        self._native.tree.set(rows * self.n_envs + env_idx, self._native.max_priority**self._native.alpha)
+        self._native.tree.set(
+            rows * self.n_envs + env_idx, self._native.max_priority**self._native.alpha
+        )
 
     def reset(self) -> None:
         """Forget all rows, priorities and episodes, the ones going on included."""
@@ -163,7 +174,11 @@ n_sampled_goal, goal_selection_strategy, copy_info_dict
         assert self.env is not None, (
             "PrioritizedHerReplayBuffer needs a VecEnv to compute the rewards of virtual transitions: call set_env(env)"
         )
-        infos = copy.deepcopy(self.infos[rows, environments]) if self.copy_info_dict else [{} for _ in rows]
+        infos = (
+            copy.deepcopy(self.infos[rows, environments])
+            if self.copy_info_dict
+            else [{} for _ in rows]
+        )
         achieved = batch.next_observation["achieved_goal"][virtual]
         # All environments are alike: the first one computes them all.
         rewards = self.env.env_method("compute_reward", achieved, goals, infos, indices=[0])[0]

@@ -21,20 +21,23 @@ class PrioritizedNStepReplayBuffer(PrioritizedReplayBuffer, NStepReplayBuffer):
     SB3 sets ``n_steps`` and ``gamma`` of its own class only, so give them here too::
 
         DQN(
-            "MlpPolicy", env, gamma=0.99,
-            replay_buffer_class=PrioritizedNStepReplayBuffer, replay_buffer_kwargs={"n_steps": 3, "gamma": 0.99},
+            "MlpPolicy", env, gamma=0.99, replay_buffer_class=PrioritizedNStepReplayBuffer,
+            replay_buffer_kwargs={"n_steps": 3, "gamma": 0.99},
         )
 
     Parameters
     ----------
-    buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage, handle_timeout_termination
-        As in `stable_baselines3.common.buffers.NStepReplayBuffer`, which does not support ``optimize_memory_usage``.
+    buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage,
+    handle_timeout_termination
+        As in `stable_baselines3.common.buffers.NStepReplayBuffer`, which does not support
+        ``optimize_memory_usage``.
     n_steps : int
         Rewards summed up, at least 1; fewer where the episode or the stored rows end before.
     gamma : float
         Discount factor, in [0, 1].
     alpha, beta, priority_epsilon, seed
-        As in `PrioritizedReplayBuffer`. The priority of a transition is that of the return that begins with it.
+        As in `PrioritizedReplayBuffer`. The priority of a transition is that of the return that
+        begins with it.
 
     Raises
     ------
@@ -72,7 +75,9 @@ class PrioritizedNStepReplayBuffer(PrioritizedReplayBuffer, NStepReplayBuffer):
         if not 0 <= gamma <= 1:
             raise ValueError(f"gamma must be from 0 to 1, got {gamma!r}")
         if optimize_memory_usage and not handle_timeout_termination:
-            raise NotImplementedError(f"{type(self).__name__} does not support optimize_memory_usage=True; leave it False")
+            raise NotImplementedError(
+                f"{type(self).__name__} does not support optimize_memory_usage=True; leave it False"
+            )
         super().__init__(
             buffer_size,
             observation_space,
@@ -92,17 +97,22 @@ class PrioritizedNStepReplayBuffer(PrioritizedReplayBuffer, NStepReplayBuffer):
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
         """Draw a batch in proportion to the masses; see `PrioritizedReplayBuffer.sample`.
 
-        Rewards are the discounted sums, next observations and dones those of the last step summed, and ``discounts``
-        [B, 1] what the next value is to be multiplied by.
+        Rewards are the discounted sums, next observations and dones those of the last step summed,
+        and ``discounts`` [B, 1] what the next value is to be multiplied by.
         """
         batch = self._draw(batch_size)
         row, environment = np.divmod(batch.index, self.n_envs)
         step = np.arange(self.n_steps)
         rows = (row[:, None] + step) % self.buffer_size  # [B, n_steps]
         environments = environment[:, None]
-        # An episode that goes on beyond the newest row is cut there: what follows that row is another, older one.
+        # An episode that goes on beyond the newest row is cut there: what follows that row is
+        # another, older one.
         newest = (self.pos - 1) % self.buffer_size
-        ends = (self.dones[rows, environments] != 0) | (self.timeouts[rows, environments] != 0) | (rows == newest)
+        ends = (
+            (self.dones[rows, environments] != 0)
+            | (self.timeouts[rows, environments] != 0)
+            | (rows == newest)
+        )
         n_summed = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, self.n_steps)  # [B]
         is_summed = step < n_summed[:, None]
         rewards = self._normalize_reward(self.rewards[rows, environments], env)

@@ -13,12 +13,18 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 
 import kary_replay
-from kary_replay.adapters.sb3.arrays import as_array, field_of_row, map_arrays, warn_if_larger_than_memory
+from kary_replay.adapters.sb3.arrays import (
+    as_array,
+    field_of_row,
+    map_arrays,
+    warn_if_larger_than_memory,
+)
 from kary_replay.adapters.sb3.prioritized_loss import PrioritizedTensor, SampledBatch
 
 BetaSchedule = Callable[[int], float]
 
-# SB3's array → our field. A transition that ends an episode by time has episode_end and truncated set.
+# SB3's array → our field. A transition that ends an episode by time has episode_end and truncated
+# set.
 _FIELDS = {
     "observations": "observation",
     "actions": "action",
@@ -31,7 +37,9 @@ _FORMAT = 2  # of pickles
 # What stock buffers make their batches by. Here they are drawn, weighted and marked in one piece.
 _NOT_CALLED = ("_get_samples", "to_torch", "_get_real_samples", "_get_virtual_samples")
 _STOCK = ("kary_replay", "stable_baselines3", "sb3_contrib")
-_UNSEEN = 3  # batches in a row that no loss was seen for, before that is worth a warning: one may be drawn for other ends
+# batches in a row that no loss was seen for, before that is worth a warning: one may be drawn for
+# other ends
+_UNSEEN = 3
 
 
 class Prioritized(ReplayBuffer):
@@ -39,7 +47,7 @@ class Prioritized(ReplayBuffer):
 
     _native: kary_replay.PrioritizedReplayBuffer
 
-    # ------------------------------------------------------------------------------------------------ construction
+    # --------------------------------------------------------------------------------- construction
 
     def _check_sizes(self, buffer_size: int, n_envs: int) -> None:
         """Raise unless these are sizes, and the class one whose methods will be called."""
@@ -62,10 +70,17 @@ class Prioritized(ReplayBuffer):
                 )
 
     def _move_to_native(
-        self, buffer_size: int, alpha: float, beta: float | BetaSchedule, priority_epsilon: float, seed: int | None
+        self,
+        buffer_size: int,
+        alpha: float,
+        beta: float | BetaSchedule,
+        priority_epsilon: float,
+        seed: int | None,
     ) -> None:
         """Take over a buffer of one row, of which SB3 has decided the shapes and dtypes, and give it its real size."""
-        fields = {ours: map_arrays(field_of_row, getattr(self, theirs)) for theirs, ours in self._arrays()}
+        fields = {
+            ours: map_arrays(field_of_row, getattr(self, theirs)) for theirs, ours in self._arrays()
+        }
         self.buffer_size = max(buffer_size // self.n_envs, 1)
         warn_if_larger_than_memory(type(self).__name__, self.buffer_size * self.n_envs, fields)
         self._native = kary_replay.PrioritizedReplayBuffer(
@@ -94,10 +109,15 @@ class Prioritized(ReplayBuffer):
         for theirs, ours in _FIELDS.items():
             if ours in self._native.fields:
                 setattr(
-                    self, theirs, map_arrays(lambda rows: rows.reshape(*shape, *rows.shape[1:]), self._native.field_view(ours))
+                    self,
+                    theirs,
+                    map_arrays(
+                        lambda rows: rows.reshape(*shape, *rows.shape[1:]),
+                        self._native.field_view(ours),
+                    ),
                 )
 
-    # -------------------------------------------------------------------------------------------------- priorities
+    # ----------------------------------------------------------------------------------- priorities
 
     @property
     def native(self) -> kary_replay.PrioritizedReplayBuffer:
@@ -123,7 +143,8 @@ class Prioritized(ReplayBuffer):
 
     @beta.setter
     def beta(self, value: float | BetaSchedule) -> None:
-        self._native.beta = value(self.n_sampled) if callable(value) else value  # refuses what is out of range
+        # refuses what is out of range
+        self._native.beta = value(self.n_sampled) if callable(value) else value
         self.beta_schedule = value if callable(value) else None
 
     def update_priorities(self, td_errors: np.ndarray | torch.Tensor) -> None:
@@ -132,7 +153,8 @@ class Prioritized(ReplayBuffer):
         Parameters
         ----------
         td_errors : array or torch.Tensor
-            [B] or [B, 1], of any sign. They take the place of what a loss may have noted for the batch.
+            [B] or [B, 1], of any sign. They take the place of what a loss may have noted for the
+            batch.
 
         Raises
         ------
@@ -141,19 +163,25 @@ class Prioritized(ReplayBuffer):
         """
         batch = self._last_batch
         if batch is None:
-            raise ValueError("update_priorities: no batch was sampled yet; call sample(batch_size) first")
+            raise ValueError(
+                "update_priorities: no batch was sampled yet; call sample(batch_size) first"
+            )
         if isinstance(td_errors, torch.Tensor) and td_errors.is_floating_point():
             td_errors = as_array(td_errors)
         errors = np.asarray(td_errors)
         if errors.dtype.kind not in "iuf":
-            raise TypeError(f"update_priorities: td_errors must be real numbers, got dtype {errors.dtype}")
+            raise TypeError(
+                f"update_priorities: td_errors must be real numbers, got dtype {errors.dtype}"
+            )
         if errors.shape not in ((len(batch),), (len(batch), 1)):
             raise ValueError(
                 f"update_priorities: td_errors of shape {errors.shape} must hold one value for each of "
                 f"the {len(batch)} rows of the last batch, as [B] or [B, 1]"
             )
         if not np.isfinite(errors).all():
-            raise ValueError(f"update_priorities: td_errors must be finite, got {errors[~np.isfinite(errors)][0]}")
+            raise ValueError(
+                f"update_priorities: td_errors must be finite, got {errors[~np.isfinite(errors)][0]}"
+            )
         batch.td_error = None
         batch.record(torch.from_numpy(errors.astype(np.float64).reshape(-1)))
         self.flush_priorities()
@@ -166,14 +194,16 @@ class Prioritized(ReplayBuffer):
         Raises
         ------
         ValueError
-            If a TD error is NaN or infinite. That batch is dropped without touching a priority, so that the
-            buffer can still be saved and examined.
+            If a TD error is NaN or infinite. That batch is dropped without touching a priority, so
+            that the buffer can still be saved and examined.
         """
         while self._pending:
             self._n_unseen = 0
             batch = self._pending.pop(0)
             handle, td_error = batch.handle, as_array(batch.td_error).reshape(-1)
-            drawable = self._native.tree.get(handle["index"]) > 0 if self._hides_rows() else slice(None)
+            drawable = (
+                self._native.tree.get(handle["index"]) > 0 if self._hides_rows() else slice(None)
+            )
             try:
                 self._native.update_priorities(handle[drawable], td_error[drawable])
             except ValueError as refusal:
@@ -191,7 +221,7 @@ class Prioritized(ReplayBuffer):
         """Tell whether slots may hold rows that must not be drawn: those have mass 0 and keep it."""
         return self.optimize_memory_usage
 
-    # ------------------------------------------------------------------------------------------- rows in and out
+    # ------------------------------------------------------------------------------ rows in and out
 
     def add(
         self,
@@ -233,7 +263,9 @@ class Prioritized(ReplayBuffer):
                 "action": action.reshape(n, self.action_dim) if len(action) == n else action,
                 "reward": reward,
                 "episode_end": done.astype(np.float32),
-                "truncated": np.zeros(n, np.float32) if ends.count(False) == n else np.asarray(ends),
+                "truncated": np.zeros(n, np.float32)
+                if ends.count(False) == n
+                else np.asarray(ends),
             }
             if not self.optimize_memory_usage:
                 columns["next_observation"] = next_obs
@@ -245,14 +277,18 @@ class Prioritized(ReplayBuffer):
             self.full = True
             self.pos = 0
 
-    def _reshaped(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, ends: list[Any]) -> dict[str, Any]:
+    def _reshaped(
+        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, ends: list[Any]
+    ) -> dict[str, Any]:
         """Return what `add` got as the native buffer takes it, where SB3 would have it broadcast; or say what is wrong."""
         columns = {
             "observation": self._observations("obs", obs),
             "action": self._per_environment("action", action, (self.action_dim,)),
             "reward": self._per_environment("reward", reward, ()),
             "episode_end": self._per_environment("done", done, ()).astype(np.float32, copy=False),
-            "truncated": self._per_environment("TimeLimit.truncated", ends, ()).astype(np.float32, copy=False),
+            "truncated": self._per_environment("TimeLimit.truncated", ends, ()).astype(
+                np.float32, copy=False
+            ),
         }
         if not self.optimize_memory_usage:
             columns["next_observation"] = self._observations("next_obs", next_obs)
@@ -264,8 +300,13 @@ class Prioritized(ReplayBuffer):
             return self._per_environment(name, value, self.obs_shape)
         if not isinstance(value, dict) or value.keys() != self.obs_shape.keys():
             given = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
-            raise kary_replay.errors.FieldError(f"{name} must be a dict with {', '.join(self.obs_shape)}, got {given}")
-        return {key: self._per_environment(f"{name}[{key!r}]", value[key], shape) for key, shape in self.obs_shape.items()}
+            raise kary_replay.errors.FieldError(
+                f"{name} must be a dict with {', '.join(self.obs_shape)}, got {given}"
+            )
+        return {
+            key: self._per_environment(f"{name}[{key!r}]", value[key], shape)
+            for key, shape in self.obs_shape.items()
+        }
 
     def _per_environment(self, name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
         """Return `value` as [n_envs, *shape]: axes of length 1 may be missing or too many, an action may have more axes."""
@@ -275,12 +316,20 @@ class Prioritized(ReplayBuffer):
         wanted = (self.n_envs, *shape)
         if array.shape == wanted:
             return array
-        flattens = name == "action" and array.shape[:1] == wanted[:1] and array.size == self.n_envs * self.action_dim
+        flattens = (
+            name == "action"
+            and array.shape[:1] == wanted[:1]
+            and array.size == self.n_envs * self.action_dim
+        )
         if not flattens and [n for n in array.shape if n != 1] != [n for n in wanted if n != 1]:
-            raise kary_replay.errors.FieldError(f"{name} must have shape {wanted}, got {array.shape}")
+            raise kary_replay.errors.FieldError(
+                f"{name} must have shape {wanted}, got {array.shape}"
+            )
         return array.reshape(wanted)
 
-    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples | DictReplayBufferSamples:
+    def sample(
+        self, batch_size: int, env: VecNormalize | None = None
+    ) -> ReplayBufferSamples | DictReplayBufferSamples:
         """Draw a batch in proportion to the masses, after writing back the TD errors of the one before.
 
         Parameters
@@ -293,18 +342,20 @@ class Prioritized(ReplayBuffer):
         Returns
         -------
         ReplayBufferSamples or DictReplayBufferSamples
-            Dtypes and shapes as from SB3's own buffer. Its rewards weight the loss they enter and note its TD errors.
+            Dtypes and shapes as from SB3's own buffer. Its rewards weight the loss they enter and
+            note its TD errors.
 
         Raises
         ------
         ValueError
-            If the buffer is empty, the batch size is below 1, or the TD errors to be written back are not
-            finite (see `flush_priorities`).
+            If the buffer is empty, the batch size is below 1, or the TD errors to be written back
+            are not finite (see `flush_priorities`).
 
         Warns
         -----
         UserWarning
-            Once, if no loss was seen for three batches in a row: their priorities stay what they were.
+            Once, if no loss was seen for three batches in a row: their priorities stay what they
+            were.
         """
         batch = self._draw(batch_size)
         return self._samples(
@@ -327,7 +378,9 @@ class Prioritized(ReplayBuffer):
             self._native.beta = self.beta_schedule(self.n_sampled)
         batch = self._native.sample(batch_size, **options)
         self.n_sampled += batch_size
-        self._last_batch = SampledBatch(batch.handle, self._tensor(batch.importance_weight).view(-1, 1), self._pending)
+        self._last_batch = SampledBatch(
+            batch.handle, self._tensor(batch.importance_weight).view(-1, 1), self._pending
+        )
         return batch
 
     def _next_observation(self, batch: kary_replay.Batch) -> Any:
@@ -343,7 +396,9 @@ class Prioritized(ReplayBuffer):
         **more: torch.Tensor,
     ) -> ReplayBufferSamples | DictReplayBufferSamples:
         """Return what `train()` gets. All arrays are fresh, so the tensors share their memory."""
-        samples = DictReplayBufferSamples if isinstance(self.obs_shape, dict) else ReplayBufferSamples
+        samples = (
+            DictReplayBufferSamples if isinstance(self.obs_shape, dict) else ReplayBufferSamples
+        )
         return samples(
             observations=map_arrays(self._tensor, self._normalize_obs(batch.observation, env)),
             actions=self._tensor(batch.action),
@@ -371,7 +426,7 @@ class Prioritized(ReplayBuffer):
             stacklevel=4,
         )
 
-    # --------------------------------------------------------------------------------------------------- as a whole
+    # ----------------------------------------------------------------------------------- as a whole
 
     def reset(self) -> None:
         """Forget all rows and priorities."""
@@ -395,7 +450,9 @@ class Prioritized(ReplayBuffer):
                 f"{kary_replay.__version__} reads format {_FORMAT}: load it with kary-replay {version}"
             )
         self._refuse_ignored_methods()
-        self.__dict__.update({name: value for name, value in state.items() if name not in ("_format", "_version")})
+        self.__dict__.update(
+            {name: value for name, value in state.items() if name not in ("_format", "_version")}
+        )
         self._show_rows()
 
 

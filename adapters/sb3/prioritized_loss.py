@@ -1,21 +1,24 @@
 """How a loss that knows nothing of priorities is weighted, and how its TD errors find their way back.
 
-``train()`` of an SB3 algorithm has no place for importance weights. It does have one path that every
-batch takes: rewards → target → loss. So the rewards of a batch are a `PrioritizedTensor`, and ::
+``train()`` of an SB3 algorithm has no place for importance weights. It does have one path that
+every batch takes: rewards → target → loss. So the rewards of a batch are a `PrioritizedTensor`, and
+::
 
     target = rewards + (1 - dones) * gamma * next_q     the target is one too, by __torch_function__
     loss = F.mse_loss(current_q, target)                arrives in SampledBatch.loss, which
                                                           - remembers |current_q - target| per row,
-                                                          - multiplies each row's loss by its weight,
+                                                          - multiplies each row's loss by its
+                                                            weight,
                                                           - returns the mean, an ordinary tensor
 
-A loss written out, such as the quantile losses of sb3-contrib, is met at two places: where rewards, next values and
-prediction have been added up (the sum is the TD error, whatever its sign), and at the final ``.mean()`` (which is weighted).
+A loss written out, such as the quantile losses of sb3-contrib, is met at two places: where rewards,
+next values and prediction have been added up (the sum is the TD error, whatever its sign), and at
+the final ``.mean()`` (which is weighted).
 
-The mark is passed on by a list of operations that leave row i of the batch at row i, and by no others.
-An operation off the list returns an ordinary tensor: a weight may get lost, which the buffer warns about,
-rather than be applied to the wrong row. Out of sight are writes that move rows behind the tensor's back:
-into `rewards[:]`, `rewards.data`, or memory it shares with an array.
+The mark is passed on by a list of operations that leave row i of the batch at row i, and by no
+others. An operation off the list returns an ordinary tensor: a weight may get lost, which the
+buffer warns about, rather than be applied to the wrong row. Out of sight are writes that move rows
+behind the tensor's back: into `rewards[:]`, `rewards.data`, or memory it shares with an array.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-_plain = torch._C.DisableTorchFunctionSubclass  # inside it, a PrioritizedTensor is a tensor like any other
+# inside it, a PrioritizedTensor is a tensor like any other
+_plain = torch._C.DisableTorchFunctionSubclass
 
 
 class SampledBatch:
@@ -46,24 +50,30 @@ class SampledBatch:
 
     __slots__ = ("handle", "importance_weight", "pending", "td_error")
 
-    def __init__(self, handle: np.ndarray, importance_weight: torch.Tensor, pending: list[SampledBatch]) -> None:
+    def __init__(
+        self, handle: np.ndarray, importance_weight: torch.Tensor, pending: list[SampledBatch]
+    ) -> None:
         self.handle = handle
         self.importance_weight = importance_weight
         self.pending = pending
-        self.td_error: torch.Tensor | None = None  # by row, on the batch's device: the largest TD error of any loss so far
+        # by row, on the batch's device: the largest TD error of any loss so far
+        self.td_error: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.handle)
 
     def mark(self, tensor: torch.Tensor) -> PrioritizedTensor:
         """Return `tensor` (leading axis B, row i of the batch at row i) as one that knows its batch."""
-        marked = tensor if type(tensor) is PrioritizedTensor else tensor.as_subclass(PrioritizedTensor)
+        marked = (
+            tensor if type(tensor) is PrioritizedTensor else tensor.as_subclass(PrioritizedTensor)
+        )
         marked.batch = self
         return marked
 
     def record(self, td_error: torch.Tensor) -> None:
         """Take in the TD errors of one loss, [B, …]; of several, as with twin critics, the largest counts."""
-        if _is_batched(td_error):  # inside vmap, of which nothing may be kept: the batch counts as unseen
+        # inside vmap, of which nothing may be kept: the batch counts as unseen
+        if _is_batched(td_error):
             return
         by_row = self.by_row(td_error)
         if self.td_error is not None:
@@ -79,7 +89,9 @@ class SampledBatch:
     def weighted(self, losses: torch.Tensor) -> torch.Tensor:
         """Return losses [B, …] times the importance weight of their rows."""
         weight = self.importance_weight
-        return losses * (weight if losses.dim() == 2 else weight.view(-1, *(1,) * (losses.dim() - 1)))
+        return losses * (
+            weight if losses.dim() == 2 else weight.view(-1, *(1,) * (losses.dim() - 1))
+        )
 
     def loss(
         self,
@@ -105,22 +117,29 @@ class SampledBatch:
         Returns
         -------
         torch.Tensor
-            An ordinary tensor. With all weights 1, value and gradient are those of the unweighted loss.
+            An ordinary tensor. With all weights 1, value and gradient are those of the unweighted
+            loss.
 
         Raises
         ------
         ValueError
-            If one of the shapes is not that of a batch, the reduction is unknown, or an option would
-            weight or average the loss in a way of its own.
+            If one of the shapes is not that of a batch, the reduction is unknown, or an option
+            would weight or average the loss in a way of its own.
         """
         shape, target_shape = input.shape, target.shape
-        if len(shape) != len(target_shape) or shape[:1] != target_shape[:1] or shape[:1] != (len(self.handle),):
+        if (
+            len(shape) != len(target_shape)
+            or shape[:1] != target_shape[:1]
+            or shape[:1] != (len(self.handle),)
+        ):
             raise ValueError(
                 f"{function.__name__}: input {tuple(shape)} and target {tuple(target_shape)} must both have "
                 f"the {len(self)} rows of the batch as their leading axis and the same number of axes; reshape one of them"
             )
         if reduction not in ("mean", "sum", "none"):
-            raise ValueError(f"{function.__name__}: reduction={reduction!r} must be 'mean', 'sum' or 'none'")
+            raise ValueError(
+                f"{function.__name__}: reduction={reduction!r} must be 'mean', 'sum' or 'none'"
+            )
         for name in _REFUSED & options.keys():
             if options.pop(name) is not None:
                 raise ValueError(
@@ -138,11 +157,14 @@ class SampledBatch:
             return losses
         return losses.mean() if reduction == "mean" else losses.sum()
 
-    def reduced(self, function: Callable[..., torch.Tensor], losses: PrioritizedTensor, **options: Any) -> torch.Tensor:
+    def reduced(
+        self, function: Callable[..., torch.Tensor], losses: PrioritizedTensor, **options: Any
+    ) -> torch.Tensor:
         """Compute the final mean or sum of losses [B, …] that were written out, each row multiplied by its weight.
 
-        The TD error is the sum that the prediction entered, before anything but adding was done to it; a loss without such a
-        sum, as a cross entropy, counts itself (as Hessel et al. 2018, arXiv:1710.02298, do).
+        The TD error is the sum that the prediction entered, before anything but adding was done to
+        it; a loss without such a sum, as a cross entropy, counts itself (as Hessel et al. 2018,
+        arXiv:1710.02298, do).
         """
         self.record(losses.detach() if losses.td_error is None else losses.td_error)
         return function(self.weighted(losses.as_subclass(torch.Tensor)), **options)
@@ -151,12 +173,14 @@ class SampledBatch:
 class PrioritizedTensor(torch.Tensor):
     """A tensor whose row i belongs to row i of a sampled batch; arithmetic passes that on, a loss uses it.
 
-    ``tensor.as_subclass(torch.Tensor)`` is the same data without the mark, for a loss that should be
-    neither weighted nor taken for a TD error. Copies by `copy` and `pickle` are without it, too.
+    ``tensor.as_subclass(torch.Tensor)`` is the same data without the mark, for a loss that should
+    be neither weighted nor taken for a TD error. Copies by `copy` and `pickle` are without it, too.
     """
 
-    batch: SampledBatch | None = None  # None: no longer marked, because an in-place operation may have moved rows
-    td_error: torch.Tensor | None = None  # by row: ±(target - prediction), where a prediction has entered a sum
+    # None: no longer marked, because an in-place operation may have moved rows
+    batch: SampledBatch | None = None
+    # by row: ±(target - prediction), where a prediction has entered a sum
+    td_error: torch.Tensor | None = None
     is_sum: bool = False  # nothing but additions so far: what is added next belongs to the TD error
 
     @classmethod
@@ -164,7 +188,8 @@ class PrioritizedTensor(torch.Tensor):
         kwargs = kwargs or {}
         with _plain():
             if func in LOSSES:
-                batch = _common_batch(args)  # torch hands on input and target by position, the rest by keyword
+                # torch hands on input and target by position, the rest by keyword
+                batch = _common_batch(args)
                 if batch is not None:
                     return batch.loss(func, *args, **kwargs)
             elif func in _REDUCTIONS:
@@ -196,8 +221,9 @@ LOSSES = frozenset({F.l1_loss, F.mse_loss, F.smooth_l1_loss, F.huber_loss})
 
 _REFUSED = {"weight", "size_average", "reduce"}
 
-# What the functions call once they have made both shapes one, which costs as much as the loss itself. Their arguments: input,
-# target, 0 (no reduction), and beta or delta, which is all that is left of the options.
+# What the functions call once they have made both shapes one, which costs as much as the loss
+# itself. Their arguments: input, target, 0 (no reduction), and beta or delta, which is all that is
+# left of the options.
 _KERNELS = {
     getattr(F, name): getattr(torch._C._nn, name)
     for name in ("l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss")
@@ -209,7 +235,10 @@ def _operations(names: str) -> frozenset[Any]:
     """Return every spelling of the operations: function, method, in place, and as an operator from either side."""
     spellings = [f"{before}{name}{after}" for name in names.split() for before, after in _AFFIXES]
     return frozenset(
-        getattr(owner, spelling) for owner in (torch, torch.Tensor) for spelling in spellings if hasattr(owner, spelling)
+        getattr(owner, spelling)
+        for owner in (torch, torch.Tensor)
+        for spelling in spellings
+        if hasattr(owner, spelling)
     )
 
 
@@ -218,7 +247,8 @@ _AFFIXES = (("", ""), ("", "_"), ("__", "__"), ("__r", "__"), ("__i", "__"))
 _REDUCTIONS = frozenset({torch.mean, torch.sum, torch.Tensor.mean, torch.Tensor.sum})
 _SUMS = _operations("add sub subtract neg negative") | {torch.rsub}
 
-# Row i of the result is computed from row i of the operands, as long as broadcasting adds no leading axis.
+# Row i of the result is computed from row i of the operands, as long as broadcasting adds no
+# leading axis.
 _ELEMENTWISE = _operations(
     "add sub subtract mul multiply div divide truediv true_divide floordiv floor_divide remainder pow "
     "neg negative abs absolute square sqrt exp log sign tanh sigmoid relu nan_to_num clamp clip clamp_min clamp_max "
@@ -229,7 +259,8 @@ _ELEMENTWISE = _operations(
 # The other operands only lend their shape, dtype or device.
 _OF_THE_FIRST = _operations("to type type_as expand expand_as view view_as reshape")
 
-# Axes come and go, but the order of the elements stays: if the leading axis still has B rows, they are the rows.
+# Axes come and go, but the order of the elements stays: if the leading axis still has B rows, they
+# are the rows.
 _RESHAPING = _operations("reshape view view_as flatten squeeze unsqueeze")
 
 
@@ -246,7 +277,9 @@ def _common_batch(operands: Iterable[Any], n_axes: int | None = None) -> Sampled
     return common
 
 
-def _batch_of_result(func: Any, result: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SampledBatch | None:
+def _batch_of_result(
+    func: Any, result: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> SampledBatch | None:
     """Return the batch whose row i is at row i of `result`, if that is certain."""
     if func in _OF_THE_FIRST:
         args, kwargs = args[:1], {}
@@ -280,14 +313,22 @@ def _axes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...] | No
     given = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else None))
     if given is None:
         return None
-    axes = given if isinstance(given, (tuple, list)) else (given, *args[2:]) if len(args) > 2 else (given,)
+    axes = (
+        given
+        if isinstance(given, (tuple, list))
+        else (given, *args[2:])
+        if len(args) > 2
+        else (given,)
+    )
     return tuple(axes) or None
 
 
 def _leaves_rows_alone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Tell whether a mean or sum goes over other axes than the rows'."""
     axes = _axes(args, kwargs)
-    return axes is not None and all(type(axis) is int and axis % args[0].dim() != 0 for axis in axes)
+    return axes is not None and all(
+        type(axis) is int and axis % args[0].dim() != 0 for axis in axes
+    )
 
 
 def _is_final_loss(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -302,7 +343,9 @@ def _is_final_loss(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     )
 
 
-def _td_error(func: Any, batch: SampledBatch, result: torch.Tensor, args: tuple[Any, ...]) -> tuple[torch.Tensor | None, bool]:
+def _td_error(
+    func: Any, batch: SampledBatch, result: torch.Tensor, args: tuple[Any, ...]
+) -> tuple[torch.Tensor | None, bool]:
     """Return the TD errors of a result that a prediction has entered, or None, and whether it is still a mere sum."""
     operands = [x for x in args if type(x) is PrioritizedTensor and x.td_error is not None]
     is_sum = all(x.is_sum for x in operands)

@@ -16,31 +16,35 @@ from kary_replay.adapters.sb3.prioritized import BetaSchedule, Prioritized
 class PrioritizedReplayBuffer(Prioritized):
     """Prioritized replay for SB3's off-policy algorithms, none of which need to know.
 
-    Pass the class as ``replay_buffer_class`` and, if the defaults do not suit, its keyword-only parameters as
-    ``replay_buffer_kwargs``. `sample` draws transitions in proportion to priority**alpha over all environments at
-    once. The rewards it returns see to the rest: they carry the importance weights into the critic's loss and
-    its TD errors back out of it (see `kary_replay.adapters.sb3.prioritized_loss`). These enter the tree before
-    the next batch is drawn or the next transition added.
+    Pass the class as ``replay_buffer_class`` and, if the defaults do not suit, its keyword-only
+    parameters as ``replay_buffer_kwargs``. `sample` draws transitions in proportion to
+    priority**alpha over all environments at once. The rewards it returns see to the rest: they
+    carry the importance weights into the critic's loss and its TD errors back out of it (see
+    `kary_replay.adapters.sb3.prioritized_loss`). These enter the tree before the next batch is
+    drawn or the next transition added.
 
     Parameters
     ----------
-    buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage, handle_timeout_termination
+    buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage,
+    handle_timeout_termination
         As in `stable_baselines3.common.buffers.ReplayBuffer`.
     alpha : float
         How much priorities count, in [0, 1]; 0 is uniform replay. Can be set later.
     beta : float or callable
-        How much of the bias from that the importance weights correct, in [0, 1]; 0 makes all weights 1. A callable gets
-        the number of transitions drawn so far: `kary_replay.LinearSchedule`. Can be set later.
+        How much of the bias from that the importance weights correct, in [0, 1]; 0 makes all
+        weights 1. A callable gets the number of transitions drawn so far:
+        `kary_replay.LinearSchedule`. Can be set later.
     priority_epsilon : float
         Added to each |TD error|, so that no transition is lost for good.
     seed : int, optional
-        Of the draws. By default one number from `numpy.random`, which SB3 has seeded by the time it builds its
-        buffer: an SB3 run with a seed is reproducible.
+        Of the draws. By default one number from `numpy.random`, which SB3 has seeded by the time it
+        builds its buffer: an SB3 run with a seed is reproducible.
 
     Attributes
     ----------
     observations, actions, rewards, next_observations, dones, timeouts : np.ndarray
-        The stored rows as SB3 has them, [buffer_size, n_envs, …]: writable views of the native buffer.
+        The stored rows as SB3 has them, [buffer_size, n_envs, …]: writable views of the native
+        buffer.
     n_sampled : int
         Transitions drawn so far.
 
@@ -78,7 +82,13 @@ class PrioritizedReplayBuffer(Prioritized):
             )
         self._check_sizes(buffer_size, n_envs)
         super().__init__(
-            n_envs, observation_space, action_space, device, n_envs, optimize_memory_usage, handle_timeout_termination
+            n_envs,
+            observation_space,
+            action_space,
+            device,
+            n_envs,
+            optimize_memory_usage,
+            handle_timeout_termination,
         )
         self._move_to_native(buffer_size, alpha, beta, priority_epsilon, seed)
 
@@ -97,7 +107,8 @@ class PrioritizedReplayBuffer(Prioritized):
             return
         following = self._observations("next_obs", next_obs)
         super().add(obs, next_obs, action, reward, done, infos)
-        # The next observation lives in the next row, which thereby loses its own: that row cannot be drawn any more.
+        # The next observation lives in the next row, which thereby loses its own: that row cannot
+        # be drawn any more.
         self.observations[self.pos] = following
         if self.full:
             self._native.tree.set(self.pos * self.n_envs + np.arange(self.n_envs), 0.0)

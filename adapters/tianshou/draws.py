@@ -21,17 +21,22 @@ def draw(tree: kary_replay.SumTree, rng: np.random.RandomState, n: int) -> np.nd
     """
     total = tree.total
     if total <= 0:
-        raise EmptyBufferError(f"sample: cannot draw {n} rows from an empty buffer; add some first, or let a collector do so")
+        raise EmptyBufferError(
+            f"sample: cannot draw {n} rows from an empty buffer; add some first, or let a collector do so"
+        )
     return tree.find(rng.random_sample(n) * total)
 
 
-def draw_available(buffer: ReplayBuffer, weight: SegmentTree, rng: np.random.RandomState, n: int) -> np.ndarray:
+def draw_available(
+    buffer: ReplayBuffer, weight: SegmentTree, rng: np.random.RandomState, n: int
+) -> np.ndarray:
     """Return n of the rows that have all their earlier frames, int64 [n], each drawn independently, with replacement.
 
     Parameters
     ----------
     buffer : ReplayBuffer
-        Whose `stack_num` and `prev` decide which rows those are; with ``sample_avail``, `sample_indices(0)` lists them.
+        Whose `stack_num` and `prev` decide which rows those are; with ``sample_avail``,
+        `sample_indices(0)` lists them.
     weight : SegmentTree
         The masses.
     rng : RandomState
@@ -45,7 +50,8 @@ def draw_available(buffer: ReplayBuffer, weight: SegmentTree, rng: np.random.Ran
         If none has mass; a ValueError, too.
     """
     index = draw(weight.sum_tree, rng, n)
-    for _ in range(_MAX_REDRAWS):  # redrawing what is not available leaves the others' proportions as they are
+    # redrawing what is not available leaves the others' proportions as they are
+    for _ in range(_MAX_REDRAWS):
         unavailable = np.flatnonzero(~_is_available(buffer, index))
         if not len(unavailable):
             return index

@@ -1,6 +1,7 @@
 """Refusals that keep the exception types of Tianshou, which asserts where kary_replay raises.
 
-Code written for either side catches them: each is an AssertionError and what kary_replay would raise.
+Code written for either side catches them: each is an AssertionError and what kary_replay would
+raise.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def as_alpha(value: Any) -> float:
     """Return `value` as the exponent of the priorities: finite and above 0."""
     number = as_real("alpha", value)
     if not 0 < number < np.inf:
-        raise ArgumentError(f"alpha must be finite and above 0, got {value!r}; for uniform replay use tianshou's ReplayBuffer")
+        raise ArgumentError(
+            f"alpha must be finite and above 0, got {value!r}; for uniform replay use tianshou's ReplayBuffer"
+        )
     return number
 
 
@@ -42,7 +45,9 @@ def as_beta(value: Any) -> float:
     """Return `value` as the exponent of the importance weights: finite and at least 0."""
     number = as_real("beta", value)
     if not 0 <= number < np.inf:
-        raise ArgumentError(f"beta must be finite and at least 0, got {value!r}; 0 makes all weights 1, 1 corrects fully")
+        raise ArgumentError(
+            f"beta must be finite and at least 0, got {value!r}; 0 makes all weights 1, 1 corrects fully"
+        )
     return number
 
 
@@ -55,7 +60,9 @@ def check_format(what: str, found: int, known: int) -> None:
         )
 
 
-def refused_priority(index: Any, td_error: np.ndarray, priority: np.ndarray, reason: str) -> ValueError:
+def refused_priority(
+    index: Any, td_error: np.ndarray, priority: np.ndarray, reason: str
+) -> ValueError:
     """Return the error for what the tree refused, in the words of `update_weight`."""
     wrong = np.flatnonzero(~np.isfinite(priority))
     if not wrong.size:

@@ -1,8 +1,9 @@
 """Looking for missing values without reading the whole buffer again every time.
 
-Tianshou's trainer asks `buffer.hasnull()` after every collection, often once per environment step, and stock copies
-and examines all rows for it. Here the rows written since the last time are examined, and beside them one stretch of the
-others, so that what was written into the arrays behind the buffer's back is found in time, too.
+Tianshou's trainer asks `buffer.hasnull()` after every collection, often once per environment step,
+and stock copies and examines all rows for it. Here the rows written since the last time are
+examined, and beside them one stretch of the others, so that what was written into the arrays behind
+the buffer's back is found in time, too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class NullScan:
     """
 
     def __init__(self) -> None:
-        self._fields: list[np.ndarray] = []  # as of the last scan; a field that is not among them has not been read
+        # as of the last scan; a field that is not among them has not been read
+        self._fields: list[np.ndarray] = []
         self._written: list[np.ndarray] = []
         self._stretch = 0
 
@@ -56,13 +58,17 @@ class NullScan:
             self.forget()
             return False
         floats = [leaf for leaf in leaves if leaf.dtype.kind in "fc" and leaf.size]
-        known = len(floats) == len(self._fields) and all(a is b for a, b in zip(floats, self._fields, strict=True))
+        known = len(floats) == len(self._fields) and all(
+            a is b for a, b in zip(floats, self._fields, strict=True)
+        )
         if not floats:
             clean = True
         elif known:
             clean = self._stretch_is_clean(floats)
             if self._written:
-                index = self._written[0] if len(self._written) == 1 else np.concatenate(self._written)
+                index = (
+                    self._written[0] if len(self._written) == 1 else np.concatenate(self._written)
+                )
                 clean = clean and all(_is_clean(field.take(index, axis=0)) for field in floats)
         else:
             clean = all(_is_clean(field) for field in floats)
@@ -75,7 +81,10 @@ class NullScan:
     def _stretch_is_clean(self, floats: list[np.ndarray]) -> bool:
         """Read the next stretch of rows, going round."""
         n_rows = min(map(len, floats))
-        n = max(1, _STRETCH_NBYTES // sum(field.itemsize * (field.size // len(field)) for field in floats))
+        n = max(
+            1,
+            _STRETCH_NBYTES // sum(field.itemsize * (field.size // len(field)) for field in floats),
+        )
         start = self._stretch if self._stretch < n_rows else 0
         self._stretch = start + n
         return all(_is_clean(field[start : start + n]) for field in floats)

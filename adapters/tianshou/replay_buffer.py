@@ -13,7 +13,13 @@ from tianshou.data import Batch, ReplayBuffer, ReplayBufferManager, to_numpy
 from tianshou.data.utils.converter import to_hdf5
 
 from kary_replay.adapters.tianshou import draws, rows
-from kary_replay.adapters.tianshou.errors import LeafIndexError, as_alpha, as_beta, check_format, refused_priority
+from kary_replay.adapters.tianshou.errors import (
+    LeafIndexError,
+    as_alpha,
+    as_beta,
+    check_format,
+    refused_priority,
+)
 from kary_replay.adapters.tianshou.null_scan import NullScan
 from kary_replay.adapters.tianshou.segment_tree import SegmentTree, as_segment_tree
 from kary_replay.errors import IndexRangeError
@@ -32,14 +38,17 @@ class PrioritizedReplayBuffer(_Stock):
     size : int
         Number of rows.
     alpha : float
-        How much priorities count: a row of priority p is drawn with probability p**alpha over the sum of all. Above 0.
+        How much priorities count: a row of priority p is drawn with probability p**alpha over the
+        sum of all. Above 0.
     beta : float
         How much of the bias from that the importance weights correct, at least 0; 1 corrects fully.
     weight_norm : bool
-        Divide the weights of a batch by the largest of them. If False, that of the least priority seen so far is 1.
+        Divide the weights of a batch by the largest of them. If False, that of the least priority
+        seen so far is 1.
     **kwargs
-        As in `tianshou.data.ReplayBuffer`: ``stack_num``, ``ignore_obs_next``, ``save_only_last_obs``, ``sample_avail``,
-        ``random_seed``. `random_seed` seeds the draws; NumPy's global state plays no part.
+        As in `tianshou.data.ReplayBuffer`: ``stack_num``, ``ignore_obs_next``,
+        ``save_only_last_obs``, ``sample_avail``, ``random_seed``. `random_seed` seeds the draws;
+        NumPy's global state plays no part.
 
     Attributes
     ----------
@@ -55,9 +64,10 @@ class PrioritizedReplayBuffer(_Stock):
 
     Notes
     -----
-    For one thread, like Tianshou's own. The importance weight of row j is ``(mass_j / least mass) ** -beta``, which is
-    (N · P(j)) ** -beta over the largest such weight, N and the total mass having cancelled: Schaul et al. (2016),
-    arXiv:1511.05952, section 3.4. Rows without mass, which are never drawn, get the weight of the least mass.
+    For one thread, like Tianshou's own. The importance weight of row j is ``(mass_j / least mass)
+    ** -beta``, which is (N · P(j)) ** -beta over the largest such weight, N and the total mass
+    having cancelled: Schaul et al. (2016), arXiv:1511.05952, section 3.4. Rows without mass, which
+    are never drawn, get the weight of the least mass.
 
     Examples
     --------
@@ -73,8 +83,11 @@ class PrioritizedReplayBuffer(_Stock):
     >>> buffer.update_weight(index, np.array([0.1, 2.0, 0.3, 0.4]))
     """
 
-    # Stock's __init__ is not called, nor its add, sample_indices, __getitem__: `super(_Stock, self)` is what stock builds on.
-    def __init__(self, size: int, alpha: float, beta: float, weight_norm: bool = True, **kwargs: Any) -> None:
+    # Stock's __init__ is not called, nor its add, sample_indices, __getitem__: `super(_Stock,
+    # self)` is what stock builds on.
+    def __init__(
+        self, size: int, alpha: float, beta: float, weight_norm: bool = True, **kwargs: Any
+    ) -> None:
         ReplayBuffer.__init__(self, size, **kwargs)
         self._prioritize(alpha, beta, weight_norm)
 
@@ -121,7 +134,8 @@ class PrioritizedReplayBuffer(_Stock):
         Parameters
         ----------
         batch : Batch
-            ``obs``, ``act``, ``rew``, ``terminated``, ``truncated`` and whatever else is to be stored.
+            ``obs``, ``act``, ``rew``, ``terminated``, ``truncated`` and whatever else is to be
+            stored.
         buffer_ids : sequence of int, optional
             ``[0]``, with a leading axis of length 1 on every field, as collectors have it.
 
@@ -142,7 +156,9 @@ class PrioritizedReplayBuffer(_Stock):
             result = super(_Stock, self).add(batch, buffer_ids)
         else:
             ends = batch.terminated[0] or batch.truncated[0]
-            index, *episode = (np.array([x]) for x in self._update_state_pre_add(batch.rew[0], ends))
+            index, *episode = (
+                np.array([x]) for x in self._update_state_pre_add(batch.rew[0], ends)
+            )
             for stored, new in pairs:
                 stored[index] = new
             result = index, *episode
@@ -174,13 +190,14 @@ class PrioritizedReplayBuffer(_Stock):
         Parameters
         ----------
         batch_size : int or None
-            B. 0 means all rows, oldest first, below 0 none, and None all in a random order. (Of several buffers together:
-            in order, buffer by buffer.)
+            B. 0 means all rows, oldest first, below 0 none, and None all in a random order. (Of
+            several buffers together: in order, buffer by buffer.)
 
         Returns
         -------
         int64 [B]
-            With ``stack_num > 1`` and ``sample_avail``, only rows that have all their earlier frames.
+            With ``stack_num > 1`` and ``sample_avail``, only rows that have all their earlier
+            frames.
 
         Raises
         ------
@@ -238,14 +255,19 @@ class PrioritizedReplayBuffer(_Stock):
         ValueError
             If a value is NaN or infinite, or a length differs. No priority has changed then.
         AssertionError
-            If an index is not in 0 … size - 1; it is an IndexError, too. No priority has changed then.
+            If an index is not in 0 … size - 1; it is an IndexError, too. No priority has changed
+            then.
 
         Notes
         -----
-        O(B · log(size)). A row that was overwritten since it was drawn gets the priority of its predecessor: Tianshou hands
-        over nothing to tell the two apart.
+        O(B · log(size)). A row that was overwritten since it was drawn gets the priority of its
+        predecessor: Tianshou hands over nothing to tell the two apart.
         """
-        td_error = new_weight.numpy(force=True) if isinstance(new_weight, torch.Tensor) else to_numpy(new_weight)
+        td_error = (
+            new_weight.numpy(force=True)
+            if isinstance(new_weight, torch.Tensor)
+            else to_numpy(new_weight)
+        )
         priority = np.abs(td_error, dtype=np.float64) + _EPSILON
         if not priority.size:
             return
@@ -255,7 +277,8 @@ class PrioritizedReplayBuffer(_Stock):
             raise LeafIndexError(f"update_weight: {error}") from None
         except ValueError as error:
             raise refused_priority(index, td_error, priority, str(error)) from None
-        self._max_prio = max(self._max_prio, priority.item(priority.argmax()))  # half the time of max()
+        # half the time of max()
+        self._max_prio = max(self._max_prio, priority.item(priority.argmax()))
         self._min_prio = min(self._min_prio, priority.item(priority.argmin()))
 
     def __getitem__(self, index: slice | int | list[Any] | np.ndarray) -> Batch:
@@ -286,7 +309,8 @@ class PrioritizedReplayBuffer(_Stock):
     def set_beta(self, beta: float) -> None:
         """Set how much the importance weights correct, from the next batch on.
 
-        Raises AssertionError, also a ValueError, if it is negative or not finite, TypeError if it is no number.
+        Raises AssertionError, also a ValueError, if it is negative or not finite, TypeError if it
+        is no number.
         """
         self._beta = as_beta(beta)
 
@@ -300,7 +324,8 @@ class PrioritizedReplayBuffer(_Stock):
         """
         super().reset(keep_statistics=keep_statistics)
         self._max_prio = self._min_prio = 1.0
-        if "weight" in self.__dict__:  # one of several buffers has none: the priorities are with them together
+        # one of several buffers has none: the priorities are with them together
+        if "weight" in self.__dict__:
             self.weight = SegmentTree(self.maxsize)
 
     def dropnull(self) -> None:
@@ -316,12 +341,14 @@ class PrioritizedReplayBuffer(_Stock):
 
         Notes
         -----
-        O(rows written since the last call). Of rows changed by other means than the methods of the buffer, each call
-        examines 256 KiB more.
+        O(rows written since the last call). Of rows changed by other means than the methods of the
+        buffer, each call examines 256 KiB more.
         """
         return not self._null_scan.finds_none(self._meta.__dict__) and super().hasnull()
 
-    def set_array_at_key(self, seq: np.ndarray, key: str, index: Any = None, default_value: float | None = None) -> None:
+    def set_array_at_key(
+        self, seq: np.ndarray, key: str, index: Any = None, default_value: float | None = None
+    ) -> None:
         """Set a field, or some rows of it, or make a new one.
 
         Parameters
@@ -388,7 +415,11 @@ class PrioritizedReplayBuffer(_Stock):
         if type(index) is np.ndarray:
             return self._indices[index] if index.dtype == bool else index
         if isinstance(index, slice):
-            return self.sample_indices(0) if index == slice(None) else self._indices[: len(self)][index]
+            return (
+                self.sample_indices(0)
+                if index == slice(None)
+                else self._indices[: len(self)][index]
+            )
         if isinstance(index, list):
             return self._indices[index]
         return index

@@ -1,8 +1,9 @@
 """Gathering and writing rows of a Tianshou buffer, where they are plain arrays.
 
-`ReplayBuffer.__getitem__` and `add` treat every field as if it might be anything: a distribution, an array of
-objects, a field seen for the first time. Most fields are numeric arrays of fixed shape, and for these one `take` or one
-assignment is all there is to do. Both functions return None when something else turns up, for Tianshou to deal with.
+`ReplayBuffer.__getitem__` and `add` treat every field as if it might be anything: a distribution,
+an array of objects, a field seen for the first time. Most fields are numeric arrays of fixed shape,
+and for these one `take` or one assignment is all there is to do. Both functions return None when
+something else turns up, for Tianshou to deal with.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _NUMERIC = "biufc"
 Step = Callable[[np.ndarray], np.ndarray]
 
 
-def gather(buffer: ReplayBuffer, fields: dict[str, Any], index: np.ndarray, stores_next: bool) -> Batch | None:
+def gather(
+    buffer: ReplayBuffer, fields: dict[str, Any], index: np.ndarray, stores_next: bool
+) -> Batch | None:
     """Return the rows at `index` as `ReplayBuffer.__getitem__` does.
 
     Parameters
@@ -37,7 +40,8 @@ def gather(buffer: ReplayBuffer, fields: dict[str, Any], index: np.ndarray, stor
     Returns
     -------
     Batch or None
-        Fields with a leading axis B; of stacked ones, [B, stack_num, …]. None if a field is not numeric.
+        Fields with a leading axis B; of stacked ones, [B, stack_num, …]. None if a field is not
+        numeric.
     """
     if not fields.keys() >= _REQUIRED:
         return None
@@ -96,7 +100,9 @@ def stack(index: np.ndarray, n: int, previous: Step) -> np.ndarray:
     return steps
 
 
-def pair(stored: dict[str, Any], new: dict[str, Any], n: int) -> list[tuple[np.ndarray, np.ndarray]] | None:
+def pair(
+    stored: dict[str, Any], new: dict[str, Any], n: int
+) -> list[tuple[np.ndarray, np.ndarray]] | None:
     """Return each stored array with the n new rows for it, or None unless all are numeric and fit.
 
     Parameters
@@ -126,7 +132,9 @@ def pair(stored: dict[str, Any], new: dict[str, Any], n: int) -> list[tuple[np.n
     return pairs
 
 
-def new_fields(batch: Batch, keys: Collection[str] | None, only_last_obs: bool, stores_next: bool) -> dict[str, Any] | None:
+def new_fields(
+    batch: Batch, keys: Collection[str] | None, only_last_obs: bool, stores_next: bool
+) -> dict[str, Any] | None:
     """Return what of `batch` [n, …] is to be stored, or None if that is not clear at a glance.
 
     Parameters

@@ -9,7 +9,12 @@ import numpy.typing as npt
 import tianshou.data
 
 import kary_replay
-from kary_replay.adapters.tianshou.errors import ArgumentError, LeafIndexError, as_real, check_format
+from kary_replay.adapters.tianshou.errors import (
+    ArgumentError,
+    LeafIndexError,
+    as_real,
+    check_format,
+)
 from kary_replay.errors import IndexRangeError
 
 _FORMAT = 1
@@ -35,9 +40,10 @@ class SegmentTree(tianshou.data.SegmentTree):
 
     Notes
     -----
-    Beside stock's: masses are checked (finite, at least 0), negative indices are refused rather than answered with
-    an inner node's sum, and `get_prefix_sum_idx` leaves its argument as it is. Any number of threads may call the methods at
-    once; they release the GIL, and writers take turns.
+    Beside stock's: masses are checked (finite, at least 0), negative indices are refused rather
+    than answered with an inner node's sum, and `get_prefix_sum_idx` leaves its argument as it is.
+    Any number of threads may call the methods at once; they release the GIL, and writers take
+    turns.
 
     Examples
     --------
@@ -49,7 +55,8 @@ class SegmentTree(tianshou.data.SegmentTree):
     (4.0, 2.0, 2)
     """
 
-    # Stock's __init__ is not called: it would allocate a second tree, and compile functions that nothing here calls.
+    # Stock's __init__ is not called: it would allocate a second tree, and compile functions that
+    # nothing here calls.
     def __init__(self, size: int) -> None:
         number = as_real("size", size)
         if not number.is_integer():
@@ -65,7 +72,8 @@ class SegmentTree(tianshou.data.SegmentTree):
     def __getitem__(self, index: int | np.ndarray) -> float | np.ndarray:
         """Return one mass or, for an array of indices, as many, float64 in the shape of `index`.
 
-        Raises IndexError for an index that is not in 0 … size - 1, TypeError for a slice or a mask. O(B).
+        Raises IndexError for an index that is not in 0 … size - 1, TypeError for a slice or a mask.
+        O(B).
         """
         if type(index) is np.ndarray and index.ndim == 1 and self._size:
             return self.sum_tree.get(index)
@@ -123,7 +131,8 @@ class SegmentTree(tianshou.data.SegmentTree):
         Returns
         -------
         int or int64 [B]
-            Never an index of mass 0. That is the one difference from stock, which answers 0 for the value 0 whatever is there.
+            Never an index of mass 0. That is the one difference from stock, which answers 0 for the
+            value 0 whatever is there.
 
         Raises
         ------
@@ -138,13 +147,18 @@ class SegmentTree(tianshou.data.SegmentTree):
         """
         prefix = np.asarray(value)
         if prefix.dtype.kind not in "biuf":
-            raise TypeError(f"value must be a real number or an array of them, got dtype {prefix.dtype}")
+            raise TypeError(
+                f"value must be a real number or an array of them, got dtype {prefix.dtype}"
+            )
         total = self.sum_tree.total
         inside = (prefix >= 0) & (prefix < total)
         if not inside.all():
             wrong = prefix[~inside].flat[0]
-            raise ArgumentError(f"value must be at least 0 and below the total, {total}, got {wrong}")
-        # find() wants the prefix below the sum, Tianshou not above it; in floating point that is one step down.
+            raise ArgumentError(
+                f"value must be at least 0 and below the total, {total}, got {wrong}"
+            )
+        # find() wants the prefix below the sum, Tianshou not above it; in floating point that is
+        # one step down.
         below = np.maximum(np.nextafter(prefix.astype(np.float64), -np.inf), 0.0)
         return self.sum_tree.find(below)
 

@@ -15,7 +15,9 @@ from kary_replay.adapters.tianshou.replay_buffer import PrioritizedReplayBuffer
 _DEFAULT_SEED = 42  # Tianshou's
 
 
-class PrioritizedVectorReplayBuffer(PrioritizedReplayBuffer, tianshou.data.PrioritizedVectorReplayBuffer):
+class PrioritizedVectorReplayBuffer(
+    PrioritizedReplayBuffer, tianshou.data.PrioritizedVectorReplayBuffer
+):
     """Prioritized replay for vectorized environments: one ring of rows per environment, one tree over all of them.
 
     Parameters
@@ -30,7 +32,8 @@ class PrioritizedVectorReplayBuffer(PrioritizedReplayBuffer, tianshou.data.Prior
     Attributes
     ----------
     buffers : np.ndarray
-        The rings, [buffer_num]; they show part of the same rows and have no priorities of their own.
+        The rings, [buffer_num]; they show part of the same rows and have no priorities of their
+        own.
 
     Raises
     ------
@@ -39,7 +42,8 @@ class PrioritizedVectorReplayBuffer(PrioritizedReplayBuffer, tianshou.data.Prior
 
     Notes
     -----
-    Row i of the ring of environment e is row ``e * size of a ring + i``. Pickles and HDF5 files hold each row once.
+    Row i of the ring of environment e is row ``e * size of a ring + i``. Pickles and HDF5 files
+    hold each row once.
 
     Examples
     --------
@@ -50,7 +54,9 @@ class PrioritizedVectorReplayBuffer(PrioritizedReplayBuffer, tianshou.data.Prior
 
     def __init__(self, total_size: int, buffer_num: int, **kwargs: Any) -> None:
         if not buffer_num > 0:
-            raise ArgumentError(f"buffer_num must be above 0, got {buffer_num!r}: one per environment")
+            raise ArgumentError(
+                f"buffer_num must be above 0, got {buffer_num!r}: one per environment"
+            )
         size = math.ceil(total_size / buffer_num)
         rings = [PrioritizedReplayBuffer(size, **kwargs) for _ in range(buffer_num)]
         ReplayBufferManager.__init__(self, rings)
@@ -68,7 +74,8 @@ class PrioritizedVectorReplayBuffer(PrioritizedReplayBuffer, tianshou.data.Prior
         Parameters
         ----------
         batch : Batch
-            ``obs``, ``act``, ``rew``, ``terminated``, ``truncated`` and more, with a leading axis B.
+            ``obs``, ``act``, ``rew``, ``terminated``, ``truncated`` and more, with a leading axis
+            B.
         buffer_ids : sequence of int [B], optional
             The environments; by default all.
 
@@ -85,7 +92,9 @@ class PrioritizedVectorReplayBuffer(PrioritizedReplayBuffer, tianshou.data.Prior
         index, episodes = [], []
         for i, reward, ends in zip(ids, batch.rew, done, strict=True):
             ring, start = self.buffers[i], int(self._offset[i])
-            at, episode_return, episode_length, episode_start = ring._update_state_pre_add(reward, ends)
+            at, episode_return, episode_length, episode_start = ring._update_state_pre_add(
+                reward, ends
+            )
             index.append(start + at)
             episodes.append((episode_return, episode_length, start + episode_start))
             self.last_index[i] = start + at

@@ -21,7 +21,9 @@ def _target() -> Path:
 def build() -> Path:
     """Compiles if a source is newer than the module; returns the module's path."""
     target = _target()
-    if target.exists() and all(target.stat().st_mtime > (HERE / source).stat().st_mtime for source in SOURCES):
+    if target.exists() and all(
+        target.stat().st_mtime > (HERE / source).stat().st_mtime for source in SOURCES
+    ):
         return target
     from Cython.Build import cythonize
     from setuptools import Distribution, Extension

@@ -5,9 +5,10 @@
 //   lazy             as split, and writers copy their rows outside it too: reserve, copy, publish (lazy writing)
 //   lazy, lock-free  as lazy, and the descent takes no lock: the lock is for those who change the tree
 //
-// Only `coarse` may copy rows without looking at generations; the other three use the seqlock of kary_replay: words
-// stored with release and loaded with acquire between two looks at the slot's generation. Threads are native and there
-// is no interpreter in sight, so this shows the locks and nothing else.
+// Only `coarse` may copy rows without looking at generations; the other three use the seqlock of
+// kary_replay: words stored with release and loaded with acquire between two looks at the slot's
+// generation. Threads are native and there is no interpreter in sight, so this shows the locks and
+// nothing else.
 #pragma once
 #include <cstring>
 
@@ -44,7 +45,8 @@ public:
     Lock(const Lock&) = delete;
     Lock& operator=(const Lock&) = delete;
 
-    // Spins for about as long as a batch update takes, then sleeps: the same lock for every discipline.
+    // Spins for about as long as a batch update takes, then sleeps: the same lock for every
+    // discipline.
     void acquire() {
         for (int i = 0; i < 100; ++i) {
             if (pthread_mutex_trylock(&lock_) == 0) return;
@@ -75,8 +77,9 @@ public:
     Buffer(const Buffer&) = delete;
     Buffer& operator=(const Buffer&) = delete;
 
-    // Operations per second of n_threads that each add `n_add` rows, sample and update `batch` rows, over and over.
-    // Any of the three may be 0 rows. *torn counts sampled rows whose words disagree: it must stay 0.
+    // Operations per second of n_threads that each add `n_add` rows, sample and update `batch`
+    // rows, over and over. Any of the three may be 0 rows. *torn counts sampled rows whose words
+    // disagree: it must stay 0.
     double rate(int discipline, int n_threads, int64_t n_add, int64_t n_sample, int64_t n_update, double seconds, int64_t* torn) {
         std::atomic<int64_t> n_torn{0};
         const double total = race(n_threads, seconds, [&](int number) {
@@ -119,7 +122,8 @@ private:
             while (taken < n) {
                 const int64_t at = buffer.position_;
                 buffer.position_ = at + 1 == buffer.capacity_ ? 0 : at + 1;
-                if (buffer.rows_[at].generation & 1) continue;  // a slow writer's: it keeps its slot
+                // a slow writer's: it keeps its slot
+                if (buffer.rows_[at].generation & 1) continue;
                 // [reserve] relaxed: the release of each word of the row orders it before them
                 if (discipline != COARSE) set_generation(at, __ATOMIC_RELAXED);
                 slot[taken++] = at;
@@ -131,12 +135,14 @@ private:
             }
             for (int64_t i = 0; i < n; ++i) {
                 ++number;
-                // [word] release: pairs with the acquire in copy; carries the odd generation with it
+                // [word] release: pairs with the acquire in copy; carries the odd generation with
+                // it
                 for (uint64_t& word : buffer.rows_[slot[i]].word) __atomic_store_n(&word, number, __ATOMIC_RELEASE);
             }
             if (lazy) buffer.lock_.acquire();
             for (int64_t i = 0; i < n; ++i) {
-                if (discipline != COARSE) set_generation(slot[i], __ATOMIC_RELEASE);  // [publish] pairs with the acquire in copy
+                // [publish] pairs with the acquire in copy
+                if (discipline != COARSE) set_generation(slot[i], __ATOMIC_RELEASE);
                 store(leaf + slot[i], 1.0);
             }
             set_ancestors(n);
@@ -175,10 +181,12 @@ private:
 
         bool copy(int64_t i) {
             const Row& row = buffer.rows_[node[i]];
-            // [publish] acquire: pairs with the release in add; an even generation brings the whole row
+            // [publish] acquire: pairs with the release in add; an even generation brings the whole
+            // row
             const uint64_t seen = __atomic_load_n(&row.generation, __ATOMIC_ACQUIRE);
             if (seen & 1) return false;
-            // [word] acquire: pairs with the release in add; a newer word makes the second look see a newer generation
+            // [word] acquire: pairs with the release in add; a newer word makes the second look see
+            // a newer generation
             for (int w = 0; w < N_WORDS; ++w) out[i].word[w] = __atomic_load_n(&row.word[w], __ATOMIC_ACQUIRE);
             // [generation] relaxed: the acquire of the words orders this second look after them
             if (discipline != COARSE && __atomic_load_n(&row.generation, __ATOMIC_RELAXED) != seen) return false;
@@ -198,7 +206,8 @@ private:
             buffer.lock_.acquire();
             int64_t applied = 0;
             for (int64_t i = 0; i < n; ++i) {
-                // Generations change under the lock only, so this one cannot move on before the mass is in.
+                // Generations change under the lock only, so this one cannot move on before the
+                // mass is in.
                 if (buffer.rows_[node[i]].generation != generation[i]) continue;
                 store(buffer.tree_.leaves() + node[i], mass[i]);
                 scratch[applied++] = node[i];

@@ -1,4 +1,5 @@
-// Native threads that do one kind of step over and over, with no interpreter in sight; and what a cache line costs them.
+// Native threads that do one kind of step over and over, with no interpreter in sight; and what a
+// cache line costs them.
 #pragma once
 #include <pthread.h>
 
@@ -11,7 +12,8 @@ namespace ablation {
 
 using Clock = std::chrono::steady_clock;
 
-// Steps per second of n_threads together. make_worker(number) runs in its thread and returns the step, a callable.
+// Steps per second of n_threads together. make_worker(number) runs in its thread and returns the
+// step, a callable.
 template <class MakeWorker>
 double race(int n_threads, double seconds, MakeWorker make_worker) {
     std::vector<double> rate(n_threads);
@@ -40,16 +42,19 @@ double race(int n_threads, double seconds, MakeWorker make_worker) {
     return total;
 }
 
-// Seconds that a cache line takes from one thread to another and back: about 50 ns where their cores share a cache, several
-// hundred where they do not. A virtual machine's cores may change places while it runs.
+// Seconds that a cache line takes from one thread to another and back: about 50 ns where their
+// cores share a cache, several hundred where they do not. A virtual machine's cores may change
+// places while it runs.
 inline double line_round_trip(int64_t n) {
     std::atomic<int64_t> ball{0};
     const auto start = Clock::now();
     auto play = [&](int64_t first) {
         for (int64_t i = first; i < 2 * n; i += 2) {
-            while (ball.load(std::memory_order_acquire) != i) {  // [ball] acquire: pairs with the release below
+            // [ball] acquire: pairs with the release below
+            while (ball.load(std::memory_order_acquire) != i) {
             }
-            ball.store(i + 1, std::memory_order_release);  // [ball] release: pairs with the other thread's acquire above
+            // [ball] release: pairs with the other thread's acquire above
+            ball.store(i + 1, std::memory_order_release);
         }
     };
     std::thread other(play, 1);

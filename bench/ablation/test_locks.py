@@ -1,7 +1,8 @@
 """Coarse lock, split lock, lazy writing, and lazy writing with lock-free descent, at one and two native threads; and the
 batch update without any lock.
 
-After the claims of Zhang, Kuppannagari & Prasanna (2021), arXiv:2110.01101: section IV-D (lazy writing).
+After the claims of Zhang, Kuppannagari & Prasanna (2021), arXiv:2110.01101: section IV-D (lazy
+writing).
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from bench import grid
 from bench.ablation.build import load
 from bench.rivals.rows import ALPHA, td_errors
 
-DISCIPLINES = {"coarse lock": 0, "split lock": 1, "lazy writing": 2, "lazy writing, lock-free descent": 3}
+DISCIPLINES = {
+    "coarse lock": 0,
+    "split lock": 1,
+    "lazy writing": 2,
+    "lazy writing, lock-free descent": 3,
+}
 OURS = "lazy writing, lock-free descent"
 LOADS = {  # rows (added, sampled, updated) in one round of each thread
     "sample 256": (0, 256, 0),
@@ -36,7 +42,10 @@ def buffer():
 def test_locks(compare, request, buffer, load, threads):
     """Rounds per second of all threads together; ours against each simpler discipline."""
     seconds = request.config.getoption("--window") / 2
-    windows = {name: partial(buffer.rate, number, threads, *LOADS[load], seconds) for name, number in DISCIPLINES.items()}
+    windows = {
+        name: partial(buffer.rate, number, threads, *LOADS[load], seconds)
+        for name, number in DISCIPLINES.items()
+    }
     parameters = {"slots": SLOTS, "load": load, "threads": threads}
     compare.rates("ablation: locks", parameters, OURS, windows, unit="rounds/s")
 
@@ -46,6 +55,15 @@ def test_update(compare, request, threads):
     """The tree alone: batches of 256 random leaves per second, recomputed under a lock against fixed point without one."""
     race = load().UpdateRace(SLOTS)
     seconds = request.config.getoption("--window") / 2
-    windows = {name: partial(race.rate, number, threads, grid.MIDDLE[1], seconds) for name, number in UPDATES.items()}
+    windows = {
+        name: partial(race.rate, number, threads, grid.MIDDLE[1], seconds)
+        for name, number in UPDATES.items()
+    }
     parameters = {"slots": SLOTS, "threads": threads, "batch": grid.MIDDLE[1]}
-    compare.rates("ablation: lock-free update", parameters, "recompute under a lock", windows, unit="batches/s")
+    compare.rates(
+        "ablation: lock-free update",
+        parameters,
+        "recompute under a lock",
+        windows,
+        unit="batches/s",
+    )

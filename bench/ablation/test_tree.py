@@ -1,6 +1,7 @@
 """The tree: arity, aligned and padded against naive layout, one search at a time against a level at a time.
 
-After the claims of Zhang, Kuppannagari & Prasanna (2021), arXiv:2110.01101: section IV-B (arity and layout).
+After the claims of Zhang, Kuppannagari & Prasanna (2021), arXiv:2110.01101: section IV-B (arity and
+layout).
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def test_arity(compare, slots, operation):
     contenders = {arity: getattr(tree, operation)(BATCH) for arity, tree in trees.items()}
     ours = contenders.pop(DEFAULT_ARITY)
     parameters = {"slots": slots, "batch": BATCH}
-    compare.times(f"ablation: arity, SumTree {operation}", parameters, ours, list(contenders.values()))
+    compare.times(
+        f"ablation: arity, SumTree {operation}", parameters, ours, list(contenders.values())
+    )
 
 
 def _searches(tree: Any, name: str, order: int, seed: int = 7) -> Contender:
@@ -75,9 +78,12 @@ def _updates(tree: Any, name: str, slots: int, seed: int = 8) -> Contender:
 Maker = Callable[[Any, str], Contender]
 
 
-def _layouts(compare: Any, kernels: Any, masses: np.ndarray, arity: int, what: str, make: Maker) -> None:
+def _layouts(
+    compare: Any, kernels: Any, masses: np.ndarray, arity: int, what: str, make: Maker
+) -> None:
     ours, naive = (
-        make(kernels.Tree(masses, arity, aligned), name) for name, aligned in (("aligned and padded", True), ("naive", False))
+        make(kernels.Tree(masses, arity, aligned), name)
+        for name, aligned in (("aligned and padded", True), ("naive", False))
     )
     parameters = {"slots": len(masses), "batch": BATCH, "arity": arity}
     compare.times(f"ablation: layout, {what}", parameters, ours, [naive])
@@ -86,13 +92,27 @@ def _layouts(compare: Any, kernels: Any, masses: np.ndarray, arity: int, what: s
 @pytest.mark.parametrize("arity", ARITIES)
 def test_layout_search(compare, kernels, masses, arity):
     """Native, level by level with prefetch: groups on their own cache lines, or wherever they fall."""
-    _layouts(compare, kernels, masses, arity, "search", lambda tree, name: _searches(tree, name, ORDERS[PREFETCH]))
+    _layouts(
+        compare,
+        kernels,
+        masses,
+        arity,
+        "search",
+        lambda tree, name: _searches(tree, name, ORDERS[PREFETCH]),
+    )
 
 
 @pytest.mark.parametrize("arity", ARITIES)
 def test_layout_update(compare, kernels, masses, arity):
     """Native batch update by recomputation, in both layouts."""
-    _layouts(compare, kernels, masses, arity, "update", lambda tree, name: _updates(tree, name, len(masses)))
+    _layouts(
+        compare,
+        kernels,
+        masses,
+        arity,
+        "update",
+        lambda tree, name: _updates(tree, name, len(masses)),
+    )
 
 
 @pytest.mark.parametrize("arity", ARITIES)

@@ -1,8 +1,8 @@
 // A sum tree whose arity, layout and order of descent can each be changed alone.
 //
-// Independent of kary_replay on purpose: the package has only the variant that won. Loads and stores of nodes are relaxed
-// atomics in every variant, as they must be where searches take no lock; what differs is named in the template
-// parameters.
+// Independent of kary_replay on purpose: the package has only the variant that won. Loads and
+// stores of nodes are relaxed atomics in every variant, as they must be where searches take no
+// lock; what differs is named in the template parameters.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
@@ -11,14 +11,16 @@
 
 namespace ablation {
 
-// [node] relaxed: one thread writes here, or a lock orders the writers; a stale node can only misdirect a search.
+// [node] relaxed: one thread writes here, or a lock orders the writers; a stale node can only
+// misdirect a search.
 inline double load(const double* p) {
     double value;
     __atomic_load(p, &value, __ATOMIC_RELAXED);
     return value;
 }
 #if defined(__x86_64__)
-inline double load_node(const double* p) {  // the same move without GCC's detour through an integer register
+// the same move without GCC's detour through an integer register
+inline double load_node(const double* p) {
     double value;
     __asm__("movsd %1, %0" : "=x"(value) : "m"(*p));
     return value;
@@ -28,7 +30,8 @@ inline double load_node(const double* p) { return load(p); }
 #endif
 inline void store(double* p, double value) { __atomic_store(p, &value, __ATOMIC_RELAXED); }
 
-// Zeroed memory on huge pages where the system grants them, so that no variant pays for address translation alone.
+// Zeroed memory on huge pages where the system grants them, so that no variant pays for address
+// translation alone.
 inline char* allocate(size_t nbytes) {
     const size_t page = size_t(2) << 20, rounded = (nbytes + page - 1) / page * page;
     char* memory = static_cast<char*>(std::aligned_alloc(page, rounded));
@@ -40,7 +43,8 @@ inline char* allocate(size_t nbytes) {
 }
 
 // aligned: every level starts on a cache line, so a group of K ≤ 8 siblings lies in one line.
-// naive:   one flat array in which the children of node i are K·i + 1 … K·i + K. The levels are the same, but
+// naive:   one flat array in which the children of node i are K·i + 1 … K·i + K. The levels are the
+// same, but
 //          level l starts at node (K^l − 1) / (K − 1), so groups straddle cache lines: half of them for K = 4, all for K = 8.
 struct Tree {
     double* level[48];
@@ -59,7 +63,8 @@ struct Tree {
             nodes = (nodes + arity - 1) / arity;
         }
         size_t offset[48], end = 0;
-        int64_t full = 1;  // nodes of this level in the complete tree, which is what the naive layout numbers
+        // nodes of this level in the complete tree, which is what the naive layout numbers
+        int64_t full = 1;
         for (int l = 0; l < n_levels; ++l, full *= arity) {
             width[l] = widths[n_levels - 1 - l];
             const size_t stored = (width[l] + arity - 1) / arity * arity * sizeof(double);
@@ -81,7 +86,8 @@ struct Tree {
     double* leaves() const { return level[n_levels - 1]; }
 };
 
-// Above eight siblings, blocks of eight: the sum of a group and the search in it must add in one order.
+// Above eight siblings, blocks of eight: the sum of a group and the search in it must add in one
+// order.
 template <int K>
 inline double group_sum(const double* group) {
     if constexpr (K <= 8) {
@@ -96,8 +102,9 @@ inline double group_sum(const double* group) {
     }
 }
 
-// The child that holds *prefix, which becomes the prefix within it. The last one needs no comparison: a prefix below the
-// parent has nowhere else to go. Above eight siblings: first the block of eight, then one of the eight.
+// The child that holds *prefix, which becomes the prefix within it. The last one needs no
+// comparison: a prefix below the parent has nowhere else to go. Above eight siblings: first the
+// block of eight, then one of the eight.
 template <int K>
 inline int64_t find_child(const double* group, double* prefix) {
     constexpr int block = K <= 8 ? 1 : 8, n = K / block;
@@ -115,8 +122,8 @@ inline int64_t find_child(const double* group, double* prefix) {
     else return 8 * j + find_child<8>(group + 8 * j, prefix);
 }
 
-// Every line of the group, without a branch on where it begins: one for each eight siblings, and where groups straddle
-// lines the one of the last sibling.
+// Every line of the group, without a branch on where it begins: one for each eight siblings, and
+// where groups straddle lines the one of the last sibling.
 template <int K, bool IS_ALIGNED>
 inline void prefetch_group(const double* group) {
     for (int j = 0; j < K; j += 8) __builtin_prefetch(group + j, 0, 3);
@@ -132,7 +139,8 @@ void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n) {
             int64_t at = 0;
             for (int l = 1; l < tree.n_levels; ++l) {
                 at = at * K + find_child<K>(tree.level[l] + at * K, prefix + i);
-                at = at < tree.width[l] ? at : tree.width[l] - 1;  // rounding may lead into the padding
+                // rounding may lead into the padding
+                at = at < tree.width[l] ? at : tree.width[l] - 1;
             }
             node[i] = at;
         }
@@ -152,7 +160,8 @@ void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n) {
     }
 }
 
-// Recomputes the ancestors of the leaves in `node`, which is used up; neighbours with one parent count once.
+// Recomputes the ancestors of the leaves in `node`, which is used up; neighbours with one parent
+// count once.
 template <int K>
 void recompute(const Tree& tree, int64_t* node, int64_t n) {
     bool merging = true;

@@ -58,7 +58,9 @@ private:
             // relaxed, here and below: sums are exact at rest, and nobody reads them meanwhile
             difference[i] = fixed - __atomic_exchange_n(word(l, node[i]), fixed, __ATOMIC_RELAXED);
         }
-        while (l-- > 0) {  // level by level, so that the misses of a level overlap as far as locked instructions let them
+        // level by level, so that the misses of a level overlap as far as locked instructions let
+        // them
+        while (l-- > 0) {
             for (int64_t i = 0; i < n; ++i) {
                 node[i] >>= 2;
                 __atomic_fetch_add(word(l, node[i]), difference[i], __ATOMIC_RELAXED);

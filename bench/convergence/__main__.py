@@ -1,7 +1,8 @@
 """Runs the benchmark: `python -m bench.convergence [--tasks …] [--rivals …] [--units …] [--seeds N] [--resume]`.
 
-For every task and width, seed by seed, each rival trains once in a process of its own, in an order that rotates with the
-seed: whatever the machine does in the meantime, it does it to all of them. Nothing else should run.
+For every task and width, seed by seed, each rival trains once in a process of its own, in an order
+that rotates with the seed: whatever the machine does in the meantime, it does it to all of them.
+Nothing else should run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ IDENTITY = ("task", "units", "rival", "seed", "budget")
 
 
 def jobs(
-    tasks: Sequence[str], rivals: Sequence[str], units: Sequence[int], seeds: int, budget: int | None
+    tasks: Sequence[str],
+    rivals: Sequence[str],
+    units: Sequence[int],
+    seeds: int,
+    budget: int | None,
 ) -> Iterator[dict[str, Any]]:
     """Every run, interleaved."""
     for task in tasks:
@@ -31,7 +36,13 @@ def jobs(
             for seed in range(seeds):
                 for rival in rotated(rivals, seed):
                     if takes_part(rival, task):
-                        yield {"task": task, "units": width, "rival": rival, "seed": seed, "budget": budget}
+                        yield {
+                            "task": task,
+                            "units": width,
+                            "rival": rival,
+                            "seed": seed,
+                            "budget": budget,
+                        }
 
 
 def describe(record: dict[str, Any]) -> str:
@@ -40,11 +51,11 @@ def describe(record: dict[str, Any]) -> str:
     if "error" in record:
         return f"{who}  failed: {record['error']}"
     if not record["solved"]:
-        best = max((evaluation["mean_return"] for evaluation in record["curve"]), default=float("nan"))
+        best = max(
+            (evaluation["mean_return"] for evaluation in record["curve"]), default=float("nan")
+        )
         return f"{who}  not solved in {quantity(record['trained_seconds'], 's')}, best mean return {best:.1f}"
-    return (
-        f"{who}  {quantity(record['wall_seconds'], 's'):>8}, {record['env_steps']:>7,} steps, {record['updates']:>6,} updates"
-    )
+    return f"{who}  {quantity(record['wall_seconds'], 's'):>8}, {record['env_steps']:>7,} steps, {record['updates']:>6,} updates"
 
 
 def execute(job: dict[str, Any]) -> dict[str, Any]:
@@ -56,16 +67,28 @@ def execute(job: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Run what is asked for and not there yet; write after every run."""
-    parser = argparse.ArgumentParser(prog="python -m bench.convergence", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.convergence", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--rivals", nargs="+", choices=RIVALS, default=list(RIVALS))
-    parser.add_argument("--units", nargs="+", type=int, default=list(UNITS), help="width of both hidden layers")
+    parser.add_argument(
+        "--units", nargs="+", type=int, default=list(UNITS), help="width of both hidden layers"
+    )
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--budget", type=int, help="environment steps after which a run gives up (default: the task's)")
+    parser.add_argument(
+        "--budget",
+        type=int,
+        help="environment steps after which a run gives up (default: the task's)",
+    )
     parser.add_argument("--output", type=Path, default=OUTPUT)
     campaign.add_going_on(parser)
     arguments = parser.parse_args()
-    absent = [rival for rival in arguments.rivals if rival in remote.RIVALS and not remote.installed(rival)]
+    absent = [
+        rival
+        for rival in arguments.rivals
+        if rival in remote.RIVALS and not remote.installed(rival)
+    ]
     for rival in absent:
         print(f"{rival} is {remote.LEFT_OUT}, {remote.NOT_INSTALLED}")
     rivals = [rival for rival in arguments.rivals if rival not in absent]

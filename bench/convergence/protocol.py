@@ -1,8 +1,9 @@
 """The protocol that every rival in one process runs under: a clock, snapshots, and evaluations while the clock stands still.
 
-A snapshot is a copy of the policy's parameters and the time; it costs microseconds. At the end of a chunk of a few
-snapshots the clock stops and they are evaluated in order with greedy actions, so that a run may end soon after it has
-solved its task. Training does not notice: no random number, no environment and no parameter of its own is touched.
+A snapshot is a copy of the policy's parameters and the time; it costs microseconds. At the end of a
+chunk of a few snapshots the clock stops and they are evaluated in order with greedy actions, so
+that a run may end soon after it has solved its task. Training does not notice: no random number, no
+environment and no parameter of its own is touched.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from bench.convergence.tasks import Task
 
 SCREENING_SEEDS = range(1_000_000, 1_000_020)
 CONFIRMING_SEEDS = range(2_000_000, 2_000_080)
-Act = Callable[[Any, torch.Tensor], torch.Tensor]  # network, observations [B] -> actions [B]; continuous ones in [-1, 1]
+# network, observations [B] -> actions [B]; continuous ones in [-1, 1]
+Act = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
 def make(env_id: str) -> gym.Env[Any, Any]:
@@ -37,19 +39,25 @@ class Judge:
         self._env_id = env_id
         self._envs: list[gym.Env[Any, Any]] = []
 
-    def returns(self, act: Callable[[torch.Tensor], torch.Tensor], seeds: Sequence[int]) -> np.ndarray:
+    def returns(
+        self, act: Callable[[torch.Tensor], torch.Tensor], seeds: Sequence[int]
+    ) -> np.ndarray:
         """Return of one episode per seed."""
         while len(self._envs) < len(seeds):
             self._envs.append(make(self._env_id))
         space = self._envs[0].action_space
-        observations = np.stack([env.reset(seed=seed)[0] for env, seed in zip(self._envs, seeds, strict=False)])
+        observations = np.stack(
+            [env.reset(seed=seed)[0] for env, seed in zip(self._envs, seeds, strict=False)]
+        )
         totals = np.zeros(len(seeds))
         running = np.arange(len(seeds))
         while len(running):
             with torch.no_grad():
                 actions = act(torch.as_tensor(observations[running], dtype=torch.float32)).numpy()
             if isinstance(space, gym.spaces.Box):
-                actions = space.low + (np.clip(actions, -1.0, 1.0) + 1.0) / 2.0 * (space.high - space.low)
+                actions = space.low + (np.clip(actions, -1.0, 1.0) + 1.0) / 2.0 * (
+                    space.high - space.low
+                )
             ended = np.zeros(len(running), dtype=bool)
             for row, (number, action) in enumerate(zip(running, actions, strict=True)):
                 observation, reward, terminated, truncated, _ = self._envs[number].step(action)
@@ -68,7 +76,8 @@ class Evaluation:
     updates: int
     wall_seconds: float  # since the first environment step, evaluations left out
     mean_return: float  # of 20 episodes
-    confirmed_return: float | None = None  # of these and 80 more, where the 20 reached the threshold
+    # of these and 80 more, where the 20 reached the threshold
+    confirmed_return: float | None = None
 
 
 @dataclass
@@ -113,7 +122,9 @@ class Course:
         Goes into the outcome as it is.
     """
 
-    def __init__(self, task: Task, network: torch.nn.Module, act: Act, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, task: Task, network: torch.nn.Module, act: Act, settings: dict[str, Any]
+    ) -> None:
         self._task, self._act = task, act
         self._source = list(network.parameters())
         self._twin = deepcopy(network).eval()
@@ -138,7 +149,9 @@ class Course:
         if env_steps < self._next:
             return True
         now = self.seconds()
-        self._kept.append((env_steps, updates, now, [parameter.detach().clone() for parameter in self._source]))
+        self._kept.append(
+            (env_steps, updates, now, [parameter.detach().clone() for parameter in self._source])
+        )
         self._next = (env_steps // self._task.snapshot_every + 1) * self._task.snapshot_every
         finished = env_steps >= self._task.budget
         if len(self._kept) < self._task.snapshots_per_chunk and not finished:
@@ -160,7 +173,9 @@ class Course:
             if returns.mean() >= self._task.threshold:
                 more = self._judge.returns(self._greedy, CONFIRMING_SEEDS)
                 confirmed = round(float(np.concatenate([returns, more]).mean()), 2)
-            evaluation = Evaluation(env_steps, updates, round(seconds, 4), round(float(returns.mean()), 2), confirmed)
+            evaluation = Evaluation(
+                env_steps, updates, round(seconds, 4), round(float(returns.mean()), 2), confirmed
+            )
             self.outcome.add(evaluation, self._task.threshold)
             if self.outcome.solved:
                 break

@@ -11,14 +11,28 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from bench.campaign import chosen, failures, interleaved, number, quartiles, ratio_interval, read, times
+from bench.campaign import (
+    chosen,
+    failures,
+    interleaved,
+    number,
+    quartiles,
+    ratio_interval,
+    read,
+    times,
+)
 from bench.convergence import tried
 from bench.convergence.__main__ import IDENTITY, OUTPUT
 from bench.convergence.tasks import RIVALS, TASKS, Task
 from bench.plots import BLUE, ORANGE, PURPLE, SKY, STYLE
 from bench.report import DOCS, machine_text, markdown_table, write
 
-NAMES = {"sb3": "Stable-Baselines3", "tianshou": "Tianshou", "rllib": "RLlib", "runner": "kary-replay"}
+NAMES = {
+    "sb3": "Stable-Baselines3",
+    "tianshou": "Tianshou",
+    "rllib": "RLlib",
+    "runner": "kary-replay",
+}
 COLOURS = {"sb3": PURPLE, "tianshou": ORANGE, "rllib": SKY, "runner": BLUE}
 OTHERS = tuple(rival for rival in RIVALS if rival != "runner")
 LOGARITHMIC = 30  # times as long as the fastest: on a linear axis one would see the slowest alone
@@ -47,8 +61,16 @@ def table(records: Sequence[Record]) -> list[str]:
     """One line per task and rival."""
     rows = []
     for name, task in TASKS.items():
-        medians = {r: quartiles(times(runs))[1] for r in RIVALS if (runs := chosen(records, task=name, rival=r))}
-        best = min((rival for rival in OTHERS if rival in medians), key=lambda rival: medians[rival], default=None)
+        medians = {
+            r: quartiles(times(runs))[1]
+            for r in RIVALS
+            if (runs := chosen(records, task=name, rival=r))
+        }
+        best = min(
+            (rival for rival in OTHERS if rival in medians),
+            key=lambda rival: medians[rival],
+            default=None,
+        )
         fastest = times(chosen(records, task=name, rival=best))
         for rival, median in medians.items():
             runs = chosen(records, task=name, rival=rival)
@@ -96,9 +118,15 @@ def settings(records: Sequence[Record]) -> list[str]:
     for name, task in TASKS.items():
         for rival in RIVALS:
             for run in chosen(records, task=name, rival=rival):
-                words = ", ".join(f"{key} {value}" for key, value in run.get("settings", {}).items() if key not in HIDDEN)
+                words = ", ".join(
+                    f"{key} {value}"
+                    for key, value in run.get("settings", {}).items()
+                    if key not in HIDDEN
+                )
                 rows.append([task.label, NAMES[rival], words])
-    return markdown_table(["task", "", "settings"], list(map(list, dict.fromkeys(map(tuple, rows)))))
+    return markdown_table(
+        ["task", "", "settings"], list(map(list, dict.fromkeys(map(tuple, rows))))
+    )
 
 
 HIDDEN = ("units",)  # said in the heading
@@ -125,7 +153,10 @@ def _ends(records: Sequence[Record]) -> tuple[float, float]:
     ends = []
     for rival in RIVALS:
         if runs := chosen(records, rival=rival):
-            last = [run["wall_seconds"] if run["solved"] else run.get("trained_seconds", 0.0) for run in runs]
+            last = [
+                run["wall_seconds"] if run["solved"] else run.get("trained_seconds", 0.0)
+                for run in runs
+            ]
             ends.append(float(np.median(last)))
     return min(ends), max(ends)
 
@@ -144,7 +175,9 @@ def _panel(axes: Axes, task: Task, records: Sequence[Record]) -> None:
         axes.plot(grid, middle, color=COLOURS[rival], lw=1.8, label=NAMES[rival])
         median = quartiles(times(runs))[1]
         if np.isfinite(median):
-            axes.plot(median, task.threshold, "o", color=COLOURS[rival], mec="white", ms=7, zorder=5)
+            axes.plot(
+                median, task.threshold, "o", color=COLOURS[rival], mec="white", ms=7, zorder=5
+            )
     axes.axhline(task.threshold, color="#333333", lw=0.9, ls="--")
     if logarithmic:
         axes.set_xscale("log")
@@ -165,7 +198,11 @@ def draw(records: Sequence[Record], units: int, path: Path) -> None:
     n_rows = -(-(len(names) + 1) // n_columns)
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(
-            n_rows, n_columns, figsize=(3.7 * n_columns, 2.9 * n_rows), layout="constrained", squeeze=False
+            n_rows,
+            n_columns,
+            figsize=(3.7 * n_columns, 2.9 * n_rows),
+            layout="constrained",
+            squeeze=False,
         )
         for axes, name in zip(panels.flat, names, strict=False):
             _panel(axes, TASKS[name], chosen(records, task=name))
@@ -175,10 +212,16 @@ def draw(records: Sequence[Record], units: int, path: Path) -> None:
         for rival in RIVALS:
             if runs := chosen(records, rival=rival):
                 seeds = sorted({len(some) for name in names if (some := chosen(runs, task=name))})
-                count = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else f"{seeds[0]} seed{'s' * (seeds[0] > 1)}"
+                count = (
+                    f"{seeds[0]} to {seeds[-1]} seeds"
+                    if len(seeds) > 1
+                    else f"{seeds[0]} seed{'s' * (seeds[0] > 1)}"
+                )
                 legend.plot([], [], color=COLOURS[rival], lw=1.8, label=f"{NAMES[rival]} ({count})")
         legend.plot([], [], color="#333333", lw=0.9, ls="--", label="threshold")
-        legend.plot([], [], "o", color="#333333", mec="white", ms=7, label="median time to the threshold")
+        legend.plot(
+            [], [], "o", color="#333333", mec="white", ms=7, label="median time to the threshold"
+        )
         legend.legend(
             loc="center",
             title=f"two layers of {units}\nmedian over seeds, quartiles shaded",
@@ -191,9 +234,17 @@ def draw(records: Sequence[Record], units: int, path: Path) -> None:
 
 def order(records: Sequence[Record]) -> list[str]:
     """Name the tasks whose runs were not made in turn; records are in the order of their runs."""
-    tasks = [name for name in TASKS if not interleaved([record["rival"] for record in chosen(records, task=name)])]
+    tasks = [
+        name
+        for name in TASKS
+        if not interleaved([record["rival"] for record in chosen(records, task=name)])
+    ]
     names = ", ".join(TASKS[name].label for name in tasks)
-    return [f"Not all runs of these were made in turn, some were repeated later: {names}.", ""] if tasks else []
+    return (
+        [f"Not all runs of these were made in turn, some were repeated later: {names}.", ""]
+        if tasks
+        else []
+    )
 
 
 def page(described: dict[str, Any], records: Sequence[Record], images: Path) -> list[str]:
@@ -214,12 +265,21 @@ def page(described: dict[str, Any], records: Sequence[Record], images: Path) -> 
     there = {record["rival"] for record in records}
     absent = ", ".join(NAMES[rival] for rival in RIVALS if rival not in there)
     lines += [f"Not among these results: {absent}.", ""] if absent else []
-    return [*lines, *failures(records, IDENTITY), *tried.section(), "### Settings", "", *settings(records)]
+    return [
+        *lines,
+        *failures(records, IDENTITY),
+        *tried.section(),
+        "### Settings",
+        "",
+        *settings(records),
+    ]
 
 
 def main() -> None:
     """Read the arguments, write the page and the pictures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.convergence.report", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.convergence.report", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("results", nargs="?", type=Path, default=OUTPUT)
     parser.add_argument("--docs", type=Path, default=DOCS, help="where the page and its images are")
     arguments = parser.parse_args()

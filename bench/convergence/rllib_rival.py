@@ -1,8 +1,9 @@
 """RLlib (new API stack) with the settings of its own tuned examples, in an environment of its own.
 
-From rllib/examples/algorithms/dqn/cartpole_dqn.py and sac/pendulum_sac.py of github.com/ray-project/ray (commits 5d6ba4e2af08
-and 06d824cd3950), which the package does not bring along. What differs: the width of the networks, where the examples have 256.
-One process with an EnvRunner and a Learner in it, as is the examples' default. Nothing else has been tried.
+From rllib/examples/algorithms/dqn/cartpole_dqn.py and sac/pendulum_sac.py of
+github.com/ray-project/ray (commits 5d6ba4e2af08 and 06d824cd3950), which the package does not bring
+along. What differs: the width of the networks, where the examples have 256. One process with an
+EnvRunner and a Learner in it, as is the examples' default. Nothing else has been tried.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "cartpole_dqn": {
         "lr": 5e-4,
         "train_batch_size_per_learner": 32,
-        "replay_buffer_config": {"type": "PrioritizedEpisodeReplayBuffer", "capacity": 50_000, "alpha": 0.6, "beta": 0.4},
+        "replay_buffer_config": {
+            "type": "PrioritizedEpisodeReplayBuffer",
+            "capacity": 50_000,
+            "alpha": 0.6,
+            "beta": 0.4,
+        },
         "n_step": [2, 5],
         "double_q": True,
         "dueling": True,
@@ -40,7 +46,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "tau": 0.005,
         "train_batch_size_per_learner": 256,
         "target_network_update_freq": 1,
-        "replay_buffer_config": {"type": "PrioritizedEpisodeReplayBuffer", "capacity": 100_000, "alpha": 1.0, "beta": 0.0},
+        "replay_buffer_config": {
+            "type": "PrioritizedEpisodeReplayBuffer",
+            "capacity": 100_000,
+            "alpha": 1.0,
+            "beta": 0.0,
+        },
         "num_steps_sampled_before_learning_starts": 256,
     },
 }
@@ -79,24 +90,38 @@ def model(algorithm: str, units: int) -> DefaultModelConfig:
 
 def build(task: Task, chosen: dict[str, Any], seed: int) -> Any:
     """Return the algorithm; one call of its `train` goes from snapshot to snapshot."""
-    arguments = {name: value for name, value in chosen.items() if name not in ("ray", "threads", "units")}
+    arguments = {
+        name: value for name, value in chosen.items() if name not in ("ray", "threads", "units")
+    }
     torch.set_num_threads(chosen["threads"])
     arguments["n_step"] = tuple(arguments["n_step"])
     config = CONFIGS[task.algorithm]().environment(task.env_id, disable_env_checking=True)
-    config = config.training(**arguments).rl_module(model_config=model(task.algorithm, chosen["units"])).debugging(seed=seed)
-    return config.reporting(min_sample_timesteps_per_iteration=task.snapshot_every, min_time_s_per_iteration=0).build_algo()
+    config = (
+        config.training(**arguments)
+        .rl_module(model_config=model(task.algorithm, chosen["units"]))
+        .debugging(seed=seed)
+    )
+    return config.reporting(
+        min_sample_timesteps_per_iteration=task.snapshot_every, min_time_s_per_iteration=0
+    ).build_algo()
 
 
 def greedy_action(network: nn.Module, observations: torch.Tensor) -> torch.Tensor:
     """Act as its own inference does: the best of the discrete actions, or the squashed mean."""
     with torch.no_grad():
         found = network.forward_inference({"obs": observations})
-    return found["actions"] if "actions" in found else torch.tanh(found["action_dist_inputs"].chunk(2, dim=1)[0])
+    return (
+        found["actions"]
+        if "actions" in found
+        else torch.tanh(found["action_dist_inputs"].chunk(2, dim=1)[0])
+    )
 
 
 def train(name: str, task: Task, seed: int, chosen: dict[str, Any]) -> Outcome:
     """Train, an iteration from snapshot to snapshot, until the course says that it is enough."""
-    ray.init(include_dashboard=False, log_to_driver=False, num_cpus=1, object_store_memory=200_000_000)
+    ray.init(
+        include_dashboard=False, log_to_driver=False, num_cpus=1, object_store_memory=200_000_000
+    )
     algorithm = build(task, chosen, seed)
     network = algorithm.learner_group._learner.module[MODULE].unwrapped()
     course = Course(task, network, greedy_action, chosen)
@@ -106,7 +131,9 @@ def train(name: str, task: Task, seed: int, chosen: dict[str, Any]) -> Outcome:
     while course.step(env_steps, updates):
         result = algorithm.train()
         env_steps = int(result["num_env_steps_sampled_lifetime"])
-        trained = result.get("learners", {}).get(MODULE, {}).get("num_module_steps_trained_lifetime", 0)
+        trained = (
+            result.get("learners", {}).get(MODULE, {}).get("num_module_steps_trained_lifetime", 0)
+        )
         updates = int(trained) // batch_size
     algorithm.stop()
     ray.shutdown()

@@ -11,9 +11,10 @@ from typing import Any
 from bench.convergence.protocol import CONFIRMING_SEEDS, SCREENING_SEEDS, Evaluation, Outcome
 from bench.convergence.tasks import Task
 
-# The presets (kary_replay/runner/presets.py), with other networks. The runner evaluates after training and so goes on when a
-# task is solved: it is given fewer steps than the others. Its CartPole takes many more steps in less time, so a snapshot every
-# 2,000 of them is as often as the others' 500; that a task counts as solved only at the next snapshot is to its disadvantage.
+# The presets (kary_replay/runner/presets.py), with other networks. The runner evaluates after
+# training and so goes on when a task is solved: it is given fewer steps than the others. Its
+# CartPole takes many more steps in less time, so a snapshot every 2,000 of them is as often as the
+# others' 500; that a task counts as solved only at the next snapshot is to its disadvantage.
 SETTINGS: dict[str, dict[str, Any]] = {
     "cartpole_dqn": {"total_env_steps": 100_000, "evaluation_interval": 2_000},
     "lunarlander_dqn": {"total_env_steps": 400_000, "evaluation_interval": 10_000},
@@ -21,7 +22,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pendulum_td3": {"total_env_steps": 8_000},
     "pendulum_sac": {"total_env_steps": 8_000},
 }
-SHOWN = ("envs_per_actor", "buffer_capacity", "learning_starts", "samples_per_insert", "alpha", "beta")  # of the presets
+# of the presets
+SHOWN = (
+    "envs_per_actor",
+    "buffer_capacity",
+    "learning_starts",
+    "samples_per_insert",
+    "alpha",
+    "beta",
+)
 COMMON = {"actors": "auto", "learners": 1, "learner_threads": 1}
 
 
@@ -36,7 +45,10 @@ def train(name: str, task: Task, seed: int, chosen: dict[str, Any]) -> Outcome:
 
     chosen = {**chosen, "total_env_steps": min(chosen["total_env_steps"], task.budget)}
     arguments = dict(chosen)
-    changed = {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.pop("options").items()}
+    changed = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in arguments.pop("options").items()
+    }
     config = RunnerConfig(algorithm=task.algorithm, env=task.env_id)
     with tempfile.TemporaryDirectory() as folder:
         config = replace(
@@ -51,8 +63,14 @@ def train(name: str, task: Task, seed: int, chosen: dict[str, Any]) -> Outcome:
         )
         called = time.time()
         result = Runner(config).run()
-    used = {**chosen, "options": asdict(config.options), **{name: getattr(config, name) for name in SHOWN}}
-    outcome = Outcome(started=called + result.startup_seconds, trained_seconds=result.wall_seconds, settings=used)
+    used = {
+        **chosen,
+        "options": asdict(config.options),
+        **{name: getattr(config, name) for name in SHOWN},
+    }
+    outcome = Outcome(
+        started=called + result.startup_seconds, trained_seconds=result.wall_seconds, settings=used
+    )
     for found in result.evaluations:
         outcome.add(judged(found, task.threshold), task.threshold)
         if outcome.solved:
@@ -65,4 +83,6 @@ def judged(found: Any, threshold: float) -> Evaluation:
     screened = found.returns[: len(SCREENING_SEEDS)]
     mean = sum(screened) / len(screened)
     confirmed = round(sum(found.returns) / len(found.returns), 2) if mean >= threshold else None
-    return Evaluation(found.env_steps, found.updates, round(found.wall_seconds, 4), round(mean, 2), confirmed)
+    return Evaluation(
+        found.env_steps, found.updates, round(found.wall_seconds, 4), round(mean, 2), confirmed
+    )

@@ -1,7 +1,8 @@
 """Stable-Baselines3 with the tuned settings of RL Baselines3 Zoo (rl_zoo3 2.9.2, hyperparams/*.yml).
 
-What differs from the zoo, besides the width of the network: see SETTINGS. The zoo gives exploration as a fraction of its own
-number of steps; here it is given in steps, so that a longer budget does not stretch it.
+What differs from the zoo, besides the width of the network: see SETTINGS. The zoo gives exploration
+as a fraction of its own number of steps; here it is given in steps, so that a longer budget does
+not stretch it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from bench.convergence.protocol import Course, Outcome, make
 from bench.convergence.tasks import Task
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    # dqn.yml, CartPole-v1; 0.16 of 50,000 steps. Batches of 128, not 64: they were the faster ones (tried.py).
+    # dqn.yml, CartPole-v1; 0.16 of 50,000 steps. Batches of 128, not 64: they were the faster ones
+    # (tried.py).
     "cartpole_dqn": {
         "learning_rate": 2.3e-3,
         "batch_size": 128,
@@ -100,9 +102,18 @@ def build(task: Task, chosen: dict[str, Any], seed: int) -> Any:
         arguments["exploration_fraction"] = arguments.pop("exploration_steps") / total(task)
     if "noise_std" in arguments:
         size = envs.action_space.shape
-        arguments["action_noise"] = NormalActionNoise(np.zeros(size), arguments.pop("noise_std") * np.ones(size))
+        arguments["action_noise"] = NormalActionNoise(
+            np.zeros(size), arguments.pop("noise_std") * np.ones(size)
+        )
     algorithm = getattr(stable_baselines3, task.algorithm.upper())
-    return algorithm("MlpPolicy", envs, policy_kwargs={"net_arch": [units, units]}, seed=seed, device="cpu", **arguments)
+    return algorithm(
+        "MlpPolicy",
+        envs,
+        policy_kwargs={"net_arch": [units, units]},
+        seed=seed,
+        device="cpu",
+        **arguments,
+    )
 
 
 def actor(model: Any, algorithm: str) -> tuple[torch.nn.Module, Any]:
@@ -110,7 +121,9 @@ def actor(model: Any, algorithm: str) -> tuple[torch.nn.Module, Any]:
     if algorithm == "dqn":
         return model.policy.q_net, lambda network, observations: network(observations).argmax(dim=1)
     if algorithm == "sac":
-        return model.policy.actor, lambda network, observations: network(observations, deterministic=True)
+        return model.policy.actor, lambda network, observations: network(
+            observations, deterministic=True
+        )
     return model.policy.actor, lambda network, observations: network(observations)
 
 

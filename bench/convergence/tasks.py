@@ -12,7 +12,9 @@ class Task:
     algorithm: str
     env_id: str
     threshold: float  # mean return of 100 greedy episodes
-    budget: int  # environment steps after which a run gives up: several times what the slowest rival usually needs
+    # environment steps after which a run gives up: several times what the slowest rival usually
+    # needs
+    budget: int
     snapshot_every: int  # environment steps
     snapshots_per_chunk: int = 4  # training goes on for so long before its snapshots are evaluated
 
@@ -31,7 +33,8 @@ TASKS = {
 }
 UNITS = (64, 256)
 RIVALS = ("sb3", "tianshou", "rllib", "runner")
-RLLIB = ("cartpole_dqn", "pendulum_sac")  # what its tuned examples have settings for; it has no DDPG and no TD3
+# what its tuned examples have settings for; it has no DDPG and no TD3
+RLLIB = ("cartpole_dqn", "pendulum_sac")
 
 
 def takes_part(rival: str, task: str) -> bool:

@@ -1,8 +1,8 @@
 """Would other settings make Stable-Baselines3 faster than its zoo's? `python -m bench.convergence.tried [--resume]`.
 
-Each task that it takes part in is also run with what the others here have: smaller batches, fewer random steps, more
-environments, two threads of torch; with 256 units (`--units 256`), two threads only. Interleaved, as the benchmark itself.
-`bench.convergence.report` writes the table.
+Each task that it takes part in is also run with what the others here have: smaller batches, fewer
+random steps, more environments, two threads of torch; with 256 units (`--units 256`), two threads
+only. Interleaved, as the benchmark itself. `bench.convergence.report` writes the table.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def jobs(tasks: Sequence[str], units: Sequence[int], seeds: int) -> Iterator[dic
 
 def describe(record: Record) -> str:
     """One line about a run."""
-    found = f"{record['wall_seconds']:.1f} s" if record["solved"] else record.get("error", "not solved")
+    found = (
+        f"{record['wall_seconds']:.1f} s" if record["solved"] else record.get("error", "not solved")
+    )
     return f"{record['task']:<16} {record['units']:>3} units  {record['variant']:<36} seed {record['seed']}  {found}"
 
 
@@ -75,33 +77,61 @@ def section() -> list[str]:
     described, records = campaign.read(OUTPUT)
     rows = []
     for units, task in product(UNITS, TRIED):
-        found = {name: campaign.chosen(records, task=task, units=units, variant=name) for name in variants(task, units)}
+        found = {
+            name: campaign.chosen(records, task=task, units=units, variant=name)
+            for name in variants(task, units)
+        }
         if not all(found.values()):
             continue
-        medians = {name: campaign.quartiles(campaign.times(runs))[1] for name, runs in found.items()}
+        medians = {
+            name: campaign.quartiles(campaign.times(runs))[1] for name, runs in found.items()
+        }
         for name, runs in found.items():
             solved = f"{sum(run['solved'] for run in runs)}/{len(runs)}"
-            factor = f"{medians[ZOO] / medians[name]:.2f}×" if math.isfinite(medians[ZOO] + medians[name]) else "–"
-            rows.append([TASKS[task].label, str(units), name, campaign.spread(campaign.times(runs)), solved, factor])
+            factor = (
+                f"{medians[ZOO] / medians[name]:.2f}×"
+                if math.isfinite(medians[ZOO] + medians[name])
+                else "–"
+            )
+            rows.append(
+                [
+                    TASKS[task].label,
+                    str(units),
+                    name,
+                    campaign.spread(campaign.times(runs)),
+                    solved,
+                    factor,
+                ]
+            )
     return [
         "### Other settings of Stable-Baselines3",
         "",
         f"Measured {described['date']}, commit {described['commit']}, on {described['processor']['cores']} cores of an "
         f"{described['processor']['model']}; every run: {results_links([OUTPUT.name])}.",
         "",
-        *markdown_table(["task", "units", "settings", "seconds to threshold", "solved", "faster than as tuned"], rows),
+        *markdown_table(
+            ["task", "units", "settings", "seconds to threshold", "solved", "faster than as tuned"],
+            rows,
+        ),
     ]
 
 
 def main() -> None:
     """Run what is not there yet."""
-    parser = argparse.ArgumentParser(prog="python -m bench.convergence.tried", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.convergence.tried", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--tasks", nargs="+", choices=TRIED, default=list(TRIED))
-    parser.add_argument("--units", nargs="+", type=int, default=[64], help="width of both hidden layers")
+    parser.add_argument(
+        "--units", nargs="+", type=int, default=[64], help="width of both hidden layers"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     campaign.add_going_on(parser)
     arguments = parser.parse_args()
-    execute, planned = partial(campaign.run, worker=WORKER), jobs(arguments.tasks, arguments.units, arguments.seeds)
+    execute, planned = (
+        partial(campaign.run, worker=WORKER),
+        jobs(arguments.tasks, arguments.units, arguments.seeds),
+    )
     campaign.conduct(OUTPUT, planned, IDENTITY, execute, describe, arguments.before)
 
 

@@ -1,11 +1,13 @@
 """Blind Cliffwalk (Schaul et al. 2016, arXiv:1511.05952, section 3.1, appendix B.1): one row in 2^(n+1) − 2 has a reward.
 
-There are n states in a row and two actions. The right one, which alternates from state to state, leads to the next state;
-the wrong one ends the episode with reward 0. Past the last state waits reward 1. The replay memory holds what all 2^n action
-sequences meet. A table of Q-values starts near 0 and learns from one transition at a time (step size 1/4, discount
-1 − 1/n) until its mean squared error is below 1e-3. Counted are updates.
+There are n states in a row and two actions. The right one, which alternates from state to state,
+leads to the next state; the wrong one ends the episode with reward 0. Past the last state waits
+reward 1. The replay memory holds what all 2^n action sequences meet. A table of Q-values starts
+near 0 and learns from one transition at a time (step size 1/4, discount 1 − 1/n) until its mean
+squared error is below 1e-3. Counted are updates.
 
-    python -m bench.learning.cliffwalk        # writes bench/results/learning/cliffwalk.json, a minute or two
+    python -m bench.learning.cliffwalk        # writes bench/results/learning/cliffwalk.json, a
+    minute or two
 """
 
 from __future__ import annotations
@@ -34,8 +36,13 @@ class Cliffwalk:
 
     def memory(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """States and actions of all transitions, [2^(n+1) − 2]; episodes in random order. The rest follows from these two."""
-        # In how many of the 2^n sequences does the first wrong action come at step k? Halve the rest at each step.
-        lengths = [(k + 1, False) for k in range(self.n_states) for _ in range(2 ** (self.n_states - k - 1))]
+        # In how many of the 2^n sequences does the first wrong action come at step k? Halve the
+        # rest at each step.
+        lengths = [
+            (k + 1, False)
+            for k in range(self.n_states)
+            for _ in range(2 ** (self.n_states - k - 1))
+        ]
         lengths.append((self.n_states, True))
         states, actions = [], []
         for i in rng.permutation(len(lengths)):
@@ -113,8 +120,11 @@ def prioritized(task: Cliffwalk, rng: np.random.Generator, limit: int, alpha: fl
     """Updates needed with our buffer: one row drawn by |TD error|, one update, its priority set, and so on."""
     states, actions = task.memory(rng)
     fields = {"state": kr.Field((), "int64"), "action": kr.Field((), "int64")}
-    # A table without noise has no bias to correct: beta is 0, as importance weights below 1 would only shorten steps.
-    buffer = kr.PrioritizedReplayBuffer(len(states), fields, alpha=alpha, beta=0.0, seed=int(rng.integers(2**31)))
+    # A table without noise has no bias to correct: beta is 0, as importance weights below 1 would
+    # only shorten steps.
+    buffer = kr.PrioritizedReplayBuffer(
+        len(states), fields, alpha=alpha, beta=0.0, seed=int(rng.integers(2**31))
+    )
     buffer.add(state=states, action=actions)
     learner = Learner(task, rng)
     for n in range(limit):
@@ -145,23 +155,38 @@ def runs(sizes: Sequence[int], seeds: int, limit: int) -> Iterator[tuple[int, st
     for n in sizes:
         task = Cliffwalk(n)
         for name, method in METHODS.items():
-            yield n, name, [method(task, np.random.default_rng([n, seed]), limit) for seed in range(seeds)]
+            yield (
+                n,
+                name,
+                [method(task, np.random.default_rng([n, seed]), limit) for seed in range(seeds)],
+            )
 
 
 def main() -> None:
     """Run all sizes and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(range(2, 17)), help="numbers of states")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=list(range(2, 17)), help="numbers of states"
+    )
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--limit", type=int, default=20_000_000, help="updates at most (default: %(default)s)")
+    parser.add_argument(
+        "--limit", type=int, default=20_000_000, help="updates at most (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     results = []
     for n, method, updates in runs(arguments.sizes, arguments.seeds, arguments.limit):
-        results.append({"n_states": n, "transitions": 2 ** (n + 1) - 2, "method": method, "updates": updates})
-        print(f"n {n:2d}  {method:<12} median {median(updates):>10.0f}  [{min(updates)} … {max(updates)}]", flush=True)
+        results.append(
+            {"n_states": n, "transitions": 2 ** (n + 1) - 2, "method": method, "updates": updates}
+        )
+        print(
+            f"n {n:2d}  {method:<12} median {median(updates):>10.0f}  [{min(updates)} … {max(updates)}]",
+            flush=True,
+        )
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(result) for result in results)
-    RESULTS.write_text(f'{{"step_size": {STEP_SIZE}, "tolerance": {TOLERANCE}, "alpha": 0.6, "runs": [\n{lines}\n]}}\n')
+    RESULTS.write_text(
+        f'{{"step_size": {STEP_SIZE}, "tolerance": {TOLERANCE}, "alpha": 0.6, "runs": [\n{lines}\n]}}\n'
+    )
 
 
 if __name__ == "__main__":

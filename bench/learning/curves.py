@@ -1,9 +1,10 @@
 """Learning curves of stock Stable-Baselines3 algorithms: SB3's uniform buffer against ours, everything else the same.
 
-    python -m bench.learning.curves cartpole --seeds 5 --processes 2     # writes bench/results/learning/cartpole.json
+    python -m bench.learning.curves cartpole --seeds 5 --processes 2     # writes
+    bench/results/learning/cartpole.json
 
-The hyperparameters are those of RL Baselines3 Zoo, tuned there for uniform replay; ours adds alpha and beta, its defaults.
-Every so often the greedy policy is evaluated on environments of its own.
+The hyperparameters are those of RL Baselines3 Zoo, tuned there for uniform replay; ours adds alpha
+and beta, its defaults. Every so often the greedy policy is evaluated on environments of its own.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ TASKS = {
         },
     ),
 }
-# Prioritized replay repeats the rows with large errors, so its paper takes a quarter of uniform replay's step size (section 4).
-# Here both buffers get it.
+# Prioritized replay repeats the rows with large errors, so its paper takes a quarter of uniform
+# replay's step size (section 4). Here both buffers get it.
 TASKS["lunarlander_gentle"] = replace(
     TASKS["lunarlander"],
     settings={**TASKS["lunarlander"].settings, "learning_rate": 6.3e-4 / 4},
@@ -115,21 +116,32 @@ def train(name: str, steps: int, buffer: str, seed: int) -> dict[str, Any]:
     arguments: dict[str, Any] = dict(task.settings)
     algorithm = getattr(stable_baselines3, task.algorithm)
     if buffer == "prioritized":
-        arguments |= {"replay_buffer_class": PrioritizedReplayBuffer, "replay_buffer_kwargs": PRIORITIZED}
+        arguments |= {
+            "replay_buffer_class": PrioritizedReplayBuffer,
+            "replay_buffer_kwargs": PRIORITIZED,
+        }
     elif buffer == PLAIN:
         from bench.learning.plain_dqn import WeightedDQN
         from bench.rivals.python_sum_tree import PythonPrioritizedReplayBuffer
 
         algorithm = WeightedDQN
-        arguments |= {"replay_buffer_class": PythonPrioritizedReplayBuffer, "replay_buffer_kwargs": PRIORITIZED}
-    model = algorithm("MlpPolicy", make_vec_env(task.env_id, seed=seed), seed=seed, device="cpu", **arguments)
+        arguments |= {
+            "replay_buffer_class": PythonPrioritizedReplayBuffer,
+            "replay_buffer_kwargs": PRIORITIZED,
+        }
+    model = algorithm(
+        "MlpPolicy", make_vec_env(task.env_id, seed=seed), seed=seed, device="cpu", **arguments
+    )
     evaluation = make_vec_env(task.env_id, n_envs=task.episodes, seed=1000 + seed)
     at: list[int] = []
     returns: list[float] = []
-    values: list[float] = []  # what DQN believes the first stored observations are worth: shows whether it diverges
+    # what DQN believes the first stored observations are worth: shows whether it diverges
+    values: list[float] = []
 
     def value() -> float:
-        observations = torch.from_numpy(model.replay_buffer.observations[: min(1000, model.num_timesteps), 0])
+        observations = torch.from_numpy(
+            model.replay_buffer.observations[: min(1000, model.num_timesteps), 0]
+        )
         with torch.no_grad():
             return float(model.q_net(observations).max(dim=1).values.mean())
 
@@ -137,7 +149,9 @@ def train(name: str, steps: int, buffer: str, seed: int) -> dict[str, Any]:
         def _on_step(self) -> bool:
             if self.num_timesteps % task.evaluate_every == 0:
                 at.append(self.num_timesteps)
-                returns.append(round(float(evaluate_policy(model, evaluation, task.episodes)[0]), 2))
+                returns.append(
+                    round(float(evaluate_policy(model, evaluation, task.episodes)[0]), 2)
+                )
                 if task.algorithm == "DQN":
                     values.append(round(value(), 2))
             return True
@@ -145,7 +159,15 @@ def train(name: str, steps: int, buffer: str, seed: int) -> dict[str, Any]:
     start = perf_counter()
     model.learn(steps, callback=Evaluate())
     seconds = round(perf_counter() - start, 1)
-    return {"buffer": buffer, "seed": seed, "steps": at, "returns": returns, "values": values, "seconds": seconds, **stamp()}
+    return {
+        "buffer": buffer,
+        "seed": seed,
+        "steps": at,
+        "returns": returns,
+        "values": values,
+        "seconds": seconds,
+        **stamp(),
+    }
 
 
 def _train(job: tuple[str, int, str, int]) -> dict[str, Any]:
@@ -166,7 +188,9 @@ def write(path: Path, name: str, steps: int, runs: Sequence[dict[str, Any]]) -> 
         "prioritized": PRIORITIZED,
         "versions": {library: metadata.version(library) for library in LIBRARIES},
     }
-    lines = ",\n".join(json.dumps(run) for run in sorted(runs, key=lambda run: (run["seed"], run["buffer"])))
+    lines = ",\n".join(
+        json.dumps(run) for run in sorted(runs, key=lambda run: (run["seed"], run["buffer"]))
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".tmp")
     fresh.write_text(json.dumps(head)[:-1] + f', "runs": [\n{lines}\n]}}\n')
@@ -177,7 +201,9 @@ def recorded(path: Path, but_for: set[tuple[str, int]], steps: int) -> list[dict
     """Return the runs of as many steps that are there already, but for these."""
     document = json.loads(path.read_text()) if path.exists() else {"steps": steps, "runs": []}
     if document["steps"] != steps:
-        raise SystemExit(f"{path.name} has runs of {document['steps']:,} steps: name another folder with --output")
+        raise SystemExit(
+            f"{path.name} has runs of {document['steps']:,} steps: name another folder with --output"
+        )
     return [run for run in document["runs"] if (run["buffer"], run["seed"]) not in but_for]
 
 
@@ -190,10 +216,19 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="keep the runs that there are")
     parser.add_argument("--steps", type=int, help="environment steps (default: the task's)")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results (default: bench/results/learning)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=RESULTS,
+        help="folder of the results (default: bench/results/learning)",
+    )
     arguments = parser.parse_args()
     steps = arguments.steps or TASKS[arguments.task].steps
-    jobs = [(arguments.task, steps, buffer, seed) for seed in range(arguments.seeds) for buffer in arguments.buffers]
+    jobs = [
+        (arguments.task, steps, buffer, seed)
+        for seed in range(arguments.seeds)
+        for buffer in arguments.buffers
+    ]
     output = arguments.output / f"{arguments.task}.json"
     runs = recorded(output, set() if arguments.resume else {job[2:] for job in jobs}, steps)
     there = {(run["buffer"], run["seed"]) for run in runs}
@@ -203,7 +238,10 @@ def main() -> None:
             runs.append(run)
             write(output, arguments.task, steps, runs)
             last = run["returns"][-1] if run["returns"] else float("nan")
-            print(f"{run['buffer']:<12} seed {run['seed']}: {last:8.1f} at the end, {run['seconds']:.0f} s", flush=True)
+            print(
+                f"{run['buffer']:<12} seed {run['seed']}: {last:8.1f} at the end, {run['seconds']:.0f} s",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -16,11 +16,15 @@ class WeightedDQN(DQN):
         for _ in range(gradient_steps):
             batch = self.replay_buffer.sample(batch_size)
             with torch.no_grad():
-                next_value = self.q_net_target(batch.next_observations).max(dim=1, keepdim=True).values
+                next_value = (
+                    self.q_net_target(batch.next_observations).max(dim=1, keepdim=True).values
+                )
                 target = batch.rewards + (1 - batch.dones) * self.gamma * next_value
             value = self.q_net(batch.observations).gather(1, batch.actions.long())
             loss = (batch.weights * F.smooth_l1_loss(value, target, reduction="none")).mean()
-            self.replay_buffer.update_priorities(batch.indices, (target - value).detach().numpy().ravel())
+            self.replay_buffer.update_priorities(
+                batch.indices, (target - value).detach().numpy().ravel()
+            )
             self.policy.optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)

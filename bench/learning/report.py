@@ -47,9 +47,22 @@ def draw_cliffwalk(document: dict[str, Any], path: Path) -> None:
             runs = [run for run in document["runs"] if run["method"] == method]
             xs = [run["transitions"] for run in runs]
             axes.fill_between(
-                xs, [min(r["updates"]) for r in runs], [max(r["updates"]) for r in runs], color=colour, alpha=0.2, lw=0
+                xs,
+                [min(r["updates"]) for r in runs],
+                [max(r["updates"]) for r in runs],
+                color=colour,
+                alpha=0.2,
+                lw=0,
             )
-            axes.plot(xs, [median(r["updates"]) for r in runs], "o-", color=colour, ms=4, lw=1.8, label=method)
+            axes.plot(
+                xs,
+                [median(r["updates"]) for r in runs],
+                "o-",
+                color=colour,
+                ms=4,
+                lw=1.8,
+                label=method,
+            )
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel("transitions in the replay memory (2 to 16 states)")
@@ -64,17 +77,30 @@ def draw_cliffwalk(document: dict[str, Any], path: Path) -> None:
 def draw_curves(documents: dict[str, dict[str, Any]], path: Path) -> None:
     """One panel per task: mean over seeds, band of one standard error, single seeds faint."""
     with plt.rc_context(STYLE):
-        figure, grid = plt.subplots(1, len(documents), figsize=(4.0 * len(documents), 3.4), layout="constrained", squeeze=False)
+        figure, grid = plt.subplots(
+            1,
+            len(documents),
+            figsize=(4.0 * len(documents), 3.4),
+            layout="constrained",
+            squeeze=False,
+        )
         for axes, document in zip(grid[0], documents.values(), strict=True):
             for buffer in BUFFERS:
                 returns, colour = curves(document, buffer), CURVES[buffer]
                 if not len(returns):
                     continue
                 steps = document["runs"][0]["steps"]
-                middle, error = returns.mean(axis=0), returns.std(axis=0, ddof=1) / np.sqrt(len(returns))
+                middle, error = (
+                    returns.mean(axis=0),
+                    returns.std(axis=0, ddof=1) / np.sqrt(len(returns)),
+                )
                 axes.plot(steps, returns.T, color=colour, lw=0.6, alpha=0.25)
-                axes.fill_between(steps, middle - error, middle + error, color=colour, alpha=0.25, lw=0)
-                axes.plot(steps, middle, color=colour, lw=2, label=f"{buffer}, {len(returns)} seeds")
+                axes.fill_between(
+                    steps, middle - error, middle + error, color=colour, alpha=0.25, lw=0
+                )
+                axes.plot(
+                    steps, middle, color=colour, lw=2, label=f"{buffer}, {len(returns)} seeds"
+                )
             axes.set_title(f"{document['algorithm']}, {document['env']}" + _variant(document))
             axes.set_xlabel("environment steps")
             axes.grid()
@@ -103,11 +129,16 @@ def cliffwalk_table(document: dict[str, Any]) -> list[str]:
 def curve_table(documents: dict[str, dict[str, Any]]) -> list[str]:
     """Final return and mean return over the whole run, by buffer: mean over seeds and its 95 % interval."""
     rows = []
-    buffers = [name for name in BUFFERS if any(len(curves(one, name)) for one in documents.values())]
+    buffers = [
+        name for name in BUFFERS if any(len(curves(one, name)) for one in documents.values())
+    ]
     for document in documents.values():
         task = f"{document['algorithm']}, {document['env']}{_variant(document)}".replace("\n", ", ")
         seeds = len(curves(document, BUFFERS[0]))
-        for title, reduce in ((f"last {LAST} evaluations", lambda r: r[:, -LAST:]), ("all evaluations", lambda r: r)):
+        for title, reduce in (
+            (f"last {LAST} evaluations", lambda r: r[:, -LAST:]),
+            ("all evaluations", lambda r: r),
+        ):
             cells = []
             for buffer in buffers:
                 returns = curves(document, buffer)
@@ -131,14 +162,32 @@ def main() -> None:
     cliffwalk = load("cliffwalk")
     if cliffwalk:
         draw_cliffwalk(cliffwalk, docs / "images" / "cliffwalk.png")
-        lines += ["## Blind Cliffwalk", "", "![Blind Cliffwalk](images/cliffwalk.png)", "", *cliffwalk_table(cliffwalk)]
+        lines += [
+            "## Blind Cliffwalk",
+            "",
+            "![Blind Cliffwalk](images/cliffwalk.png)",
+            "",
+            *cliffwalk_table(cliffwalk),
+        ]
     documents = {name: document for name in TASKS if (document := load(name)) is not None}
     if documents:
         draw_curves(documents, docs / "images" / "learning_curves.png")
-        lines += ["## Learning curves", "", "![learning curves](images/learning_curves.png)", "", *curve_table(documents)]
+        lines += [
+            "## Learning curves",
+            "",
+            "![learning curves](images/learning_curves.png)",
+            "",
+            *curve_table(documents),
+        ]
         versions = next(iter(documents.values()))["versions"]
-        lines += ["Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()), ""]
-    names = [f"learning/{name}.json" for name in ["cliffwalk"] * (cliffwalk is not None) + list(documents)]
+        lines += [
+            "Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()),
+            "",
+        ]
+    names = [
+        f"learning/{name}.json"
+        for name in ["cliffwalk"] * (cliffwalk is not None) + list(documents)
+    ]
     lines += [f"Every run: {results_links(names)}.", ""]
     write(docs / "learning.md", "Does it learn?", lines)
 

@@ -54,7 +54,8 @@ class CpprbBuffer:
     def update(self, batch: int) -> Contender:
         updates = Updates(self._slots, batch)
 
-        def inputs(n: int) -> list[tuple[Any, ...]]:  # in the dtype its own sample returns, so that it need not convert
+        # in the dtype its own sample returns, so that it need not convert
+        def inputs(n: int) -> list[tuple[Any, ...]]:
             return [(index.astype(np.uint64), errors) for index, errors in updates.pairs(n)]
 
         return Contender(NAME, self.buffer.update_priorities, inputs)

@@ -45,7 +45,13 @@ class Tianshou:
         seen = stacks(16)
         for i in range(slots):
             end = i % EPISODE == EPISODE - 1
-            step = {"act": 0, "rew": 1.0, "terminated": end, "truncated": False, "obs_next": seen[(i + 1) % 16]}
+            step = {
+                "act": 0,
+                "rew": 1.0,
+                "terminated": end,
+                "truncated": False,
+                "obs_next": seen[(i + 1) % 16],
+            }
             self.buffer.add(Batch(obs=seen[i % 16], **step))
 
 

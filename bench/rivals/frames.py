@@ -18,10 +18,16 @@ class Once:
 
     def __init__(self, slots: int, n_step: int = 1) -> None:
         self.name = ONCE if n_step == 1 else f"{ONCE}, n_step={n_step}"
-        self.buffer = kr.FrameReplayBuffer(slots, kr.Field(PIXELS, "uint8"), ACTION, STACK, n_step, seed=0)
+        self.buffer = kr.FrameReplayBuffer(
+            slots, kr.Field(PIXELS, "uint8"), ACTION, STACK, n_step, seed=0
+        )
         writer = kr.FrameStackWriter(self.buffer, N_ENVS, 0.99)
         frames = np.random.default_rng(1).integers(256, size=(16, N_ENVS, *PIXELS), dtype=np.uint8)
-        step = {"action": np.zeros(N_ENVS, np.int64), "reward": np.ones(N_ENVS), "terminated": np.zeros(N_ENVS, bool)}
+        step = {
+            "action": np.zeros(N_ENVS, np.int64),
+            "reward": np.ones(N_ENVS),
+            "terminated": np.zeros(N_ENVS, bool),
+        }
         ends = np.zeros(N_ENVS, bool), np.ones(N_ENVS, bool)
         writer.reset(frames[0])
         for t in range(1, slots // N_ENVS + EPISODE):
@@ -64,7 +70,11 @@ class Twice:
         self.buffer = kr.PrioritizedReplayBuffer(slots, fields, seed=0)
         n = min(CHUNK, slots)
         stacks = np.random.default_rng(1).integers(256, size=(n, STACK, *PIXELS), dtype=np.uint8)
-        self._rows = {"observation": stacks, "action": np.zeros(n, np.int64), "reward": np.ones(n, np.float32)}
+        self._rows = {
+            "observation": stacks,
+            "action": np.zeros(n, np.int64),
+            "reward": np.ones(n, np.float32),
+        }
         self._rows |= {"next_observation": stacks, "terminated": np.zeros(n, bool)}
         for _ in range(slots // n):
             self.buffer.add(**self._rows)

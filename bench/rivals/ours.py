@@ -57,7 +57,9 @@ class OurBuffer:
 
     def __init__(self, slots: int, rows_per_add: int = 1, kind: Kind = VECTOR) -> None:
         self._slots, self._rows, self._kind = slots, rows_per_add, kind
-        self.buffer = kr.PrioritizedReplayBuffer(slots, fields(kind), alpha=ALPHA, beta=BETA, seed=0)
+        self.buffer = kr.PrioritizedReplayBuffer(
+            slots, fields(kind), alpha=ALPHA, beta=BETA, seed=0
+        )
         for _, block, errors in chunks(slots, kind):
             self.buffer.add(priority=errors, **block)
 
@@ -75,7 +77,8 @@ class OurBuffer:
             handle["index"], handle["generation"] = updates.indices(n), generation
             return list(zip(handle, updates.errors(n), strict=True))
 
-        assert self.buffer.update_priorities(*inputs(1)[0]) == batch  # every timed update really happens
+        # every timed update really happens
+        assert self.buffer.update_priorities(*inputs(1)[0]) == batch
         return Contender(NAME, self.buffer.update_priorities, inputs)
 
     def cycle(self, batch: int) -> Contender:

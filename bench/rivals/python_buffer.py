@@ -23,7 +23,9 @@ class PythonBuffer:
         if rows_per_add != 1:
             raise ValueError("it is made for one environment")
         self._slots, self._kind = slots, kind
-        self.buffer = PythonPrioritizedReplayBuffer(slots, *spaces_of(kind), "cpu", alpha=ALPHA, beta=BETA)
+        self.buffer = PythonPrioritizedReplayBuffer(
+            slots, *spaces_of(kind), "cpu", alpha=ALPHA, beta=BETA
+        )
         fill(self.buffer, kind)
         masses = np.float64(td_errors(slots)) ** ALPHA
         self.buffer.tree.fill(masses.tolist())

@@ -1,7 +1,8 @@
 """Prioritized replay in plain Python: what people paste from GitHub into an SB3 project.
 
-A binary sum tree in a Python list (quicker to index one by one than a NumPy array, which others use), one walk down
-per sampled row, one walk up per updated row, and NumPy for the rest. The loops bind their names to locals first.
+A binary sum tree in a Python list (quicker to index one by one than a NumPy array, which others
+use), one walk down per sampled row, one walk up per updated row, and NumPy for the rest. The loops
+bind their names to locals first.
 """
 
 from __future__ import annotations
@@ -69,7 +70,12 @@ class PythonPrioritizedReplayBuffer(ReplayBuffer):
     """Proportional prioritization for one environment (Schaul et al. 2016), on SB3's own storage."""
 
     def __init__(
-        self, *args: Any, alpha: float = 0.6, beta: float = 0.4, priority_epsilon: float = 1e-6, **kwargs: Any
+        self,
+        *args: Any,
+        alpha: float = 0.6,
+        beta: float = 0.4,
+        priority_epsilon: float = 1e-6,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.alpha, self.beta, self.priority_epsilon = alpha, beta, priority_epsilon
@@ -88,14 +94,17 @@ class PythonPrioritizedReplayBuffer(ReplayBuffer):
         last = self.size() - 1
         indices, masses = [], []
         for i in range(batch_size):
-            index = min(find((i + random.random()) * part), last)  # rounding may lead past the last row
+            # rounding may lead past the last row
+            index = min(find((i + random.random()) * part), last)
             indices.append(index)
             masses.append(nodes[first_leaf + index])
         weights = (np.array(masses) * ((last + 1) / tree.total)) ** -self.beta
         weights /= weights.max()
         index_array = np.array(indices)
         rows = self._get_samples(index_array, env)
-        return PrioritizedSamples(*rows[:5], self.to_torch(weights.astype(np.float32).reshape(-1, 1)), index_array)
+        return PrioritizedSamples(
+            *rows[:5], self.to_torch(weights.astype(np.float32).reshape(-1, 1)), index_array
+        )
 
     def update_priorities(self, indices: np.ndarray, td_errors: np.ndarray) -> None:
         """Set the priority of each row to |TD error| + epsilon."""

@@ -1,8 +1,9 @@
 """Rivals whose requirements clash with everybody else's: each in a virtual environment and a process of its own.
 
-`make rivals` makes the environments, .venv-rivals/NAME from requirements-NAME.txt. The process (server.py) builds the rival and
-runs the timing loop of bench.timing on it, one repetition at a time, when it is told to: so it takes its turn in the same
-rounds as all the others. Between its repetitions it waits.
+`make rivals` makes the environments, .venv-rivals/NAME from requirements-NAME.txt. The process
+(server.py) builds the rival and runs the timing loop of bench.timing on it, one repetition at a
+time, when it is told to: so it takes its turn in the same rounds as all the others. Between its
+repetitions it waits.
 """
 
 from __future__ import annotations
@@ -69,9 +70,18 @@ class RemoteRival:
         if not installed(environment):
             raise MissingRivalError(NOT_INSTALLED)
         mine, others = socket.socketpair()
-        command = [str(python(environment)), "-W", "ignore", "-m", "bench.rivals.server", str(others.fileno())]
+        command = [
+            str(python(environment)),
+            "-W",
+            "ignore",
+            "-m",
+            "bench.rivals.server",
+            str(others.fileno()),
+        ]
         quiet = {**os.environ, "RL_WARNINGS": "0"}
-        self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[others.fileno()], env=quiet, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, pass_fds=[others.fileno()], env=quiet, stderr=subprocess.DEVNULL
+        )
         others.close()
         self._connection = Connection(mine.detach())
         try:
@@ -107,7 +117,8 @@ class RemoteRival:
 def attempt(environment: str, notes: dict[str, str], *arguments: Any) -> RemoteRival | None:
     """Return the rival, or None where there is none.
 
-    `status` says why, and such a rival is not tried again; of one that has worked before, with other arguments, `notes` do.
+    `status` says why, and such a rival is not tried again; of one that has worked before, with
+    other arguments, `notes` do.
     """
     name = NAMES[environment]
     if status.get(name, "").startswith(LEFT_OUT):

@@ -1,8 +1,8 @@
 """RLlib's PrioritizedEpisodeReplayBuffer, the default of its DQN and SAC: Python objects and a binary tree in a Python list.
 
-Runs in an environment of its own (requirements-rllib.txt). It stores episodes and returns a list of episodes of one step, which
-its learner turns into arrays: that is not timed. It sets priorities of the rows drawn last and of no others, so that an update
-by itself is not offered.
+Runs in an environment of its own (requirements-rllib.txt). It stores episodes and returns a list of
+episodes of one step, which its learner turns into arrays: that is not timed. It sets priorities of
+the rows drawn last and of no others, so that an update by itself is not offered.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class RllibBuffer:
         length = min(EPISODE, kind.chunk, slots)
         self._block = rows(length, kind=kind)
         for first in range(0, slots, length):
-            self.buffer.add(self._episode(range(min(length, slots - first)), f"filled {first}", truncated=True))
+            self.buffer.add(
+                self._episode(range(min(length, slots - first)), f"filled {first}", truncated=True)
+            )
         masses = np.float64(td_errors(slots)) ** ALPHA
         for tree in (self.buffer._sum_segment, self.buffer._min_segment):
             _fill(tree, masses.tolist())
@@ -76,7 +78,10 @@ class RllibBuffer:
 
         def inputs(n: int) -> list[tuple[Any, ...]]:
             names = [f"added {next(self._n_episodes)}" for _ in range(self._rows)]
-            return [([self._episode(range(t, t + 1), name, truncated=False) for name in names],) for t in range(n)]
+            return [
+                ([self._episode(range(t, t + 1), name, truncated=False) for name in names],)
+                for t in range(n)
+            ]
 
         return Contender(NAME, self.buffer.add, inputs)
 

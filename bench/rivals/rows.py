@@ -25,12 +25,22 @@ class Kind:
     def nbytes(self) -> int:
         """Payload of a row: both observations, action, reward, end."""
         observation = int(np.prod(self.observation)) * np.dtype(self.observation_dtype).itemsize
-        return 2 * observation + int(np.prod(self.action)) * np.dtype(self.action_dtype).itemsize + 4 + 1
+        return (
+            2 * observation
+            + int(np.prod(self.action)) * np.dtype(self.action_dtype).itemsize
+            + 4
+            + 1
+        )
 
 
 VECTOR = Kind("HalfCheetah", (17,), "float32", (6,), "float32", 100_000)
 ATARI = Kind("Atari 4×84×84", (4, 84, 84), "uint8", (), "int64", 500)
-OBSERVATION, ACTION, CHUNK, PAYLOAD_BYTES = VECTOR.observation[0], VECTOR.action[0], VECTOR.chunk, VECTOR.nbytes
+OBSERVATION, ACTION, CHUNK, PAYLOAD_BYTES = (
+    VECTOR.observation[0],
+    VECTOR.action[0],
+    VECTOR.chunk,
+    VECTOR.nbytes,
+)
 
 
 def rows(n: int, seed: int = 1, kind: Kind = VECTOR) -> dict[str, np.ndarray]:
@@ -56,13 +66,19 @@ def td_errors(n: int, seed: int = 2) -> np.ndarray:
     return np.random.default_rng(seed).lognormal(-1.0, 1.0, n).astype(np.float32)
 
 
-def chunks(slots: int, kind: Kind = VECTOR) -> Iterator[tuple[slice, dict[str, np.ndarray], np.ndarray]]:
+def chunks(
+    slots: int, kind: Kind = VECTOR
+) -> Iterator[tuple[slice, dict[str, np.ndarray], np.ndarray]]:
     """(slots of the chunk, rows, |TD errors|): the rows repeat from chunk to chunk, the priorities do not."""
     size = min(kind.chunk, slots)
     block = rows(size, kind=kind)
     for number, start in enumerate(range(0, slots, size)):
         n = min(size, slots - start)
-        yield slice(start, start + n), {name: array[:n] for name, array in block.items()}, td_errors(n, 2 + number)
+        yield (
+            slice(start, start + n),
+            {name: array[:n] for name, array in block.items()},
+            td_errors(n, 2 + number),
+        )
 
 
 class Updates:

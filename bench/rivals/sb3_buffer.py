@@ -21,7 +21,9 @@ def spaces_of(kind: Kind) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
     """Observation and action space, as an environment with such rows has them."""
     if kind.observation_dtype == "uint8":
         return spaces.Box(0, 255, kind.observation, np.uint8), spaces.Discrete(4)
-    return spaces.Box(-np.inf, np.inf, kind.observation, np.float32), spaces.Box(-1.0, 1.0, kind.action, np.float32)
+    return spaces.Box(-np.inf, np.inf, kind.observation, np.float32), spaces.Box(
+        -1.0, 1.0, kind.action, np.float32
+    )
 
 
 def fill(buffer: ReplayBuffer, kind: Kind) -> None:
@@ -44,7 +46,13 @@ def add_arguments(n_rows: int, seed: int, kind: Kind) -> tuple[Any, ...]:
     """What `add` is given for a step of so many environments."""
     block = rows(n_rows, seed, kind)
     infos: list[dict[str, Any]] = [{} for _ in range(n_rows)]
-    return (*(block[name] for name in ("observation", "next_observation", "action", "reward", "terminated")), infos)
+    return (
+        *(
+            block[name]
+            for name in ("observation", "next_observation", "action", "reward", "terminated")
+        ),
+        infos,
+    )
 
 
 class Sb3Buffer:

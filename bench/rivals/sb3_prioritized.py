@@ -1,6 +1,7 @@
 """Stable-Baselines3 buffers under SB3's own interface: ours, one in plain Python, and SB3's uniform one.
 
-All are built as SB3's algorithms build them, for one environment, and filled through their own `add`.
+All are built as SB3's algorithms build them, for one environment, and filled through their own
+`add`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ OURS = "kary-replay for SB3"
 PYTHON = "plain-Python sum tree"
 UNIFORM = "SB3 ReplayBuffer (uniform)"
 ROWS = {
-    "HalfCheetah": (spaces.Box(-np.inf, np.inf, (17,), np.float32), spaces.Box(-1.0, 1.0, (6,), np.float32)),
+    "HalfCheetah": (
+        spaces.Box(-np.inf, np.inf, (17,), np.float32),
+        spaces.Box(-1.0, 1.0, (6,), np.float32),
+    ),
     "Atari 4×84×84": (spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(4)),
 }
 
@@ -33,20 +37,31 @@ def draws(space: spaces.Space[Any], n: int, rng: np.random.Generator) -> np.ndar
     if isinstance(space, spaces.Discrete):
         return rng.integers(0, space.n, n)
     if np.issubdtype(space.dtype, np.integer):
-        return rng.integers(space.low.flat[0], space.high.flat[0], (n, *space.shape), space.dtype, endpoint=True)
+        return rng.integers(
+            space.low.flat[0], space.high.flat[0], (n, *space.shape), space.dtype, endpoint=True
+        )
     return np.clip(rng.standard_normal((n, *space.shape)), -1.0, 1.0).astype(space.dtype)
 
 
 def fill(buffer: ReplayBuffer, n: int, block: int = 512) -> None:
     """Add n transitions, one by one. The rows repeat after `block`, for none depends on its content."""
     rng = np.random.default_rng(1)
-    observations, next_observations = (draws(buffer.observation_space, block, rng) for _ in range(2))
+    observations, next_observations = (
+        draws(buffer.observation_space, block, rng) for _ in range(2)
+    )
     actions = draws(buffer.action_space, block, rng).reshape(block, 1, -1)
     rewards = rng.standard_normal((block, 1)).astype(np.float32)
     ended, infos = np.zeros(1, bool), [{}]
     for i in range(n):
         j = i % block
-        buffer.add(observations[j : j + 1], next_observations[j : j + 1], actions[j], rewards[j], ended, infos)
+        buffer.add(
+            observations[j : j + 1],
+            next_observations[j : j + 1],
+            actions[j],
+            rewards[j],
+            ended,
+            infos,
+        )
 
 
 class Buffers:
@@ -55,8 +70,12 @@ class Buffers:
     def __init__(self, rows: str, slots: int) -> None:
         spaces_and_device = (*ROWS[rows], "cpu")
         self._slots = slots
-        self.ours = PrioritizedReplayBuffer(slots, *spaces_and_device, alpha=ALPHA, beta=BETA, seed=0)
-        self.python = PythonPrioritizedReplayBuffer(slots, *spaces_and_device, alpha=ALPHA, beta=BETA)
+        self.ours = PrioritizedReplayBuffer(
+            slots, *spaces_and_device, alpha=ALPHA, beta=BETA, seed=0
+        )
+        self.python = PythonPrioritizedReplayBuffer(
+            slots, *spaces_and_device, alpha=ALPHA, beta=BETA
+        )
         self.uniform = ReplayBuffer(slots, *spaces_and_device)
         for buffer in (self.ours, self.python, self.uniform):
             fill(buffer, slots)

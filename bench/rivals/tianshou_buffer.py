@@ -52,7 +52,8 @@ class TianshouBuffer:
         else:
             self.buffer = PrioritizedVectorReplayBuffer(slots, rows_per_add, alpha=ALPHA, beta=BETA)
             self._slots = slots = self.buffer.maxsize
-        self.buffer.add(*self._add_arguments(seed=1))  # creates the storage with the dtypes Tianshou chooses
+        # creates the storage with the dtypes Tianshou chooses
+        self.buffer.add(*self._add_arguments(seed=1))
         self._fill(slots)
 
     def _fill(self, slots: int) -> None:

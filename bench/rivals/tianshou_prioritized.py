@@ -34,13 +34,21 @@ def transitions(kind: str, n: int) -> Batch:
     flags = {"terminated": ended, "truncated": np.zeros(n, bool), "done": ended}
     if kind.startswith("HalfCheetah"):
         block = rows(n)
-        assert block["observation"].shape[1:] == (OBSERVATION,) and block["action"].shape[1:] == (ACTION,)
+        assert block["observation"].shape[1:] == (OBSERVATION,) and block["action"].shape[1:] == (
+            ACTION,
+        )
         return Batch(
-            obs=block["observation"], act=block["action"], rew=block["reward"], obs_next=block["next_observation"], **flags
+            obs=block["observation"],
+            act=block["action"],
+            rew=block["reward"],
+            obs_next=block["next_observation"],
+            **flags,
         )
     rng = np.random.default_rng(1)
     obs, obs_next = (rng.integers(0, 255, (n, *FRAMES), np.uint8) for _ in range(2))
-    return Batch(obs=obs, act=rng.integers(0, 4, n), rew=rng.standard_normal(n), obs_next=obs_next, **flags)
+    return Batch(
+        obs=obs, act=rng.integers(0, 4, n), rew=rng.standard_normal(n), obs_next=obs_next, **flags
+    )
 
 
 def fill(buffer: ReplayBuffer, kind: str, slots: int) -> None:
@@ -83,4 +91,6 @@ def cycle(buffer: Any, slots: int, batch: int, name: str) -> Contender:
         _, index = buffer.sample(batch)
         buffer.update_weight(index, errors)
 
-    return Contender(name, call, lambda n: [(torch.from_numpy(errors),) for errors in updates.errors(n)])
+    return Contender(
+        name, call, lambda n: [(torch.from_numpy(errors),) for errors in updates.errors(n)]
+    )

@@ -1,7 +1,8 @@
 """Whole training runs of stock Tianshou algorithms, with the settings of its own examples, on a buffer of either make.
 
-Two settings differ, alike for both: a learning rate of 0 changes no cost and keeps the policies as they were, so that both
-are timed with the same kind of episodes; and there is no logger and no progress bar.
+Two settings differ, alike for both: a learning rate of 0 changes no cost and keeps the policies as
+they were, so that both are timed with the same kind of episodes; and there is no logger and no
+progress bar.
 """
 
 from __future__ import annotations
@@ -50,9 +51,15 @@ def optimizer() -> AdamOptimizerFactory:
 
 
 def dqn(env: gym.Env[Any, Any]) -> DQN[Any]:
-    net = Net(state_shape=env.observation_space.shape, action_shape=int(env.action_space.n), hidden_sizes=[128] * 4)
+    net = Net(
+        state_shape=env.observation_space.shape,
+        action_shape=int(env.action_space.n),
+        hidden_sizes=[128] * 4,
+    )
     policy = DiscreteQLearningPolicy(model=net, action_space=env.action_space, eps_training=0.1)
-    return DQN(policy=policy, optim=optimizer(), gamma=0.9, n_step_return_horizon=3, target_update_freq=320)
+    return DQN(
+        policy=policy, optim=optimizer(), gamma=0.9, n_step_return_horizon=3, target_update_freq=320
+    )
 
 
 def rainbow(env: gym.Env[Any, Any]) -> RainbowDQN:
@@ -65,8 +72,17 @@ def rainbow(env: gym.Env[Any, Any]) -> RainbowDQN:
         num_atoms=51,
         dueling_param=(noisy, noisy),
     )
-    policy = C51Policy(model=net, action_space=env.action_space, num_atoms=51, v_min=-10.0, v_max=10.0, eps_training=0.1)
-    return RainbowDQN(policy=policy, optim=optimizer(), gamma=0.9, n_step_return_horizon=3, target_update_freq=320)
+    policy = C51Policy(
+        model=net,
+        action_space=env.action_space,
+        num_atoms=51,
+        v_min=-10.0,
+        v_max=10.0,
+        eps_training=0.1,
+    )
+    return RainbowDQN(
+        policy=policy, optim=optimizer(), gamma=0.9, n_step_return_horizon=3, target_update_freq=320
+    )
 
 
 def sac(env: gym.Env[Any, Any]) -> SAC[Any]:
@@ -78,7 +94,11 @@ def sac(env: gym.Env[Any, Any]) -> SAC[Any]:
         conditioned_sigma=True,
     )
     critics = [
-        ContinuousCritic(preprocess_net=Net(state_shape=state, action_shape=action, hidden_sizes=[256, 256], concat=True))
+        ContinuousCritic(
+            preprocess_net=Net(
+                state_shape=state, action_shape=action, hidden_sizes=[256, 256], concat=True
+            )
+        )
         for _ in range(2)
     ]
     return SAC(
@@ -112,7 +132,9 @@ class Training:
         source = adapter if ours else tianshou.data
         options = {"alpha": ALPHA, "beta": BETA}
         if setting.n_envs > 1:
-            self.buffer = source.PrioritizedVectorReplayBuffer(setting.slots, setting.n_envs, **options)
+            self.buffer = source.PrioritizedVectorReplayBuffer(
+                setting.slots, setting.n_envs, **options
+            )
         else:
             self.buffer = source.PrioritizedReplayBuffer(setting.slots, **options)
         self.algorithm = setting.algorithm(gym.make(setting.env_id))
@@ -129,7 +151,8 @@ class Training:
         )
         self._trainer = OffPolicyTrainer(self.algorithm, self._parameters)
         self._trainer.reset(reset_collectors=False)
-        self.train(20 * setting.steps_per_collect)  # every row of the priorities' first updates is warm-up
+        # every row of the priorities' first updates is warm-up
+        self.train(20 * setting.steps_per_collect)
 
     def train(self, n_steps: int) -> float:
         """Run the trainer for n environment steps and their updates; return environment steps per second."""

@@ -1,7 +1,7 @@
 """TorchRL's prioritized replay buffer (C++ trees, float32), in an environment of its own (requirements-torchrl.txt).
 
-Its C++ extension works with the torch release it was built against and with no other. Where it does not load, the import below
-fails, and what it says is recorded.
+Its C++ extension works with the torch release it was built against and with no other. Where it does
+not load, the import below fails, and what it says is recorded.
 """
 
 from __future__ import annotations
@@ -38,10 +38,14 @@ class TorchrlBuffer:
     def __init__(self, slots: int, rows_per_add: int = 1, kind: Kind = VECTOR) -> None:
         self._slots, self._rows, self._kind = slots, rows_per_add, kind
         storage = LazyTensorStorage(slots)
-        self.buffer = TensorDictPrioritizedReplayBuffer(alpha=ALPHA, beta=BETA, storage=storage, batch_size=1)
+        self.buffer = TensorDictPrioritizedReplayBuffer(
+            alpha=ALPHA, beta=BETA, storage=storage, batch_size=1
+        )
         for where, block, errors in chunks(slots, kind):
             self.buffer.extend(transitions(block))
-            self.buffer.update_priority(torch.arange(where.start, where.stop), torch.from_numpy(errors))
+            self.buffer.update_priority(
+                torch.arange(where.start, where.stop), torch.from_numpy(errors)
+            )
 
     def sample(self, batch: int) -> Contender:
         return Contender(NAME, self.buffer.sample, lambda n: [(batch,)] * n)
@@ -50,7 +54,10 @@ class TorchrlBuffer:
         updates = Updates(self._slots, batch)
 
         def inputs(n: int) -> list[tuple[Any, ...]]:
-            return [(torch.from_numpy(index), torch.from_numpy(errors)) for index, errors in updates.pairs(n)]
+            return [
+                (torch.from_numpy(index), torch.from_numpy(errors))
+                for index, errors in updates.pairs(n)
+            ]
 
         return Contender(NAME, self.buffer.update_priority, inputs)
 
@@ -60,7 +67,9 @@ class TorchrlBuffer:
         def call(errors: torch.Tensor) -> None:
             buffer.update_priority(buffer.sample(batch)["index"], errors)
 
-        return Contender(NAME, call, lambda n: [(torch.from_numpy(errors),) for errors in updates.errors(n)])
+        return Contender(
+            NAME, call, lambda n: [(torch.from_numpy(errors),) for errors in updates.errors(n)]
+        )
 
     def add(self) -> Contender:
         pool = [transitions(rows(self._rows, seed, self._kind)) for seed in range(64)]

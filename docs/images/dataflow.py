@@ -13,15 +13,46 @@ BLUE, ORANGE, GREEN, GREY = "#2166ac", "#b35806", "#1b7837", "#555555"
 
 def box(ax, x, y, width, height, title, lines, color):
     """Draw one worker or stream."""
-    ax.add_patch(FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0.05", ec=color, fc=color + "14", lw=1.8))
-    ax.text(x + width / 2, y + height - 0.16, title, ha="center", va="top", color=color, weight="bold", fontsize=11)
-    ax.text(x + width / 2, y + height - 0.52, "\n".join(lines), ha="center", va="top", color="#222222", fontsize=8.5)
+    ax.add_patch(
+        FancyBboxPatch(
+            (x, y), width, height, boxstyle="round,pad=0.05", ec=color, fc=color + "14", lw=1.8
+        )
+    )
+    ax.text(
+        x + width / 2,
+        y + height - 0.16,
+        title,
+        ha="center",
+        va="top",
+        color=color,
+        weight="bold",
+        fontsize=11,
+    )
+    ax.text(
+        x + width / 2,
+        y + height - 0.52,
+        "\n".join(lines),
+        ha="center",
+        va="top",
+        color="#222222",
+        fontsize=8.5,
+    )
 
 
 def arrow(ax, start, end, text, where, color=GREY, style="-|>", bend=0.0):
     """Draw what flows from one to another."""
     shape = f"arc3,rad={bend}"
-    ax.add_patch(FancyArrowPatch(start, end, arrowstyle=style, mutation_scale=14, color=color, lw=1.6, connectionstyle=shape))
+    ax.add_patch(
+        FancyArrowPatch(
+            start,
+            end,
+            arrowstyle=style,
+            mutation_scale=14,
+            color=color,
+            lw=1.6,
+            connectionstyle=shape,
+        )
+    )
     ax.text(*where, text, ha="center", va="center", fontsize=8.5, color=color)
 
 
@@ -29,10 +60,25 @@ def main():
     """Draw it."""
     fig, ax = plt.subplots(figsize=(10.5, 4.5), layout="constrained")
     for shift in (0.16, 0.08):
-        ax.add_patch(FancyBboxPatch((0.1 + shift, 2.2 + shift), 2.6, 1.5, boxstyle="round,pad=0.05", ec=BLUE, fc="white"))
-        ax.add_patch(FancyBboxPatch((7.6 + shift, 2.2 + shift), 2.6, 1.5, boxstyle="round,pad=0.05", ec=ORANGE, fc="white"))
+        ax.add_patch(
+            FancyBboxPatch(
+                (0.1 + shift, 2.2 + shift), 2.6, 1.5, boxstyle="round,pad=0.05", ec=BLUE, fc="white"
+            )
+        )
+        ax.add_patch(
+            FancyBboxPatch(
+                (7.6 + shift, 2.2 + shift),
+                2.6,
+                1.5,
+                boxstyle="round,pad=0.05",
+                ec=ORANGE,
+                fc="white",
+            )
+        )
     for x in (0.1, 7.6):
-        ax.add_patch(FancyBboxPatch((x, 2.2), 2.6, 1.5, boxstyle="round,pad=0.05", ec="white", fc="white"))
+        ax.add_patch(
+            FancyBboxPatch((x, 2.2), 2.6, 1.5, boxstyle="round,pad=0.05", ec="white", fc="white")
+        )
     actor = [
         "groups of environments take turns",
         "own copy of the policy, one thread",

@@ -1,8 +1,8 @@
 """DQN on CartPole-v1 in the manner of CleanRL: one file, one loop, an SB3 buffer in it, here the prioritized one.
 
-What changes against a CleanRL script is marked with ``# prioritized``. The loss stays as it is: the rewards of a sampled
-batch carry the importance weights into it and its TD errors back out (docs/sb3.md). Run it with
-``python docs/recipes/cleanrl_dqn.py``.
+What changes against a CleanRL script is marked with ``# prioritized``. The loss stays as it is: the
+rewards of a sampled batch carry the importance weights into it and its TD errors back out
+(docs/sb3.md). Run it with ``python docs/recipes/cleanrl_dqn.py``.
 """
 
 import argparse
@@ -41,7 +41,11 @@ class QNetwork(nn.Module):
         super().__init__()
         n_inputs, n_actions = int(np.prod(env.observation_space.shape)), int(env.action_space.n)
         self.network = nn.Sequential(
-            nn.Linear(n_inputs, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, n_actions)
+            nn.Linear(n_inputs, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, n_actions),
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -65,13 +69,19 @@ def main() -> list[float]:
     target_network.load_state_dict(q_network.state_dict())
     optimizer = optim.Adam(q_network.parameters(), lr=args.learning_rate)
     rb = PrioritizedReplayBuffer(  # prioritized
-        args.buffer_size, env.observation_space, env.action_space, device, handle_timeout_termination=False
+        args.buffer_size,
+        env.observation_space,
+        env.action_space,
+        device,
+        handle_timeout_termination=False,
     )
 
     returns: list[float] = []
     obs, _ = env.reset(seed=args.seed)
     for global_step in range(args.total_timesteps):
-        epsilon = max(args.end_e, 1.0 - global_step / (args.exploration_fraction * args.total_timesteps))
+        epsilon = max(
+            args.end_e, 1.0 - global_step / (args.exploration_fraction * args.total_timesteps)
+        )
         if random.random() < epsilon:
             action = int(env.action_space.sample())
         else:
@@ -85,15 +95,20 @@ def main() -> list[float]:
             returns.append(float(info["episode"]["r"]))
             obs, _ = env.reset()
             if len(returns) % 50 == 0:
-                print(f"global_step={global_step}, mean return of 50 episodes={np.mean(returns[-50:]):.1f}")
+                print(
+                    f"global_step={global_step}, mean return of 50 episodes={np.mean(returns[-50:]):.1f}"
+                )
 
         if global_step > args.learning_starts and global_step % args.train_frequency == 0:
             data = rb.sample(args.batch_size)
             with torch.no_grad():
                 target_max, _ = target_network(data.next_observations).max(dim=1)
-                td_target = data.rewards.flatten() + args.gamma * target_max * (1 - data.dones.flatten())
+                td_target = data.rewards.flatten() + args.gamma * target_max * (
+                    1 - data.dones.flatten()
+                )
             old_val = q_network(data.observations).gather(1, data.actions).squeeze()
-            loss = F.mse_loss(td_target, old_val)  # weighted, and its TD errors noted, without a word
+            # weighted, and its TD errors noted, without a word
+            loss = F.mse_loss(td_target, old_val)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -1,7 +1,8 @@
 """A training loop of your own: DQN on CartPole-v1 with the native buffer, in one file.
 
-Everything about replay is marked with ``# replay``. Run it with ``python docs/recipes/native_loop.py``: in half a minute the
-mean return of the training episodes rises from 20 to between 150 and 200.
+Everything about replay is marked with ``# replay``. Run it with ``python
+docs/recipes/native_loop.py``: in half a minute the mean return of the training episodes rises from
+20 to between 150 and 200.
 """
 
 import argparse
@@ -26,9 +27,14 @@ def q_network(n_inputs: int, n_actions: int) -> nn.Module:
     )  # fmt: skip
 
 
-def train_step(q: nn.Module, target_q: nn.Module, optimizer: torch.optim.Optimizer, batch: kr.Batch) -> np.ndarray:
+def train_step(
+    q: nn.Module, target_q: nn.Module, optimizer: torch.optim.Optimizer, batch: kr.Batch
+) -> np.ndarray:
     """Make one step of double DQN on a batch; return its TD errors, [B]."""
-    observation, next_observation = torch.from_numpy(batch.observation), torch.from_numpy(batch.next_observation)
+    observation, next_observation = (
+        torch.from_numpy(batch.observation),
+        torch.from_numpy(batch.next_observation),
+    )
     with torch.no_grad():
         best = q(next_observation).argmax(dim=1, keepdim=True)
         next_value = target_q(next_observation).gather(1, best).squeeze(1)
@@ -46,7 +52,9 @@ def train_step(q: nn.Module, target_q: nn.Module, optimizer: torch.optim.Optimiz
 def main() -> float:
     """Train; return the mean return of the last 20 episodes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=20_000, help="environment steps (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=20_000, help="environment steps (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     random.seed(args.seed)
@@ -96,7 +104,9 @@ def main() -> float:
         if step % TARGET_EVERY == 0:
             target_q.load_state_dict(q.state_dict())
         if step % 2000 == 0:
-            print(f"step {step:6d}: mean return {np.mean(returns):5.1f}, largest priority {buffer.max_priority:.2f}")
+            print(
+                f"step {step:6d}: mean return {np.mean(returns):5.1f}, largest priority {buffer.max_priority:.2f}"
+            )
     return float(np.mean(returns))
 
 

@@ -1,7 +1,7 @@
 """An algorithm of your own, Munchausen DQN, registered beside the built-in ones, and a loop that trains it on CartPole-v1.
 
-Run it with ``python docs/recipes/new_algorithm.py``: in half a minute the mean return of the training episodes rises from 20 to
-above 150.
+Run it with ``python docs/recipes/new_algorithm.py``: in half a minute the mean return of the
+training episodes rises from 20 to above 150.
 """
 
 import argparse
@@ -14,7 +14,15 @@ import torch
 from torch.nn import functional as F
 
 import kary_replay as kr
-from kary_replay.algorithms import ALGORITHMS, MLP, Algorithm, Minimizer, Options, UnsuitableSpaceError, register
+from kary_replay.algorithms import (
+    ALGORITHMS,
+    MLP,
+    Algorithm,
+    Minimizer,
+    Options,
+    UnsuitableSpaceError,
+    register,
+)
 
 
 @dataclass(frozen=True)
@@ -49,23 +57,40 @@ class MunchausenDQN(Algorithm):
     def build(self):
         shape = self.observation_space.shape[0], self.options.hidden, int(self.action_space.n)
         self.q, self.q_target = MLP(*shape).to(self.device), MLP(*shape).to(self.device)
-        self.minimizers["q"] = Minimizer([self.q], self.loss, self.options.learning_rate, share=self.share)
+        self.minimizers["q"] = Minimizer(
+            [self.q], self.loss, self.options.learning_rate, share=self.share
+        )
         self.add_target("q", self.q_target)
         self.policy = self.q
 
     def loss(self, observation, action, reward, next_observation, discount, weight):
         options, action = self.options, action.unsqueeze(1)
         with torch.no_grad():
-            log_pi = (self.q_target(observation) / options.temperature).log_softmax(1).gather(1, action).squeeze(1)
+            log_pi = (
+                (self.q_target(observation) / options.temperature)
+                .log_softmax(1)
+                .gather(1, action)
+                .squeeze(1)
+            )
             bonus = options.scale * (options.temperature * log_pi).clamp(options.lowest, 0)
-            # What a soft policy makes of the next values, its entropy included, is their soft maximum.
-            next_value = options.temperature * (self.q_target(next_observation) / options.temperature).logsumexp(1)
+            # What a soft policy makes of the next values, its entropy included, is their soft
+            # maximum.
+            next_value = options.temperature * (
+                self.q_target(next_observation) / options.temperature
+            ).logsumexp(1)
             target = reward + bonus + discount * next_value
         q = self.q(observation).gather(1, action).squeeze(1)
         return (weight * F.smooth_l1_loss(q, target, reduction="none")).mean(), (q - target).abs()
 
     def columns(self, batch):
-        names = "observation", "action", "reward", "next_observation", "discount", "importance_weight"
+        names = (
+            "observation",
+            "action",
+            "reward",
+            "next_observation",
+            "discount",
+            "importance_weight",
+        )
         return [batch[name] for name in names if name in batch]
 
     def update(self, batch):
@@ -89,7 +114,9 @@ class MunchausenDQN(Algorithm):
 def main():
     """Train; return the mean return of the last 20 episodes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=20_000, help="environment steps (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=20_000, help="environment steps (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -98,7 +125,9 @@ def main():
     algorithm_class = ALGORITHMS["munchausen-dqn"]
     options = algorithm_class.options_class(hidden=(64, 64), batch_size=64)
     algorithm = algorithm_class(env.observation_space, env.action_space, options, seed=args.seed)
-    buffer = kr.PrioritizedReplayBuffer.from_spaces(50_000, env.observation_space, env.action_space, seed=args.seed)
+    buffer = kr.PrioritizedReplayBuffer.from_spaces(
+        50_000, env.observation_space, env.action_space, seed=args.seed
+    )
 
     returns, episode_return = deque(maxlen=20), 0.0
     observation, _ = env.reset(seed=args.seed)
@@ -107,7 +136,11 @@ def main():
         action = int(algorithm.act(observation[None], exploration, rng)[0])
         next_observation, reward, terminated, truncated, _ = env.step(action)
         buffer.add(
-            observation=observation, action=action, reward=reward, next_observation=next_observation, terminated=terminated
+            observation=observation,
+            action=action,
+            reward=reward,
+            next_observation=next_observation,
+            terminated=terminated,
         )
         observation, episode_return = next_observation, episode_return + float(reward)
         if terminated or truncated:

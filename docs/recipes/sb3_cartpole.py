@@ -1,8 +1,9 @@
 """Train Stable-Baselines3's own DQN on CartPole-v1 with prioritized replay, until it balances the pole.
 
-Prioritized replay takes one argument, ``replay_buffer_class``; the rest of this file is what any training
-script has: an evaluation, a progress bar and two plots. Run it with ``python docs/recipes/sb3_cartpole.py``.
-The exit code is 0 if the mean return reached the threshold, 1 if the steps ran out before.
+Prioritized replay takes one argument, ``replay_buffer_class``; the rest of this file is what any
+training script has: an evaluation, a progress bar and two plots. Run it with ``python
+docs/recipes/sb3_cartpole.py``. The exit code is 0 if the mean return reached the threshold, 1 if
+the steps ran out before.
 """
 
 import argparse
@@ -54,7 +55,9 @@ def make_model(seed: int, steps: int) -> DQN:
 class StopWhenSolved(BaseCallback):
     """Evaluate the greedy policy every so often, show the progress, and stop at the threshold."""
 
-    def __init__(self, threshold: float, progress: Progress, task: int, seed: int, every: int = 1024) -> None:
+    def __init__(
+        self, threshold: float, progress: Progress, task: int, seed: int, every: int = 1024
+    ) -> None:
         super().__init__()
         self.threshold, self.progress, self.task, self.every = threshold, progress, task, every
         self.env = make_vec_env("CartPole-v1", n_envs=20, seed=seed + 1000)
@@ -72,7 +75,9 @@ class StopWhenSolved(BaseCallback):
 
     def _on_step(self) -> bool:
         step = self.num_timesteps
-        self.episodes += [(step, info["episode"]["r"]) for info in self.locals["infos"] if "episode" in info]
+        self.episodes += [
+            (step, info["episode"]["r"]) for info in self.locals["infos"] if "episode" in info
+        ]
         if step % self.every == 0 and step > self.model.learning_starts:
             mean_return = self.evaluate(20)
             if mean_return >= self.threshold:
@@ -103,9 +108,23 @@ def plot_learning_curve(path: Path, callback: StopWhenSolved) -> None:
     """Draw the training episodes, the evaluations and the threshold over environment steps."""
     fig, ax = plt.subplots(figsize=(8, 4.5), layout="constrained")
     ax.plot(*columns(callback.episodes), ".", color=GREY, ms=4, alpha=0.6, label="training episode")
-    ax.plot(*columns(callback.evaluations), "o-", color=BLUE, ms=4, lw=1.8, label="evaluation, mean of 20 episodes or more")
-    ax.axhline(callback.threshold, color=RED, ls="--", lw=1.2, label=f"solved: {callback.threshold:g}")
-    ax.set(xlabel="environment steps", ylabel="return", ylim=(0, 520), title="DQN with prioritized replay on CartPole-v1")
+    ax.plot(
+        *columns(callback.evaluations),
+        "o-",
+        color=BLUE,
+        ms=4,
+        lw=1.8,
+        label="evaluation, mean of 20 episodes or more",
+    )
+    ax.axhline(
+        callback.threshold, color=RED, ls="--", lw=1.2, label=f"solved: {callback.threshold:g}"
+    )
+    ax.set(
+        xlabel="environment steps",
+        ylabel="return",
+        ylim=(0, 520),
+        title="DQN with prioritized replay on CartPole-v1",
+    )
     ax.set_xlim(left=0)
     ax.legend(loc="center left", bbox_to_anchor=(0.0, 0.8), framealpha=0.9)
     save(fig, path)
@@ -123,12 +142,29 @@ def plot_priorities(path: Path, model: DQN) -> None:
     bins = np.geomspace(priorities.min(), priorities.max() * 1.001, 60)
     fig, ax = plt.subplots(figsize=(8, 4.5), layout="constrained")
     share = np.full(len(masses), 1 / len(masses))
-    ax.hist(priorities, bins, weights=share, color=GREY, alpha=0.6, label="stored, as uniform replay would draw them")
-    ax.hist(priorities, bins, weights=masses / masses.sum(), histtype="step", color=BLUE, lw=2, label="drawn by priority")
+    ax.hist(
+        priorities,
+        bins,
+        weights=share,
+        color=GREY,
+        alpha=0.6,
+        label="stored, as uniform replay would draw them",
+    )
+    ax.hist(
+        priorities,
+        bins,
+        weights=masses / masses.sum(),
+        histtype="step",
+        color=BLUE,
+        lw=2,
+        label="drawn by priority",
+    )
     new = "new, not drawn yet:\nat the largest priority seen"
     ax.annotate(new, (0.93, 0.6), xycoords="axes fraction", ha="right", color=BLUE)
     ax.set(xscale="log", xlabel="priority, |TD error| + ε", ylabel="share of transitions per bin")
-    ax.set_title(f"Priorities of {len(masses):,} transitions: effective sample size {effective_share(masses):.0%} of uniform")
+    ax.set_title(
+        f"Priorities of {len(masses):,} transitions: effective sample size {effective_share(masses):.0%} of uniform"
+    )
     ax.legend(loc="upper left")
     save(fig, path)
 
@@ -146,7 +182,13 @@ def save(fig: plt.Figure, path: Path) -> None:
 def train(seed: int, steps: int, threshold: float) -> tuple[DQN, StopWhenSolved, float]:
     """Train until the threshold is reached or the steps run out; return also the seconds that took, without evaluations."""
     model = make_model(seed, steps)
-    bar = (TextColumn("{task.description}"), BarColumn(16), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
+    bar = (
+        TextColumn("{task.description}"),
+        BarColumn(16),
+        MofNCompleteColumn(),
+        TextColumn("steps"),
+        TimeElapsedColumn(),
+    )
     start = time.perf_counter()
     with Progress(*bar, console=Console()) as progress:
         task = progress.add_task("filling the buffer", total=steps)
@@ -159,9 +201,21 @@ def main() -> int:
     """Train, plot and report; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=100_000, help="environment steps at most (default: %(default)s)")
-    parser.add_argument("--threshold", type=float, default=475.0, help="mean return to reach (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("runs/sb3_cartpole"), help="where plots go (default: %(default)s)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=100_000,
+        help="environment steps at most (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--threshold", type=float, default=475.0, help="mean return to reach (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("runs/sb3_cartpole"),
+        help="where plots go (default: %(default)s)",
+    )
     args = parser.parse_args()
 
     torch.set_num_threads(1)  # a network this small is fastest on one
@@ -172,7 +226,9 @@ def main() -> int:
     plot_priorities(args.output / "priorities.png", model)
     best = max((mean_return for _, mean_return in callback.evaluations), default=0.0)
     if callback.solved:
-        print(f"solved: mean return {best:.1f} over 100 episodes, after {model.num_timesteps} steps and {seconds:.0f} s")
+        print(
+            f"solved: mean return {best:.1f} over 100 episodes, after {model.num_timesteps} steps and {seconds:.0f} s"
+        )
         return 0
     print(
         f"NOT solved: best mean return {best:.1f} of {args.threshold:g}, after {model.num_timesteps} steps and {seconds:.0f} s"

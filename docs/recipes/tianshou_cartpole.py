@@ -1,7 +1,8 @@
 """Train Tianshou's own DQN on CartPole-v1 with prioritized replay.
 
-Of a stock training script, one import and the name of the buffer are changed, and beta is annealed before every
-training step. Run it with ``python docs/recipes/tianshou_cartpole.py``; ``--steps 30000`` balances the pole.
+Of a stock training script, one import and the name of the buffer are changed, and beta is annealed
+before every training step. Run it with ``python docs/recipes/tianshou_cartpole.py``; ``--steps
+30000`` balances the pole.
 """
 
 import argparse
@@ -25,7 +26,9 @@ N_ENVS = 8
 def main() -> None:
     """Train, and print the return of each test."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=2000, help="environment steps (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=2000, help="environment steps (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.manual_seed(args.seed)
@@ -39,16 +42,26 @@ def main() -> None:
     test_envs.seed(args.seed + 1000)
 
     policy = DiscreteQLearningPolicy(
-        model=Net(state_shape=env.observation_space.shape, action_shape=env.action_space.n, hidden_sizes=[128, 128]),
+        model=Net(
+            state_shape=env.observation_space.shape,
+            action_shape=env.action_space.n,
+            hidden_sizes=[128, 128],
+        ),
         action_space=env.action_space,
         eps_training=0.1,
         eps_inference=0.0,
     )
     algorithm = DQN(
-        policy=policy, optim=AdamOptimizerFactory(lr=1e-3), gamma=0.99, n_step_return_horizon=3, target_update_freq=320
+        policy=policy,
+        optim=AdamOptimizerFactory(lr=1e-3),
+        gamma=0.99,
+        n_step_return_horizon=3,
+        target_update_freq=320,
     )
 
-    buffer = PrioritizedVectorReplayBuffer(20_000, N_ENVS, alpha=0.6, beta=0.4, random_seed=args.seed)
+    buffer = PrioritizedVectorReplayBuffer(
+        20_000, N_ENVS, alpha=0.6, beta=0.4, random_seed=args.seed
+    )
     collector = Collector(algorithm, training_envs, buffer, exploration_noise=True)
     collector.reset()
     collector.collect(n_step=64 * N_ENVS, random=True)
@@ -72,7 +85,9 @@ def main() -> None:
             show_progress=False,
         )
     )
-    print(f"best mean return of 10 episodes: {result.best_score:.1f}, beta at the end: {buffer._beta:.2f}")
+    print(
+        f"best mean return of 10 episodes: {result.best_score:.1f}, beta at the end: {buffer._beta:.2f}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Solve CartPole-v1 twice: by stock Stable-Baselines3 with our replay buffer, and by kary-replay's own runner.
 
-The first way is the recipe sb3_cartpole.py: one word of a training script changed. The second is what ``kary-replay train dqn
-CartPole-v1 --target-return 475`` does. Run it with ``python docs/recipes/two_ways.py``. The exit code is 0 if both reached
-the threshold, 1 if not.
+The first way is the recipe sb3_cartpole.py: one word of a training script changed. The second is
+what ``kary-replay train dqn CartPole-v1 --target-return 475`` does. Run it with ``python
+docs/recipes/two_ways.py``. The exit code is 0 if both reached the threshold, 1 if not.
 """
 
 import argparse
@@ -27,10 +27,18 @@ def with_sb3(seed: int, steps: int, threshold: float) -> tuple[int, int, float, 
     model, callback, seconds = sb3_cartpole.train(seed, steps, threshold)
     startup = time.perf_counter() - start - seconds - callback.seconds
     _, returns = sb3_cartpole.columns(callback.evaluations)
-    return model.num_timesteps, model._n_updates, seconds, startup, returns[-1] if len(returns) else float("nan")
+    return (
+        model.num_timesteps,
+        model._n_updates,
+        seconds,
+        startup,
+        returns[-1] if len(returns) else float("nan"),
+    )
 
 
-def with_the_runner(seed: int, steps: int, threshold: float, directory: Path, **settings: str) -> RunResult:
+def with_the_runner(
+    seed: int, steps: int, threshold: float, directory: Path, **settings: str
+) -> RunResult:
     """Train with an actor, a learner and an evaluator at once."""
     config = RunnerConfig(
         "dqn",
@@ -49,10 +57,25 @@ def main() -> int:
     """Train both ways and compare; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=100_000, help="environment steps at most (default: %(default)s)")
-    parser.add_argument("--threshold", type=float, default=475.0, help="mean return to reach (default: %(default)s)")
-    parser.add_argument("--backend", help="of the runner: process or serial (default: process, where there is Linux)")
-    parser.add_argument("--output", type=Path, default=Path("runs"), help="where runs are kept (default: %(default)s)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=100_000,
+        help="environment steps at most (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--threshold", type=float, default=475.0, help="mean return to reach (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--backend",
+        help="of the runner: process or serial (default: process, where there is Linux)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("runs"),
+        help="where runs are kept (default: %(default)s)",
+    )
     args = parser.parse_args()
 
     console = Console()
@@ -66,7 +89,11 @@ def main() -> int:
     theirs = with_sb3(args.seed, args.steps, args.threshold)
     console.rule("2. the runner")
     result = with_the_runner(
-        args.seed, args.steps, args.threshold, directory, **({"backend": args.backend} if args.backend else {})
+        args.seed,
+        args.steps,
+        args.threshold,
+        directory,
+        **({"backend": args.backend} if args.backend else {}),
     )
 
     table = Table(
@@ -77,7 +104,13 @@ def main() -> int:
     )
     for name in ("", "env steps", "updates", "seconds", "start-up", "return"):
         table.add_column(name, justify="right" if name else "left")
-    ours = result.env_steps, result.updates, result.wall_seconds, result.startup_seconds, result.last_return
+    ours = (
+        result.env_steps,
+        result.updates,
+        result.wall_seconds,
+        result.startup_seconds,
+        result.last_return,
+    )
     rows = {"SB3 + our buffer": theirs, "our runner": ours}
     for name, (*numbers, reached) in rows.items():
         mark = "" if reached >= args.threshold else " (not solved)"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from .algorithm import Algorithm, Options
 from .ddpg import DDPG, DDPGOptions
 from .dqn import DQN, DQNOptions
-from .minimizer import Minimizer, Share, flatten
 from .networks import MLP, Encoder
 from .registry import ALGORITHMS, find, register
 from .sac import SAC, SACOptions
 from .spaces import UnsuitableSpaceError
 from .td3 import TD3, TD3Options
+from .updates.minimizer import Minimizer, Share, flatten
 
 __all__ = [
     "ALGORITHMS",

@@ -22,12 +22,17 @@ __all__ = ["ActorCritic", "Critics", "regression"]
 class Critics(nn.Module):
     """Some critics Q(s, a) that share an encoder: [B, n]."""
 
-    def __init__(self, observation_space: Any, n_actions: int, hidden: tuple[int, ...], n: int) -> None:
+    def __init__(
+        self, observation_space: Any, n_actions: int, hidden: tuple[int, ...], n: int
+    ) -> None:
         super().__init__()
         self.encoder = Encoder(observation_space)
-        # Two stacks of layers, not one of batched products (baddbmm, the first layer a single product). In a recorded update
-        # of twins those take 0.95 times as long at 64 units and 64 rows, but 1.1 at 256 rows and 1.1 to 1.2 at 256 units.
-        self.q = nn.ModuleList(MLP(self.encoder.n_features + n_actions, hidden, 1) for _ in range(n))
+        # Two stacks of layers, not one of batched products (baddbmm, the first layer a single
+        # product). In a recorded update of twins those take 0.95 times as long at 64 units and 64
+        # rows, but 1.1 at 256 rows and 1.1 to 1.2 at 256 units.
+        self.q = nn.ModuleList(
+            MLP(self.encoder.n_features + n_actions, hidden, 1) for _ in range(n)
+        )
 
     def forward(self, observation: Any, action: Tensor) -> Tensor:
         inputs = torch.cat([self.encoder(observation), action], 1)
@@ -42,7 +47,9 @@ class Critics(nn.Module):
 def regression(q: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weighted squared error of critics [B, n], summed over them, and its mean absolute value of each row."""
     target = target.unsqueeze(1).expand_as(q)
-    return (weight * F.mse_loss(q, target, reduction="none").sum(1)).mean(), (q.detach() - target).abs().mean(1)
+    return (weight * F.mse_loss(q, target, reduction="none").sum(1)).mean(), (
+        q.detach() - target
+    ).abs().mean(1)
 
 
 class ActorCritic(Algorithm):
@@ -61,4 +68,10 @@ class ActorCritic(Algorithm):
     def rows(self, batch: Batch) -> tuple[Any, ...]:
         """Return observation, action, reward, next observation and discount."""
         action = batch["action"].reshape(-1, self.n_actions)
-        return batch["observation"], action, batch["reward"], batch["next_observation"], batch["discount"]
+        return (
+            batch["observation"],
+            action,
+            batch["reward"],
+            batch["next_observation"],
+            batch["discount"],
+        )

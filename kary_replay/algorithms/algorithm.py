@@ -1,6 +1,7 @@
 """What an algorithm is: networks, an update on a batch, and a way to act. It knows nothing of processes.
 
-To add one, write a class like those beside this file, and `register` it or name it as "module:Class".
+To add one, write a class like those beside this file, and `register` it or name it as
+"module:Class".
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from ..validation import as_count, as_exponent, as_real
-from .minimizer import Minimizer, Share, flatten, take_up
 from .spaces import check_observations
+from .updates.minimizer import Minimizer, Share, flatten, take_up
 
 __all__ = ["Algorithm", "Batch", "Options", "check_above_0", "check_finite"]
 
-WARM_UPDATES = 4  # enough for what is done only in some updates, as TD3's policy_delay has it by default
+# enough for what is done only in some updates, as TD3's policy_delay has it by default
+WARM_UPDATES = 4
 Batch = Mapping[str, Any]  # of tensors with a leading axis B; observations may be dicts of them
 
 
@@ -49,7 +51,9 @@ class Options:
         for name in ("batch_size", "n_step", "target_interval"):
             as_count(name, getattr(self, name))
         if not isinstance(self.hidden, (tuple, list)):
-            raise TypeError(f"hidden must be a tuple of widths, such as (64, 64), got {self.hidden!r}")
+            raise TypeError(
+                f"hidden must be a tuple of widths, such as (64, 64), got {self.hidden!r}"
+            )
         for width in self.hidden:
             as_count("a width in hidden", width)
         as_exponent("gamma", self.gamma)
@@ -81,7 +85,8 @@ class Algorithm(ABC):
     options : Options
         Of the class's own kind.
     seed : int
-        Of the initial weights and of whatever noise an update needs. All actors and learners of a run give the same.
+        Of the initial weights and of whatever noise an update needs. All actors and learners of a
+        run give the same.
     device : str
         Where the networks are.
     share : Share
@@ -94,8 +99,9 @@ class Algorithm(ABC):
 
     Notes
     -----
-    A batch has observation, action, reward, next_observation, discount = gamma^k · (1 - terminated), and importance_weight. A
-    subclass makes its networks and `Minimizer`s in ``build``, and lets target networks follow them by ``add_target``.
+    A batch has observation, action, reward, next_observation, discount = gamma^k · (1 -
+    terminated), and importance_weight. A subclass makes its networks and `Minimizer`s in ``build``,
+    and lets target networks follow them by ``add_target``.
     """
 
     name: ClassVar[str]
@@ -152,7 +158,9 @@ class Algorithm(ABC):
         """
 
     @abstractmethod
-    def act(self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[Any]:
+    def act(
+        self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator
+    ) -> npt.NDArray[Any]:
         """Choose the actions of N environments.
 
         Parameters
@@ -204,7 +212,9 @@ class Algorithm(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return all that training goes on from."""
         return {
-            "minimizers": {name: minimizer.state_dict() for name, minimizer in self.minimizers.items()},
+            "minimizers": {
+                name: minimizer.state_dict() for name, minimizer in self.minimizers.items()
+            },
             "targets": {name: target.clone() for name, target in self.targets.items()},
             "generator": self.generator.get_state(),
             "n_updates": self.n_updates,

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from .actor_critic import ActorCritic, Critics, regression
 from .algorithm import Batch, Options, check_finite
-from .minimizer import Minimizer
 from .networks import MLP, Encoder
+from .updates.minimizer import Minimizer
 
 __all__ = ["DDPG", "Actor", "DDPGOptions"]
 
@@ -46,8 +46,8 @@ class Actor(nn.Module):
 class DDPG(ActorCritic):
     """A critic learns the value of what a deterministic actor does; the actor climbs it.
 
-    Lillicrap et al. (2016), arXiv:1509.02971; with Gaussian noise in place of an Ornstein-Uhlenbeck process, as in TD3 (section
-    6.1 of arXiv:1802.09477).
+    Lillicrap et al. (2016), arXiv:1509.02971; with Gaussian noise in place of an Ornstein-Uhlenbeck
+    process, as in TD3 (section 6.1 of arXiv:1802.09477).
     """
 
     name = "ddpg"
@@ -58,10 +58,18 @@ class DDPG(ActorCritic):
 
     def build(self) -> None:
         options, spaces = self.options, (self.observation_space, self.n_actions)
-        self.actor, self.actor_target = (Actor(*spaces, options.hidden).to(self.device) for _ in range(2))
-        self.critic, self.critic_target = (Critics(*spaces, options.hidden, self.n_critics).to(self.device) for _ in range(2))
-        self.minimizers["critic"] = Minimizer([self.critic], self.critic_loss, options.learning_rate, share=self.share)
-        self.minimizers["actor"] = Minimizer([self.actor], self.actor_loss, options.learning_rate, share=self.share)
+        self.actor, self.actor_target = (
+            Actor(*spaces, options.hidden).to(self.device) for _ in range(2)
+        )
+        self.critic, self.critic_target = (
+            Critics(*spaces, options.hidden, self.n_critics).to(self.device) for _ in range(2)
+        )
+        self.minimizers["critic"] = Minimizer(
+            [self.critic], self.critic_loss, options.learning_rate, share=self.share
+        )
+        self.minimizers["actor"] = Minimizer(
+            [self.actor], self.actor_loss, options.learning_rate, share=self.share
+        )
         self.add_target("critic", self.critic_target)
         self.add_target("actor", self.actor_target)
         self.policy = self.actor
@@ -74,11 +82,19 @@ class DDPG(ActorCritic):
         return td_error
 
     def critic_loss(
-        self, observation: Any, action: Tensor, reward: Tensor, next_observation: Any, discount: Tensor, weight: Tensor
+        self,
+        observation: Any,
+        action: Tensor,
+        reward: Tensor,
+        next_observation: Any,
+        discount: Tensor,
+        weight: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Return the critic's weighted squared error, and |TD error| of each row."""
         with torch.no_grad():
-            next_q = self.critic_target(next_observation, self.actor_target(next_observation)).squeeze(1)
+            next_q = self.critic_target(
+                next_observation, self.actor_target(next_observation)
+            ).squeeze(1)
         return regression(self.critic(observation, action), reward + discount * next_q, weight)
 
     def actor_loss(self, observation: Any, weight: Tensor) -> tuple[Tensor]:
@@ -91,7 +107,9 @@ class DDPG(ActorCritic):
         next_q = self.critic(next_observation, self.actor(next_observation)).amin(1)
         return regression(self.critic(observation, action), reward + discount * next_q, reward)[1]
 
-    def act(self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    def act(
+        self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator
+    ) -> npt.NDArray[np.float32]:
         action = np.tanh(self.actor.mu.numpy(self.actor.encoder.numpy(observation)))
         if exploration.any():
             action += exploration[:, None] * rng.standard_normal(action.shape, np.float32)

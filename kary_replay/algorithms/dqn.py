@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from ..validation import as_count
 from .algorithm import Algorithm, Batch, Options, check_above_0
-from .minimizer import Minimizer
 from .networks import MLP, Encoder
 from .spaces import check_actions_are_discrete
+from .updates.minimizer import Minimizer
 
 __all__ = ["DQN", "DQNOptions"]
 
@@ -52,13 +52,20 @@ class DQNOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if as_count("n_atoms", self.n_atoms) > 1 and not -math.inf < self.v_min < self.v_max < math.inf:
-            raise ValueError(f"v_min must be below v_max, both finite, got {self.v_min} and {self.v_max}")
+        if (
+            as_count("n_atoms", self.n_atoms) > 1
+            and not -math.inf < self.v_min < self.v_max < math.inf
+        ):
+            raise ValueError(
+                f"v_min must be below v_max, both finite, got {self.v_min} and {self.v_max}"
+            )
         for name in ("exploration_initial", "exploration_final"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be a probability, 0 to 1, got {getattr(self, name)}")
         if not self.exploration_fraction >= 0:
-            raise ValueError(f"exploration_fraction must be at least 0, got {self.exploration_fraction}")
+            raise ValueError(
+                f"exploration_fraction must be at least 0, got {self.exploration_fraction}"
+            )
         check_above_0("huber_delta", self.huber_delta)
         if not self.max_gradient_norm > 0:
             raise ValueError(f"max_gradient_norm must be above 0, got {self.max_gradient_norm}")
@@ -84,16 +91,21 @@ class QNetwork(nn.Module):
         if len(self.shape) > 1:
             output = output.view(-1, *self.shape)
         if self.value is not None:
-            output = output - output.mean(1, keepdim=True) + self.value(features).unsqueeze(1).reshape(-1, 1, *self.shape[1:])
+            output = (
+                output
+                - output.mean(1, keepdim=True)
+                + self.value(features).unsqueeze(1).reshape(-1, 1, *self.shape[1:])
+            )
         return output
 
 
 class DQN(Algorithm):
     """Q-learning for discrete actions.
 
-    Mnih et al. (2015), https://doi.org/10.1038/nature14236; double: van Hasselt et al. (2016), arXiv:1509.06461; dueling: Wang
-    et al. (2016), arXiv:1511.06581; distributional: Bellemare et al. (2017), arXiv:1707.06887; all of them and n-step returns
-    together: Hessel et al. (2018), Rainbow, arXiv:1710.02298.
+    Mnih et al. (2015), https://doi.org/10.1038/nature14236; double: van Hasselt et al. (2016),
+    arXiv:1509.06461; dueling: Wang et al. (2016), arXiv:1511.06581; distributional: Bellemare et
+    al. (2017), arXiv:1707.06887; all of them and n-step returns together: Hessel et al. (2018),
+    Rainbow, arXiv:1710.02298.
     """
 
     name = "dqn"
@@ -108,13 +120,21 @@ class DQN(Algorithm):
 
     def build(self) -> None:
         options, n_actions = self.options, int(self.action_space.n)
-        self.q, self.q_target = (QNetwork(self.observation_space, n_actions, options).to(self.device) for _ in range(2))
+        self.q, self.q_target = (
+            QNetwork(self.observation_space, n_actions, options).to(self.device) for _ in range(2)
+        )
         loss = self.loss if options.n_atoms == 1 else self.distributional_loss
         self.minimizers["q"] = Minimizer(
-            [self.q], loss, options.learning_rate, max_gradient_norm=options.max_gradient_norm, share=self.share
+            [self.q],
+            loss,
+            options.learning_rate,
+            max_gradient_norm=options.max_gradient_norm,
+            share=self.share,
         )
         self.add_target("q", self.q_target)
-        self.atoms = torch.linspace(options.v_min, options.v_max, options.n_atoms, device=self.device)
+        self.atoms = torch.linspace(
+            options.v_min, options.v_max, options.n_atoms, device=self.device
+        )
         self.policy = self.q
 
     def update(self, batch: Batch) -> Tensor:
@@ -124,7 +144,13 @@ class DQN(Algorithm):
         return td_error
 
     def loss(
-        self, observation: Any, action: Tensor, reward: Tensor, next_observation: Any, discount: Tensor, weight: Tensor
+        self,
+        observation: Any,
+        action: Tensor,
+        reward: Tensor,
+        next_observation: Any,
+        discount: Tensor,
+        weight: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Return the weighted Huber loss, and |TD error| of each row."""
         rows = observation, action, reward, next_observation, discount
@@ -177,8 +203,8 @@ class DQN(Algorithm):
     ) -> tuple[Tensor, Tensor]:
         """Return each row's cross-entropy to the projected target distribution, and its divergence.
 
-        ``network`` says what comes next. The divergence, without gradient, is what the cross-entropy
-        has above its lowest value, the target's entropy: 0 where there is no error.
+        ``network`` says what comes next. The divergence, without gradient, is what the
+        cross-entropy has above its lowest value, the target's entropy: 0 where there is no error.
         """
         n_atoms, low, high = self.options.n_atoms, self.options.v_min, self.options.v_max
         with torch.no_grad():
@@ -187,11 +213,18 @@ class DQN(Algorithm):
             if self.options.double and network is not self.q:
                 chooser = self.q(next_observation)
             best = self.mean(chooser).argmax(1)
-            probability = logits[torch.arange(len(best), device=self.device), best].softmax(1)  # [B, n_atoms]
-            # Each atom's return, in units of the spacing, is shared out to the two atoms beside it (arXiv:1707.06887, eq. 7).
+            # [B, n_atoms]
+            probability = logits[torch.arange(len(best), device=self.device), best].softmax(1)
+            # Each atom's return, in units of the spacing, is shared out to the two atoms beside it
+            # (arXiv:1707.06887, eq. 7).
             returns = (reward.unsqueeze(1) + discount.unsqueeze(1) * self.atoms).clamp(low, high)
             position = (returns - low) * ((n_atoms - 1) / (high - low))
-            share = (1 - (position.unsqueeze(1) - torch.arange(n_atoms, device=self.device).view(1, -1, 1)).abs()).clamp(min=0)
+            share = (
+                1
+                - (
+                    position.unsqueeze(1) - torch.arange(n_atoms, device=self.device).view(1, -1, 1)
+                ).abs()
+            ).clamp(min=0)
             target = (share @ probability.unsqueeze(2)).squeeze(2)  # share: [B, to atom, from atom]
         logits = self.q(observation)[torch.arange(len(action), device=self.device), action]
         cross_entropy = -(target * logits.log_softmax(1)).sum(1)
@@ -210,7 +243,9 @@ class DQN(Algorithm):
         q, target = self.values(self.q, *rows)
         return (q - target).abs()
 
-    def act(self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    def act(
+        self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator
+    ) -> npt.NDArray[np.int64]:
         action = self.best(observation)
         if exploration.any():
             at_random = rng.random(len(action)) < exploration
@@ -220,7 +255,8 @@ class DQN(Algorithm):
     def best(self, observation: Any) -> npt.NDArray[np.int64]:
         """Return the action of the highest value in each row."""
         features = self.q.encoder.numpy(observation)
-        if self.options.n_atoms == 1:  # the value stream of a dueling network adds the same to all actions
+        # the value stream of a dueling network adds the same to all actions
+        if self.options.n_atoms == 1:
             action: npt.NDArray[np.int64] = self.q.advantage.numpy(features).argmax(1)
             return action
         with torch.no_grad():
@@ -229,5 +265,11 @@ class DQN(Algorithm):
 
     def exploration(self, progress: float) -> float:
         options = self.options
-        done_share = min(1.0, progress / options.exploration_fraction) if options.exploration_fraction > 0 else 1.0
-        return options.exploration_initial + done_share * (options.exploration_final - options.exploration_initial)
+        done_share = (
+            min(1.0, progress / options.exploration_fraction)
+            if options.exploration_fraction > 0
+            else 1.0
+        )
+        return options.exploration_initial + done_share * (
+            options.exploration_final - options.exploration_initial
+        )

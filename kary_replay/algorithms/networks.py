@@ -1,6 +1,7 @@
 """Networks for vectors, images and dicts of both.
 
-Layers, sizes and initial weights are those of Stable-Baselines3, so that trained policies load there.
+Layers, sizes and initial weights are those of Stable-Baselines3, so that trained policies load
+there.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ class MLP(nn.Sequential):
     def numpy(self, features: Array) -> Array:
         """Return what ``forward`` does, without gradients, by NumPy where the parameters are on a CPU.
 
-        For a few rows what torch does around the operations takes longer than they do: of 8 rows through layers of 64 units
-        it makes 60 µs where NumPy takes 15, and 130 µs where NumPy takes 40 if other work has been done in between.
+        For a few rows what torch does around the operations takes longer than they do: of 8 rows
+        through layers of 64 units it makes 60 µs where NumPy takes 15, and 130 µs where NumPy takes
+        40 if other work has been done in between.
         """
         weight = self._linears[0].weight
         if not self._views or self._views[0][0].__array_interface__["data"][0] != weight.data_ptr():
@@ -43,7 +45,10 @@ class MLP(nn.Sequential):
                 with torch.no_grad():
                     outputs: Tensor = self(torch.from_numpy(features).to(weight.device))
                 return outputs.cpu().numpy()
-            self._views = [(linear.weight.detach().numpy().T, linear.bias.detach().numpy()) for linear in self._linears]
+            self._views = [
+                (linear.weight.detach().numpy().T, linear.bias.detach().numpy())
+                for linear in self._linears
+            ]
         for number, (matrix, bias) in enumerate(self._views):
             if number:
                 np.maximum(features, 0, out=features)
@@ -86,8 +91,14 @@ class Flatten(nn.Module):
     def forward(self, value: Tensor) -> Tensor:
         if self.n is not None:
             # Not F.one_hot, which looks at the values: that cannot be recorded.
-            return (value.unsqueeze(1) - self.start == torch.arange(self.n, device=value.device)).float()
-        return value if value.dim() == 2 and value.dtype == torch.float32 else value.reshape(len(value), -1).float()
+            return (
+                value.unsqueeze(1) - self.start == torch.arange(self.n, device=value.device)
+            ).float()
+        return (
+            value
+            if value.dim() == 2 and value.dtype == torch.float32
+            else value.reshape(len(value), -1).float()
+        )
 
 
 class Encoder(nn.Module):
@@ -109,23 +120,31 @@ class Encoder(nn.Module):
         for part in (space,) if spaces is None else spaces.values():
             self.parts.append(NatureCNN(part.shape, n_image) if is_image(part) else Flatten(part))
             self.n_features += n_image if is_image(part) else Flatten(part).n_features
-        self.is_vector = spaces is None and isinstance(self.parts[0], Flatten) and self.parts[0].n is None
+        self.is_vector = (
+            spaces is None and isinstance(self.parts[0], Flatten) and self.parts[0].n is None
+        )
 
     def forward(self, observation: Observation) -> Tensor:
         if self.keys is None:
             features: Tensor = self.parts[0](observation)
             return features
-        return torch.cat([part(observation[key]) for key, part in zip(self.keys, self.parts, strict=True)], dim=1)
+        return torch.cat(
+            [part(observation[key]) for key, part in zip(self.keys, self.parts, strict=True)], dim=1
+        )
 
     def numpy(self, observation: Observation) -> Array:
         """Return what ``forward`` does, without gradients, for tensors or arrays."""
         if self.is_vector:
-            array: npt.NDArray[Any] = observation.cpu().numpy() if isinstance(observation, Tensor) else observation
+            array: npt.NDArray[Any] = (
+                observation.cpu().numpy() if isinstance(observation, Tensor) else observation
+            )
             return array.reshape(len(array), -1).astype(np.float32, copy=False)
         device = next((parameter.device for parameter in self.parameters()), None)
         with torch.no_grad():
             if self.keys is None:
                 features: Tensor = self(torch.as_tensor(observation).to(device))
             else:
-                features = self({key: torch.as_tensor(observation[key]).to(device) for key in self.keys})
+                features = self(
+                    {key: torch.as_tensor(observation[key]).to(device) for key in self.keys}
+                )
         return features.cpu().numpy()

@@ -39,8 +39,8 @@ def register(algorithm: AnyAlgorithm) -> AnyAlgorithm:
 
     Notes
     -----
-    It is known in processes that import the module in which this is called. A class defined anew, as when a module is
-    reloaded, takes the place of its former self.
+    It is known in processes that import the module in which this is called. A class defined anew,
+    as when a module is reloaded, takes the place of its former self.
     """
     if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
         raise TypeError(f"algorithm must be a subclass of Algorithm, got {algorithm!r}")
@@ -48,13 +48,23 @@ def register(algorithm: AnyAlgorithm) -> AnyAlgorithm:
         missing = ", ".join(sorted(algorithm.__abstractmethods__))
         raise TypeError(f"{algorithm.__name__} is abstract: it still needs {missing}")
     name = getattr(algorithm, "name", None)
-    if not isinstance(name, str) or not name or not isinstance(getattr(algorithm, "paper", None), str):
-        raise TypeError(f"{algorithm.__name__} needs the class attributes name and paper, both strings")
+    if (
+        not isinstance(name, str)
+        or not name
+        or not isinstance(getattr(algorithm, "paper", None), str)
+    ):
+        raise TypeError(
+            f"{algorithm.__name__} needs the class attributes name and paper, both strings"
+        )
     if not is_dataclass(algorithm.options_class):
-        raise TypeError(f"options_class of {algorithm.__name__} must be a dataclass, got {algorithm.options_class!r}")
+        raise TypeError(
+            f"options_class of {algorithm.__name__} must be a dataclass, got {algorithm.options_class!r}"
+        )
     other = ALGORITHMS.get(name, algorithm)
     if (other.__module__, other.__qualname__) != (algorithm.__module__, algorithm.__qualname__):
-        raise ValueError(f"the name {name!r} belongs to {other.__module__}.{other.__qualname__}: choose another one")
+        raise ValueError(
+            f"the name {name!r} belongs to {other.__module__}.{other.__qualname__}: choose another one"
+        )
     ALGORITHMS[name] = algorithm
     return algorithm
 
@@ -62,7 +72,8 @@ def register(algorithm: AnyAlgorithm) -> AnyAlgorithm:
 def find(name: str) -> type[Algorithm]:
     """Return the algorithm of a name, or the class that "module:Class" names.
 
-    KeyError if there is no such name; what importing raises, if that fails; TypeError if it is no algorithm.
+    KeyError if there is no such name; what importing raises, if that fails; TypeError if it is no
+    algorithm.
     """
     module, colon, attribute = name.partition(":")
     if not colon:

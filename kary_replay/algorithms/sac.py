@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from .actor_critic import ActorCritic, Critics, regression
 from .algorithm import Batch, Options, check_above_0, check_finite
-from .minimizer import Minimizer
 from .networks import MLP, Encoder
-from .recorded import Function
+from .updates.minimizer import Minimizer
+from .updates.recorded import Function
 
 __all__ = ["SAC", "SACOptions"]
 
@@ -57,9 +57,12 @@ class GaussianActor(nn.Module):
         """Return the actions that standard normal noise leads to, and their log densities, [B] (section C of the paper)."""
         mean, log_std = self(observation)
         u = mean + log_std.exp() * noise
-        # Minus log(1 - tanh(u)²) is 2 (u + softplus(-2u)) - 2 log 2, which keeps its digits where tanh(u) is near one.
+        # Minus log(1 - tanh(u)²) is 2 (u + softplus(-2u)) - 2 log 2, which keeps its digits where
+        # tanh(u) is near one.
         log_density = 2 * (u + F.softplus(-2 * u)) - log_std - 0.5 * noise.square()
-        return u.tanh(), log_density.sum(1) - mean.shape[1] * (0.5 * math.log(2 * math.pi) + 2 * math.log(2))
+        return u.tanh(), log_density.sum(1) - mean.shape[1] * (
+            0.5 * math.log(2 * math.pi) + 2 * math.log(2)
+        )
 
 
 class Temperature(nn.Module):
@@ -76,7 +79,8 @@ class Temperature(nn.Module):
 class SAC(ActorCritic):
     """An actor draws its actions, and is paid for their entropy beside the return.
 
-    Haarnoja et al. (2018), arXiv:1812.05905, with the temperature alpha adjusted as in its section 5.
+    Haarnoja et al. (2018), arXiv:1812.05905, with the temperature alpha adjusted as in its section
+    5.
     """
 
     name = "sac"
@@ -87,9 +91,15 @@ class SAC(ActorCritic):
     def build(self) -> None:
         options, spaces = self.options, (self.observation_space, self.n_actions)
         self.actor = GaussianActor(*spaces, options.hidden).to(self.device)
-        self.critic, self.critic_target = (Critics(*spaces, options.hidden, 2).to(self.device) for _ in range(2))
-        self.alpha = Temperature(1.0 if options.ent_coef is None else options.ent_coef).to(self.device)
-        self.target_entropy = -float(self.n_actions) if options.target_entropy is None else options.target_entropy
+        self.critic, self.critic_target = (
+            Critics(*spaces, options.hidden, 2).to(self.device) for _ in range(2)
+        )
+        self.alpha = Temperature(1.0 if options.ent_coef is None else options.ent_coef).to(
+            self.device
+        )
+        self.target_entropy = (
+            -float(self.n_actions) if options.target_entropy is None else options.target_entropy
+        )
         losses: dict[str, tuple[nn.Module, Function]] = {
             "critic": (self.critic, self.critic_loss),
             "actor": (self.actor, self.actor_loss),
@@ -97,7 +107,9 @@ class SAC(ActorCritic):
         if options.ent_coef is None:
             losses["alpha"] = self.alpha, self.alpha_loss
         for name, (module, loss) in losses.items():
-            self.minimizers[name] = Minimizer([module], loss, options.learning_rate, share=self.share)
+            self.minimizers[name] = Minimizer(
+                [module], loss, options.learning_rate, share=self.share
+            )
         self.add_target("critic", self.critic_target)
         self.policy = self.actor
 
@@ -124,7 +136,9 @@ class SAC(ActorCritic):
         """Return the critics' weighted squared errors, and the mean |TD error| of each row; noise is standard normal."""
         with torch.no_grad():
             next_action, log_pi = self.actor.sample(next_observation, noise)
-            next_value = self.critic_target(next_observation, next_action).amin(1) - self.alpha() * log_pi
+            next_value = (
+                self.critic_target(next_observation, next_action).amin(1) - self.alpha() * log_pi
+            )
         return regression(self.critic(observation, action), reward + discount * next_value, weight)
 
     def actor_loss(self, observation: Any, weight: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,10 +156,16 @@ class SAC(ActorCritic):
         observation, action, reward, next_observation, discount = self.rows(batch)
         next_action, log_pi = self.actor.sample(next_observation, torch.zeros_like(action))
         next_value = self.critic(next_observation, next_action).amin(1) - self.alpha() * log_pi
-        return regression(self.critic(observation, action), reward + discount * next_value, reward)[1]
+        return regression(self.critic(observation, action), reward + discount * next_value, reward)[
+            1
+        ]
 
-    def act(self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.float32]:
-        u, log_std = np.split(self.actor.head.numpy(self.actor.encoder.numpy(observation)), 2, axis=1)
+    def act(
+        self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator
+    ) -> npt.NDArray[np.float32]:
+        u, log_std = np.split(
+            self.actor.head.numpy(self.actor.encoder.numpy(observation)), 2, axis=1
+        )
         if exploration.any():
             std = np.exp(log_std.clip(LOG_STD_MIN, LOG_STD_MAX))
             u += exploration[:, None] * std * rng.standard_normal(u.shape, np.float32)

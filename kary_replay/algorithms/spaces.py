@@ -8,7 +8,13 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["UnsuitableSpaceError", "check_actions_are_bounded", "check_actions_are_discrete", "check_observations", "is_image"]
+__all__ = [
+    "UnsuitableSpaceError",
+    "check_actions_are_bounded",
+    "check_actions_are_discrete",
+    "check_observations",
+    "is_image",
+]
 
 LEAST_IMAGE = 36  # pixels each way: what the CNN leaves at least one column and row of
 NUMBERS = {"Box", "Discrete", "MultiDiscrete", "MultiBinary"}
@@ -25,7 +31,11 @@ def kinds(space: Any) -> set[str]:
 
 def is_image(space: Any) -> bool:
     """Return whether a space is of images that the CNN takes: bytes, channels first or without an axis of them."""
-    return len(space.shape or ()) in (2, 3) and space.dtype == np.uint8 and min(space.shape[-2:]) >= LEAST_IMAGE
+    return (
+        len(space.shape or ()) in (2, 3)
+        and space.dtype == np.uint8
+        and min(space.shape[-2:]) >= LEAST_IMAGE
+    )
 
 
 def check_observations(name: str, space: Any) -> None:
@@ -38,7 +48,12 @@ def check_observations(name: str, space: Any) -> None:
                 f"{name} cannot handle observations of kind {type(part).__name__}{where}, only {', '.join(sorted(NUMBERS))} "
                 "and a Dict of these: flatten them, for instance with gymnasium.wrappers.FlattenObservation"
             )
-        if len(part.shape) == 3 and part.dtype == np.uint8 and min(part.shape[:2]) >= LEAST_IMAGE and not is_image(part):
+        if (
+            len(part.shape) == 3
+            and part.dtype == np.uint8
+            and min(part.shape[:2]) >= LEAST_IMAGE
+            and not is_image(part)
+        ):
             raise UnsuitableSpaceError(
                 f"{name} wants the channels of images first, got shape {part.shape}{where}: move that axis, for instance with "
                 "gymnasium.wrappers.TransformObservation"
@@ -54,9 +69,13 @@ def check_actions_are_discrete(name: str, space: Any) -> None:
 def check_actions_are_bounded(name: str, space: Any) -> None:
     """Raise UnsuitableSpaceError if actions are not numbers between bounds."""
     if "Box" not in kinds(space):
-        raise UnsuitableSpaceError(f"{name} needs continuous actions, got {space}: {_remedy(space)}")
+        raise UnsuitableSpaceError(
+            f"{name} needs continuous actions, got {space}: {_remedy(space)}"
+        )
     if not np.issubdtype(space.dtype, np.floating):
-        raise UnsuitableSpaceError(f"{name} needs continuous actions, got a Box of {space.dtype}: give it a float dtype")
+        raise UnsuitableSpaceError(
+            f"{name} needs continuous actions, got a Box of {space.dtype}: give it a float dtype"
+        )
     if not _is_bounded(space):
         raise UnsuitableSpaceError(
             f"{name} needs actions between finite bounds, got {space}: set them with gymnasium.wrappers.RescaleAction or "
@@ -74,7 +93,9 @@ def _remedy(space: Any) -> str:
     if "Discrete" in names:
         return "use dqn"
     if "Box" in names and np.issubdtype(space.dtype, np.floating):
-        return "use ddpg, td3 or sac" + ("" if _is_bounded(space) else ", with actions between finite bounds")
+        return "use ddpg, td3 or sac" + (
+            "" if _is_bounded(space) else ", with actions between finite bounds"
+        )
     none = "no algorithm here takes these as they are"
     if "MultiDiscrete" in names and space.nvec.ndim == 1 and not np.any(getattr(space, "start", 0)):
         sizes = tuple(space.nvec.tolist())

@@ -49,7 +49,9 @@ class TD3(DDPG):
 
     def update(self, batch: Batch) -> Tensor:
         weight = batch["importance_weight"]
-        (td_error,) = self.minimizers["critic"].step(*self.rows(batch), weight, self.noise(len(weight), self.n_actions))
+        (td_error,) = self.minimizers["critic"].step(
+            *self.rows(batch), weight, self.noise(len(weight), self.n_actions)
+        )
         if (self.n_updates + 1) % self.options.policy_delay == 0:
             self.minimizers["actor"].step(batch["observation"], weight)
         self.move_targets()

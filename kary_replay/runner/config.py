@@ -15,8 +15,8 @@ from typing import Any, Literal
 import torch
 
 from ..algorithms import ALGORITHMS, Algorithm, Options, find
-from ..prefetch import MAX_DEPTH
-from ..shared_memory import is_supported
+from ..core.shared_memory import is_supported
+from ..prefetch.prefetcher import MAX_DEPTH
 from .presets import preset
 
 __all__ = ["ConfigError", "RunnerConfig", "as_json", "check_algorithm", "from_json", "suggestion"]
@@ -47,7 +47,9 @@ class RunnerConfig:
     """Processes that step environments; auto: measured, see docs/runner.md."""
     learners: int = 1
     """Processes that train; each takes its part of every batch."""
-    backend: Literal["process", "serial"] = field(default_factory=lambda: "process" if is_supported() else "serial")
+    backend: Literal["process", "serial"] = field(
+        default_factory=lambda: "process" if is_supported() else "serial"
+    )
     """Where workers run: processes of this machine (Linux), or one after another in this one, reproducible bit for bit."""
     seed: int = 0
     """Seed of everything random: weights, environments, exploration, draws from the buffer."""
@@ -107,12 +109,19 @@ class RunnerConfig:
     def __post_init__(self) -> None:
         check_algorithm(self.algorithm)
         if not (isinstance(self.env, str) or callable(self.env)):
-            raise ConfigError(f"env must be a gymnasium id, module:function, or a function that makes one, got {self.env!r}")
+            raise ConfigError(
+                f"env must be a gymnasium id, module:function, or a function that makes one, got {self.env!r}"
+            )
         if not isinstance(self.directory, (str, os.PathLike, type(None))):
             raise ConfigError(f"directory must be a path, got {self.directory!r}")
         given, options = self.env, self.env_options
         is_dict = isinstance(options, Mapping)
-        if isinstance(given, functools.partial) and not given.args and is_dict and _survives_json([given.keywords, options]):
+        if (
+            isinstance(given, functools.partial)
+            and not given.args
+            and is_dict
+            and _survives_json([given.keywords, options])
+        ):
             object.__setattr__(self, "env", given.func)  # so that config.json can name it
             object.__setattr__(self, "env_options", {**given.keywords, **options})
         if isinstance(self.directory, os.PathLike):
@@ -121,7 +130,9 @@ class RunnerConfig:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         if self.evaluation_interval is None:
-            object.__setattr__(self, "evaluation_interval", max(1, self.total_env_steps // EVALUATIONS))
+            object.__setattr__(
+                self, "evaluation_interval", max(1, self.total_env_steps // EVALUATIONS)
+            )
         _check_values(self)
 
     @property
@@ -143,7 +154,8 @@ class RunnerConfig:
         """The environment, as messages name it."""
         if isinstance(self.env, str):
             return self.env
-        named = self.env if hasattr(self.env, "__qualname__") else type(self.env)  # functools.partial has no name
+        # functools.partial has no name
+        named = self.env if hasattr(self.env, "__qualname__") else type(self.env)
         return f"{named.__module__}:{named.__qualname__}"
 
 
@@ -151,14 +163,21 @@ def _check_values(config: RunnerConfig) -> None:
     """Raise ConfigError naming the first value that is wrong."""
     wanted = config.algorithm_class.options_class
     if type(config.options) is not wanted:
-        raise ConfigError(f"options must be {wanted.__name__} for {config.algorithm}, got {type(config.options).__name__}")
+        raise ConfigError(
+            f"options must be {wanted.__name__} for {config.algorithm}, got {type(config.options).__name__}"
+        )
     at_least_1 = (
         "learners", "total_env_steps", "envs_per_actor", "groups", "buffer_capacity", "publish_interval", "evaluation_interval",
         "evaluation_episodes", "evaluation_max_steps", "learner_threads", "learning_starts",
     )  # fmt: skip
     for name in at_least_1:
         _check(config, name, lambda n: isinstance(n, int) and n >= 1, "an integer of at least 1")
-    _check(config, "actors", lambda n: n == "auto" or (isinstance(n, int) and n >= 1), "'auto' or an integer of at least 1")
+    _check(
+        config,
+        "actors",
+        lambda n: n == "auto" or (isinstance(n, int) and n >= 1),
+        "'auto' or an integer of at least 1",
+    )
     for name in ("seed", "checkpoint_interval_env_steps", "max_restarts"):
         _check(config, name, lambda n: isinstance(n, int) and n >= 0, "an integer of at least 0")
     _check(config, "seed", lambda n: n < 2**63, "below 2**63")
@@ -169,8 +188,15 @@ def _check_values(config: RunnerConfig) -> None:
         lambda n: n is None or (isinstance(n, int) and 0 <= n <= MAX_DEPTH),
         f"None or an integer from 0 to {MAX_DEPTH}",
     )
-    _check(config, "target_return", lambda x: x is None or math.isfinite(x), "None or a finite number")
-    _check(config, "samples_per_insert_error", lambda x: x is None or 0 < x < math.inf, "None or a finite number above 0")
+    _check(
+        config, "target_return", lambda x: x is None or math.isfinite(x), "None or a finite number"
+    )
+    _check(
+        config,
+        "samples_per_insert_error",
+        lambda x: x is None or 0 < x < math.inf,
+        "None or a finite number above 0",
+    )
     for name in ("samples_per_insert", "environment_timeout_seconds"):
         _check(config, name, lambda x: 0 < x < math.inf, "a finite number above 0")
     for name in ("alpha", "beta"):
@@ -183,7 +209,9 @@ def _check_values(config: RunnerConfig) -> None:
     }  # fmt: skip
     for name, allowed in choices.items():
         if getattr(config, name) not in allowed:
-            raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {getattr(config, name)!r}")
+            raise ConfigError(
+                f"{name} must be one of {', '.join(allowed)}, got {getattr(config, name)!r}"
+            )
     _check_kinds(config)
     _check_together(config)
 
@@ -207,7 +235,9 @@ def _check_kinds(config: RunnerConfig) -> None:
     try:
         torch.device(config.device)
     except (RuntimeError, TypeError):
-        raise ConfigError(f"device must be one of torch's, such as 'cpu' or 'cuda:0', got {config.device!r}") from None
+        raise ConfigError(
+            f"device must be one of torch's, such as 'cpu' or 'cuda:0', got {config.device!r}"
+        ) from None
 
 
 def _check_together(config: RunnerConfig) -> None:
@@ -218,8 +248,12 @@ def _check_together(config: RunnerConfig) -> None:
             f"choose another number of learners or another batch size"
         )
     if config.envs_per_actor % config.groups:
-        raise ConfigError(f"groups must divide envs_per_actor={config.envs_per_actor}, got {config.groups}")
-    due = max(options.batch_size, config.envs_per_actor // config.groups * config.samples_per_insert)
+        raise ConfigError(
+            f"groups must divide envs_per_actor={config.envs_per_actor}, got {config.groups}"
+        )
+    due = max(
+        options.batch_size, config.envs_per_actor // config.groups * config.samples_per_insert
+    )
     if config.samples_per_insert_error is not None and not config.samples_per_insert_error >= due:
         raise ConfigError(
             f"samples_per_insert_error must be at least {due:g}, got {config.samples_per_insert_error}: a batch, or what is "
@@ -231,11 +265,17 @@ def _check_together(config: RunnerConfig) -> None:
             f"learning would never start"
         )
     if config.backend == "process" and not is_supported():
-        raise ConfigError("backend='process' needs the shared memory of Linux: use backend='serial' here")
+        raise ConfigError(
+            "backend='process' needs the shared memory of Linux: use backend='serial' here"
+        )
     if config.backend == "serial" and config.learners > 1:
-        raise ConfigError(f"learners must be 1 with backend='serial', got {config.learners}: several need processes")
+        raise ConfigError(
+            f"learners must be 1 with backend='serial', got {config.learners}: several need processes"
+        )
     if config.target_return is not None and config.evaluate != "during":
-        raise ConfigError(f"target_return needs evaluate='during', got evaluate={config.evaluate!r}")
+        raise ConfigError(
+            f"target_return needs evaluate='during', got evaluate={config.evaluate!r}"
+        )
 
 
 def check_algorithm(name: Any) -> None:
@@ -244,7 +284,9 @@ def check_algorithm(name: Any) -> None:
         try:
             find(name)
         except Exception as error:
-            raise ConfigError(f"algorithm={name!r} cannot be used: {type(error).__name__}: {error}") from None
+            raise ConfigError(
+                f"algorithm={name!r} cannot be used: {type(error).__name__}: {error}"
+            ) from None
     elif name not in ALGORITHMS:
         raise ConfigError(
             f"algorithm must be one of {', '.join(ALGORITHMS)}, or module:Class, got {name!r}{suggestion(name, ALGORITHMS)}"
@@ -279,7 +321,10 @@ def from_json(content: Mapping[str, Any]) -> RunnerConfig:
     options_class = find(content["algorithm"]).options_class
     try:
         saved: Mapping[str, Any] = content["options"]
-        options: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()}
+        options: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in saved.items()
+        }
         return RunnerConfig(**{**content, "options": options_class(**options)})
     except ConfigError:
         raise

@@ -7,9 +7,15 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from .environments import EnvironmentFaultError
+from .environments.environments import EnvironmentFaultError
 
-__all__ = ["START_SECONDS", "DivergedError", "WorkerFailedError", "environment_hung", "failing_ends_the_run"]
+__all__ = [
+    "START_SECONDS",
+    "DivergedError",
+    "WorkerFailedError",
+    "environment_hung",
+    "failing_ends_the_run",
+]
 
 START_SECONDS = 120.0  # for imports and the first reset, before a worker counts as hung
 
@@ -17,7 +23,8 @@ START_SECONDS = 120.0  # for imports and the first reset, before a worker counts
 class WorkerFailedError(RuntimeError):
     """A worker has failed for good: the message has its traceback, or explains itself.
 
-    ``spares_learning`` says that learners and the replay buffer are as whole as ever: an actor or the evaluator failed.
+    ``spares_learning`` says that learners and the replay buffer are as whole as ever: an actor or
+    the evaluator failed.
     """
 
     def __init__(self, message: str, *, spares_learning: bool = False) -> None:
@@ -55,4 +62,6 @@ def failing_ends_the_run(name: str) -> Iterator[None]:
         raise WorkerFailedError(f"{name} failed: {error}") from error
     except Exception as error:
         trace = traceback.format_exc()
-        raise WorkerFailedError(f"{name} failed: {trace}", spares_learning=not name.startswith("learner")) from error
+        raise WorkerFailedError(
+            f"{name} failed: {trace}", spares_learning=not name.startswith("learner")
+        ) from error

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..algorithms import Algorithm, Share
-from ..prioritized_replay_buffer import PrioritizedReplayBuffer
-from .board import Board
+from ..buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
 from .config import ConfigError, RunnerConfig
-from .inference import published
-from .making import Maker
+from .environments.env_factory import Maker
+from .streams.board import Board
+from .streams.inference import published
 from .streams.parameters import ParameterStream
 from .streams.replay import ReplayStream, fields_for
 
@@ -42,7 +42,12 @@ class Plan:
 
     @classmethod
     def new(
-        cls, config: RunnerConfig, made: tuple[Maker, Any, Any], n_actors: int, states: Path | None, counters: Mapping[str, Any]
+        cls,
+        config: RunnerConfig,
+        made: tuple[Maker, Any, Any],
+        n_actors: int,
+        states: Path | None,
+        counters: Mapping[str, Any],
     ) -> Plan:
         """Return the plan of a run, its streams new or as they were saved.
 
@@ -74,29 +79,52 @@ class Plan:
             else:
                 fields = fields_for(observation_space, action_space)
                 buffer = PrioritizedReplayBuffer(
-                    config.buffer_capacity, fields, alpha=config.alpha, beta=config.beta, seed=config.seed, shared=shared
+                    config.buffer_capacity,
+                    fields,
+                    alpha=config.alpha,
+                    beta=config.beta,
+                    seed=config.seed,
+                    shared=shared,
                 )
         except (MemoryError, OSError, ValueError) as cause:
             if states is not None and not isinstance(cause, MemoryError):
                 raise
-            raise ConfigError(f"buffer_capacity={config.buffer_capacity} is more than memory has room for: {cause}") from None
+            raise ConfigError(
+                f"buffer_capacity={config.buffer_capacity} is more than memory has room for: {cause}"
+            ) from None
         moved = config.envs_per_actor // config.groups * config.samples_per_insert
         # Room for pauses of the operating system, but for no more than one per cent of the run.
-        slack = 0.0 if config.backend == "serial" else 0.01 * config.total_env_steps * config.samples_per_insert
-        error = max(config.options.batch_size, 2 * moved, min(32 * config.options.batch_size, slack))
+        slack = (
+            0.0
+            if config.backend == "serial"
+            else 0.01 * config.total_env_steps * config.samples_per_insert
+        )
+        error = max(
+            config.options.batch_size, 2 * moved, min(32 * config.options.batch_size, slack)
+        )
         error = config.samples_per_insert_error or error
         origin = counters.get("origin")
         # A full buffer has fewer rows than its capacity while some are being overwritten.
-        min_size = min(config.learning_starts, max(1, config.buffer_capacity - n_actors * config.envs_per_actor))
-        replay = ReplayStream(buffer, config.samples_per_insert, min_size, error, origin and tuple(origin))
-        board = Board(n_actors, config.learners, multiprocessing.get_context("spawn") if shared else None)
+        min_size = min(
+            config.learning_starts,
+            max(1, config.buffer_capacity - n_actors * config.envs_per_actor),
+        )
+        replay = ReplayStream(
+            buffer, config.samples_per_insert, min_size, error, origin and tuple(origin)
+        )
+        board = Board(
+            n_actors, config.learners, multiprocessing.get_context("spawn") if shared else None
+        )
         for index, steps in enumerate(counters.get("actor_env_steps", ())):
-            board.row("actor", index % n_actors).env_steps += steps  # somebody may have set another number in config.json
+            # somebody may have set another number in config.json
+            board.row("actor", index % n_actors).env_steps += steps
         for index in range(config.learners):
             board.row("learner", index).updates = counters.get("updates", 0)
         plan = cls(config, make, observation_space, action_space, replay, board, n_actors)
         plan.seconds_before = float(counters.get("seconds", 0.0))
-        n_parameters = sum(tensor.numel() for tensor in published(plan.algorithm(), config.publishes_all))
+        n_parameters = sum(
+            tensor.numel() for tensor in published(plan.algorithm(), config.publishes_all)
+        )
         plan.parameters = ParameterStream(n_parameters, shared)
         return plan
 
@@ -109,7 +137,12 @@ class Plan:
         """Return the algorithm, with the weights that every worker begins with."""
         config = self.config
         return config.algorithm_class(
-            self.observation_space, self.action_space, config.options, seed=config.seed, device=device, share=share
+            self.observation_space,
+            self.action_space,
+            config.options,
+            seed=config.seed,
+            device=device,
+            share=share,
         )
 
     def rng(self, kind: str, index: int, *history: int) -> np.random.Generator:
@@ -131,7 +164,11 @@ class Plan:
     def n_workers(self) -> dict[str, int]:
         """How many workers of each kind there are; learners come first, whose parameters the others begin with."""
         config = self.config
-        return {"learner": config.learners, "actor": self.n_actors, "evaluator": int(config.evaluate != "never")}
+        return {
+            "learner": config.learners,
+            "actor": self.n_actors,
+            "evaluator": int(config.evaluate != "never"),
+        }
 
 
 class Ended(NamedTuple):
@@ -145,8 +182,9 @@ class Ended(NamedTuple):
 class Evaluation(NamedTuple):
     """A report: the policy has been evaluated, by episodes that have the same seeds every time, without exploring.
 
-    ``env_steps``, ``updates`` and ``wall_seconds`` are those at which its parameters were taken; ``returns`` has the return of
-    each episode, of ``n_cut`` of them only until they were cut off after ``evaluation_max_steps``.
+    ``env_steps``, ``updates`` and ``wall_seconds`` are those at which its parameters were taken;
+    ``returns`` has the return of each episode, of ``n_cut`` of them only until they were cut off
+    after ``evaluation_max_steps``.
     """
 
     env_steps: int
@@ -160,9 +198,14 @@ class Evaluation(NamedTuple):
     def of(cls, record: Mapping[str, Any]) -> Evaluation:
         """Return the evaluation of which a file says this; ValueError or TypeError if it says something else."""
         one = cls(**{**record, "returns": tuple(record["returns"])})
-        if not all(type(count) is int and count >= 0 for count in (one.env_steps, one.updates, one.n_cut)):
+        if not all(
+            type(count) is int and count >= 0 for count in (one.env_steps, one.updates, one.n_cut)
+        ):
             raise ValueError(f"its counts are {one.env_steps!r}, {one.updates!r} and {one.n_cut!r}")
-        if not all(type(number) in (int, float) for number in (one.wall_seconds, one.mean_return, *one.returns)):
+        if not all(
+            type(number) in (int, float)
+            for number in (one.wall_seconds, one.mean_return, *one.returns)
+        ):
             raise ValueError(f"its returns are {one.mean_return!r} and {one.returns!r}")
         return one
 

@@ -8,7 +8,8 @@ from ..algorithms import Options, find
 
 __all__ = ["COMMON", "PRESETS", "preset"]
 
-# What every run has unless a row below or the user says otherwise. samples_per_insert: the batch size, one update per step.
+# What every run has unless a row below or the user says otherwise. samples_per_insert: the batch
+# size, one update per step.
 COMMON: dict[str, Any] = {
     "total_env_steps": 1_000_000,
     "envs_per_actor": 8,
@@ -21,7 +22,8 @@ COMMON: dict[str, Any] = {
     "exploration_spread": 0.0,
 }
 
-# Small networks learn these in seconds. Pendulum's steps all tell something; of InvertedPendulum's, few do, so it gets more.
+# Small networks learn these in seconds. Pendulum's steps all tell something; of InvertedPendulum's,
+# few do, so it gets more.
 PENDULUM: dict[str, Any] = {
     "total_env_steps": 30_000, "buffer_capacity": 30_000, "learning_starts": 500, "evaluation_interval": 500,
     "options": {"hidden": (64, 64), "learning_rate": 2e-3, "batch_size": 64, "n_step": 3, "gamma": 0.98, "tau": 0.01},
@@ -31,7 +33,8 @@ INVERTED: dict[str, Any] = {
     "samples_per_insert": 8.0, "evaluation_interval": 2_000, "options": {**PENDULUM["options"], "gamma": 0.99},
 }  # fmt: skip
 
-# (algorithm, environment) -> settings of the run, and hyperparameters under "options"; "*" is any environment.
+# (algorithm, environment) -> settings of the run, and hyperparameters under "options"; "*" is any
+# environment.
 PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("dqn", "*"): {
         "envs_per_actor": 16,
@@ -42,7 +45,8 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
         "options": {"hidden": (64, 64), "learning_rate": 2e-3, "batch_size": 64, "n_step": 5, "tau": 0.01,
                     "exploration_fraction": 0.04},
     },
-    # The reward for coming to rest arrives many equal steps later: the usual loss, which settles on their median, ignores it.
+    # The reward for coming to rest arrives many equal steps later: the usual loss, which settles on
+    # their median, ignores it.
     ("dqn", "LunarLander-v3"): {
         "total_env_steps": 400_000, "buffer_capacity": 100_000, "samples_per_insert": 64.0, "evaluation_interval": 5_000,
         "alpha": 0.3,

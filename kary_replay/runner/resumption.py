@@ -8,11 +8,12 @@ from typing import Any
 
 from .config import ConfigError, RunnerConfig
 from .plan import Evaluation
-from .run_directory import RunDirectory
+from .records.run_directory import RunDirectory
 
 __all__ = ["CHANGEABLE", "check_changeable", "why_finished"]
 
-# What decides when a run ends, and when it looks and saves; all else made the networks and the replay what they are.
+# What decides when a run ends, and when it looks and saves; all else made the networks and the
+# replay what they are.
 CHANGEABLE = (
     "total_env_steps", "target_return", "evaluation_interval", "evaluation_max_steps", "checkpoint_interval_seconds",
     "checkpoint_interval_env_steps", "environment_timeout_seconds", "on_environment_error", "max_restarts",
@@ -28,7 +29,9 @@ def check_changeable(names: Mapping[str, Any] | set[str]) -> None:
             "its own"
         )
     for name in sorted(set(names) - settings):
-        raise ConfigError(f"a run has no setting {name}; when it goes on, {', '.join(CHANGEABLE)} can change")
+        raise ConfigError(
+            f"a run has no setting {name}; when it goes on, {', '.join(CHANGEABLE)} can change"
+        )
 
 
 def why_finished(directory: RunDirectory, config: RunnerConfig, counters: Mapping[str, Any]) -> str:
@@ -40,7 +43,11 @@ def why_finished(directory: RunDirectory, config: RunnerConfig, counters: Mappin
             f"its target_return={target:g} was reached at environment step {best.env_steps:,}, by a policy of return "
             f"{best.mean_return:.1f}. Give a higher target_return, or None for no target"
         )
-    evaluated = config.evaluate == "never" or not counters["updates"] or (last and last.updates == counters["updates"])
+    evaluated = (
+        config.evaluate == "never"
+        or not counters["updates"]
+        or (last and last.updates == counters["updates"])
+    )
     if counters.get("is_complete") and counters["env_steps"] >= total and evaluated:
         return f"all of its total_env_steps={total:,} are done. Give more of them"
     return ""

@@ -18,24 +18,25 @@ import torch
 from rich.console import Console
 
 from ..version import VERSION
-from .allocation import Allocation
+from .allocation.allocation import Allocation
+from .allocation.measuring import measured_allocation
 from .backends import Backend, ProcessBackend, SerialBackend
 from .config import ConfigError, RunnerConfig
-from .display import Display
+from .environments.env_factory import Maker, is_importable, maker
 from .failures import WorkerFailedError
 from .interrupts import Interrupts
-from .making import Maker, is_importable, maker
-from .measuring import measured_allocation
-from .monitor import RECENT_EPISODES, Monitor
 from .plan import Evaluation, Plan
+from .policies.checkpoint_policy import saved_algorithm
+from .records.display import Display
+from .records.monitor import RECENT_EPISODES, Monitor
+from .records.run_directory import EPISODES, RunDirectory
 from .resumption import check_changeable, why_finished
-from .run_directory import EPISODES, RunDirectory
-from .trained import saved_algorithm
 
 __all__ = ["RunFailedError", "RunResult", "Runner"]
 
 POLL_SECONDS = 0.1
-SAVE_SECONDS, LAST_SAVE_SECONDS = 30.0, 1.0  # for workers to write their states; the second after Ctrl-C
+# for workers to write their states; the second after Ctrl-C
+SAVE_SECONDS, LAST_SAVE_SECONDS = 30.0, 1.0
 
 
 class RunFailedError(RuntimeError):
@@ -89,8 +90,8 @@ class Runner:
 
     Notes
     -----
-    With ``backend="process"`` workers are spawned, and import the program's main file: let it start the run only under
-    ``if __name__ == "__main__":``.
+    With ``backend="process"`` workers are spawned, and import the program's main file: let it start
+    the run only under ``if __name__ == "__main__":``.
 
     Examples
     --------
@@ -116,7 +117,9 @@ class Runner:
         self._allocation: Allocation | None = None
 
     @classmethod
-    def resume(cls, directory: str | os.PathLike[str], *, console: Any = None, **changes: Any) -> Runner:
+    def resume(
+        cls, directory: str | os.PathLike[str], *, console: Any = None, **changes: Any
+    ) -> Runner:
         """Return a runner that goes on from the last checkpoint of an earlier run.
 
         Parameters
@@ -126,15 +129,16 @@ class Runner:
         console : rich.console.Console, optional
             Where the run is shown; by default on standard output.
         **changes
-            Settings that are to be others from now on: total_env_steps, target_return, evaluation_interval,
-            evaluation_max_steps, checkpoint_interval_seconds, checkpoint_interval_env_steps, environment_timeout_seconds,
-            on_environment_error, max_restarts. Schedules follow total_env_steps, so that exploration may rise again.
+            Settings that are to be others from now on: total_env_steps, target_return,
+            evaluation_interval, evaluation_max_steps, checkpoint_interval_seconds,
+            checkpoint_interval_env_steps, environment_timeout_seconds, on_environment_error,
+            max_restarts. Schedules follow total_env_steps, so that exploration may rise again.
 
         Raises
         ------
         ConfigError
-            If there is no checkpoint, or it is of another version or algorithm, or a setting cannot change; nothing has been
-            changed then.
+            If there is no checkpoint, or it is of another version or algorithm, or a setting cannot
+            change; nothing has been changed then.
         """
         check_changeable(changes)
         found, config = RunDirectory.existing(Path(directory))
@@ -145,7 +149,12 @@ class Runner:
         folder, counters = found.checkpoint(config)
         runner = cls(dataclasses.replace(config, directory=None), console=console)
         saved_algorithm(folder, config, runner._made)
-        runner._directory, runner._folder, runner._counters, runner._changes = found, folder, counters, changes
+        runner._directory, runner._folder, runner._counters, runner._changes = (
+            found,
+            folder,
+            counters,
+            changes,
+        )
         return runner
 
     def stop(self) -> None:
@@ -167,8 +176,8 @@ class Runner:
 
         Notes
         -----
-        When it returns or raises, no process and no shared memory of the run is left; after a second Ctrl-C a thread may still
-        be saving the buffer.
+        When it returns or raises, no process and no shared memory of the run is left; after a
+        second Ctrl-C a thread may still be saving the buffer.
         """
         begun = time.monotonic()
         config = self.config
@@ -179,7 +188,11 @@ class Runner:
                 why = why_finished(self._directory, config, self._counters)
                 if why:
                     return self._finished(self._directory, why)
-            n_actors = config.actors if config.actors != "auto" else self._counters.get("n_actors") or self._measured_actors()
+            n_actors = (
+                config.actors
+                if config.actors != "auto"
+                else self._counters.get("n_actors") or self._measured_actors()
+            )
             plan = self._plan(int(n_actors))
             let_go.callback(plan.close)
             directory = self._directory or RunDirectory.new(config)
@@ -187,15 +200,20 @@ class Runner:
             monitor = Monitor(plan, directory, self._counters, self._console, self._allocation)
             directory.change(self._changes)
             result = self._run(plan, directory, monitor, begun)
-            if result.interrupted and not result.env_steps and self._folder is None:  # nothing to go on from
+            # nothing to go on from
+            if result.interrupted and not result.env_steps and self._folder is None:
                 directory.discard()
             return result
 
-    def _run(self, plan: Plan, directory: RunDirectory, monitor: Monitor, begun: float) -> RunResult:
+    def _run(
+        self, plan: Plan, directory: RunDirectory, monitor: Monitor, begun: float
+    ) -> RunResult:
         """Start the workers, train, and end them."""
         config, interrupted = self.config, self._stop.is_set
         backend: Backend = (
-            SerialBackend(plan, interrupted) if config.backend == "serial" else ProcessBackend(plan, monitor.warn, interrupted)
+            SerialBackend(plan, interrupted)
+            if config.backend == "serial"
+            else ProcessBackend(plan, monitor.warn, interrupted)
         )
         threads = torch.get_num_threads()
         torch.set_num_threads(config.learner_threads if config.backend == "serial" else 1)
@@ -215,7 +233,9 @@ class Runner:
                         self._save_what_is_whole(backend, plan, monitor)
                     raise
                 seconds, waited = monitor.seconds, plan.board.waited()
-                if trains:  # otherwise some workers may not have been there, and the checkpoint before has them all
+                # otherwise some workers may not have been there, and the checkpoint before has them
+                # all
+                if trains:
                     self._end(backend, plan, monitor, seconds)
                 ratio = plan.replay.limiter.ratio
         except WorkerFailedError as error:
@@ -230,9 +250,13 @@ class Runner:
 
     def _finished(self, directory: RunDirectory, why: str) -> RunResult:
         """Say that there is nothing to do; return what the run came to."""
-        Display(self._console or Console(), self.config, directory.path).say(f"the run in {directory.path} is finished: {why}")
+        Display(self._console or Console(), self.config, directory.path).say(
+            f"the run in {directory.path} is finished: {why}"
+        )
         evaluations = list(directory.evaluations())
-        episodes = [record["episode_return"] for record in directory.records(EPISODES)][-RECENT_EPISODES:]
+        episodes = [record["episode_return"] for record in directory.records(EPISODES)][
+            -RECENT_EPISODES:
+        ]
         best, last = directory.policy("best"), directory.policy("last")
         recent = float(np.mean(episodes)) if episodes else math.nan
         counters = self._counters
@@ -277,7 +301,13 @@ class Runner:
             for report in backend.finish():
                 monitor.take(report)
         try:
-            self._save(backend, plan, monitor, LAST_SAVE_SECONDS if self._stop.is_set() else SAVE_SECONDS, seconds)
+            self._save(
+                backend,
+                plan,
+                monitor,
+                LAST_SAVE_SECONDS if self._stop.is_set() else SAVE_SECONDS,
+                seconds,
+            )
         except (WorkerFailedError, OSError) as error:
             if not self._stop.is_set():
                 raise WorkerFailedError(f"the last checkpoint could not be made: {error}") from None
@@ -297,10 +327,13 @@ class Runner:
         except (WorkerFailedError, OSError) as error:
             monitor.warn(f"there is no checkpoint of the end: {error}")
 
-    def _save(self, backend: Backend, plan: Plan, monitor: Monitor, within_seconds: float, seconds: float) -> None:
+    def _save(
+        self, backend: Backend, plan: Plan, monitor: Monitor, within_seconds: float, seconds: float
+    ) -> None:
         """Make a checkpoint while the workers go on; until it is whole, the one before counts.
 
-        Counters and networks are of its beginning. What comes into the buffer until that is written, is drawn again later, too.
+        Counters and networks are of its beginning. What comes into the buffer until that is
+        written, is drawn again later, too.
         """
         directory, board = monitor.directory, plan.board
         counters = {
@@ -314,7 +347,9 @@ class Runner:
             backend.save(folder, within_seconds)
             directory.commit(folder, counters)
         finally:
-            directory.sweep()  # of what could not be made, or has been replaced: a second Ctrl-C may come at any moment
+            # of what could not be made, or has been replaced: a second Ctrl-C may come at any
+            # moment
+            directory.sweep()
         monitor.saved()
 
     def _measured_actors(self) -> int:
@@ -333,8 +368,16 @@ class Runner:
 def _what_is_saved(directory: RunDirectory) -> str:
     """Return what a run that failed leaves, in a line."""
     path, best = directory.path, directory.policy("best")
-    policy = f" The best policy so far, of return {best.evaluation.mean_return:.1f}, can be played from {path}." if best else ""
-    saved = f"The last checkpoint is in {path}: go on with --resume." if directory.has_checkpoint else "No checkpoint yet."
+    policy = (
+        f" The best policy so far, of return {best.evaluation.mean_return:.1f}, can be played from {path}."
+        if best
+        else ""
+    )
+    saved = (
+        f"The last checkpoint is in {path}: go on with --resume."
+        if directory.has_checkpoint
+        else "No checkpoint yet."
+    )
     return saved + policy
 
 
@@ -354,7 +397,9 @@ def _check_device(config: RunnerConfig) -> None:
             torch.zeros(1, device=config.device).cpu()
         except (RuntimeError, NotImplementedError, AssertionError) as error:
             reason = str(error).splitlines()[0]
-            raise ConfigError(f"device must be there, got {config.device!r}: {reason}; use device='cpu'") from None
+            raise ConfigError(
+                f"device must be there, got {config.device!r}: {reason}; use device='cpu'"
+            ) from None
         return
     devices = {torch.device(config.learner_device(index)) for index in range(config.learners)}
     if len(devices) < config.learners:

@@ -23,7 +23,9 @@ from kary_replay.adapters.sb3 import (
 )
 from kary_replay.adapters.sb3.prioritized import Prioritized
 
-ALGORITHMS = {algorithm.__name__: algorithm for algorithm in (DQN, DDPG, TD3, SAC, QRDQN, TQC, CrossQ)}
+ALGORITHMS = {
+    algorithm.__name__: algorithm for algorithm in (DQN, DDPG, TD3, SAC, QRDQN, TQC, CrossQ)
+}
 DISCRETE = {"DQN", "QRDQN"}
 ENV = {name: "CartPole-v1" if name in DISCRETE else "Pendulum-v1" for name in ALGORITHMS}
 
@@ -38,13 +40,26 @@ CLASSES = {  # ours and SB3's, by what they are for
 def over_classes(*kinds):
     """Parametrize a test by `kind` and `buffer_class`: what it says must hold for SB3's classes and for ours."""
     pairs = [(kind, each) for kind in kinds or CLASSES for each in CLASSES[kind]]
-    return pytest.mark.parametrize(("kind", "buffer_class"), pairs, ids=[each.__name__ for _, each in pairs])
+    return pytest.mark.parametrize(
+        ("kind", "buffer_class"), pairs, ids=[each.__name__ for _, each in pairs]
+    )
 
 
 torch.set_num_threads(1)
 
 
-def learn(name, buffer_class, *, n_envs=1, steps=240, seed=3, batch_size=25, env=None, model_kwargs=None, **buffer_kwargs):
+def learn(
+    name,
+    buffer_class,
+    *,
+    n_envs=1,
+    steps=240,
+    seed=3,
+    batch_size=25,
+    env=None,
+    model_kwargs=None,
+    **buffer_kwargs,
+):
     """Train a tiny network for `steps`, with several gradient steps between additions and a buffer that wraps."""
     env = env or make_vec_env(ENV[name], n_envs)
     policy_kwargs = {"net_arch": [8]}
@@ -62,15 +77,31 @@ def learn(name, buffer_class, *, n_envs=1, steps=240, seed=3, batch_size=25, env
 def environment(kind, name, n_envs=1, **env_kwargs):
     """The environment that an algorithm learns in with a buffer of this kind."""
     if kind == "her":
-        return make_vec_env(lambda: BitFlippingEnv(n_bits=4, continuous=name not in DISCRETE), n_envs)
-    return make_vec_env(ENV[name], n_envs, env_kwargs=env_kwargs, wrapper_class=DictObservation if kind == "dict" else None)
+        return make_vec_env(
+            lambda: BitFlippingEnv(n_bits=4, continuous=name not in DISCRETE), n_envs
+        )
+    return make_vec_env(
+        ENV[name],
+        n_envs,
+        env_kwargs=env_kwargs,
+        wrapper_class=DictObservation if kind == "dict" else None,
+    )
 
 
-def learn_with(kind, buffer_class, name, *, n_envs=1, steps=170, env=None, model_kwargs=None, **kwargs):
+def learn_with(
+    kind, buffer_class, name, *, n_envs=1, steps=170, env=None, model_kwargs=None, **kwargs
+):
     """`learn` in the environment and with the policy that this kind of buffer is for."""
     policy = {"policy": "MultiInputPolicy" if kind in ("dict", "her") else "MlpPolicy"}
     env = env or environment(kind, name, n_envs)
-    return learn(name, buffer_class, steps=steps, env=env, model_kwargs=policy | (model_kwargs or {}), **kwargs)
+    return learn(
+        name,
+        buffer_class,
+        steps=steps,
+        env=env,
+        model_kwargs=policy | (model_kwargs or {}),
+        **kwargs,
+    )
 
 
 def arrays_of(buffer):
@@ -78,7 +109,11 @@ def arrays_of(buffer):
     arrays = {}
     for name in ("observations", "actions", "rewards", "next_observations", "dones", "timeouts"):
         value = getattr(buffer, name, {})
-        arrays |= {f"{name}.{key}": array for key, array in value.items()} if isinstance(value, dict) else {name: value}
+        arrays |= (
+            {f"{name}.{key}": array for key, array in value.items()}
+            if isinstance(value, dict)
+            else {name: value}
+        )
     return arrays
 
 
@@ -130,7 +165,9 @@ def recorded(base):
     class RecordedDraws(base):
         def sample(self, batch_size, env=None):
             samples = super().sample(batch_size, env)
-            self.__dict__.setdefault("draws", []).append(samples.rewards.batch.handle["index"].copy())
+            self.__dict__.setdefault("draws", []).append(
+                samples.rewards.batch.handle["index"].copy()
+            )
             return samples
 
     return RecordedDraws
@@ -231,7 +268,9 @@ class AuditedFunctional:
         def loss(current, target):
             result = function(current, target)
             difference = (current.detach().numpy() - target.detach().numpy())[:, 0]
-            self.account().check(result, self.rowwise[name](difference.astype(float)), np.abs(difference))
+            self.account().check(
+                result, self.rowwise[name](difference.astype(float)), np.abs(difference)
+            )
             return result
 
         return loss
@@ -243,7 +282,8 @@ def audited_quantile_loss(account):
 
     def loss(current, target, sum_over_quantiles):
         result = quantile_huber_loss(current, target, sum_over_quantiles=sum_over_quantiles)
-        predictions, targets = current.detach().numpy(), target.detach().numpy()  # [B, …, n], [B, …, m]
+        # [B, …, n], [B, …, m]
+        predictions, targets = current.detach().numpy(), target.detach().numpy()
         delta = targets[..., None, :] - predictions[..., :, None]  # [B, …, n, m]
         n = predictions.shape[-1]
         midpoints = ((np.arange(n) + 0.5) / n)[:, None]
@@ -267,7 +307,9 @@ def audited_run(name, monkeypatch, **kwargs):
 
     module = importlib.import_module(ALGORITHMS["TD3" if name == "DDPG" else name].__module__)
     if name in ("QRDQN", "TQC"):
-        monkeypatch.setattr(module, "quantile_huber_loss", audited_quantile_loss(lambda: accounts[0]))
+        monkeypatch.setattr(
+            module, "quantile_huber_loss", audited_quantile_loss(lambda: accounts[0])
+        )
     else:
         monkeypatch.setattr(module, "F", AuditedFunctional(lambda: accounts[0]))
     model = learn(name, Noted, **kwargs)

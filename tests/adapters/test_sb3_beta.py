@@ -12,7 +12,9 @@ from kary_replay.adapters.sb3 import PrioritizedReplayBuffer, PrioritizedReplayC
 
 
 def test_a_schedule_follows_the_transitions_drawn():
-    buffer = learn("DQN", PrioritizedReplayBuffer, beta=kr.LinearSchedule(0.2, 1.0, 10_000)).replay_buffer
+    buffer = learn(
+        "DQN", PrioritizedReplayBuffer, beta=kr.LinearSchedule(0.2, 1.0, 10_000)
+    ).replay_buffer
     drawn = buffer.n_sampled
     assert drawn % 25 == 0
     assert drawn >= 25 * 25
@@ -50,7 +52,14 @@ def test_the_callback_anneals_and_logs():
         def close(self):
             pass
 
-    model = DQN("MlpPolicy", "CartPole-v1", replay_buffer_class=PrioritizedReplayBuffer, buffer_size=300, device="cpu", seed=0)
+    model = DQN(
+        "MlpPolicy",
+        "CartPole-v1",
+        replay_buffer_class=PrioritizedReplayBuffer,
+        buffer_size=300,
+        device="cpu",
+        seed=0,
+    )
     model.set_logger(Logger(None, [Output()]))
     model.learn(600, callback=PrioritizedReplayCallback(final_beta=0.9, every=50), log_interval=1)
     assert model.replay_buffer.beta == pytest.approx(0.9)
@@ -60,7 +69,10 @@ def test_the_callback_anneals_and_logs():
     assert 0.4 <= betas[0] < 0.5
     last = [values for values in seen if "replay/priority_p10" in values][-1]
     assert (
-        last["replay/priority_p10"] <= last["replay/priority_p50"] <= last["replay/priority_p90"] <= last["replay/max_priority"]
+        last["replay/priority_p10"]
+        <= last["replay/priority_p50"]
+        <= last["replay/priority_p90"]
+        <= last["replay/max_priority"]
     )
 
 
@@ -114,8 +126,12 @@ def test_beta_is_final_where_the_total_is_behind():
 
 
 def test_the_callback_refuses_another_buffer():
-    with pytest.raises(TypeError, match="needs a prioritized replay buffer, the model has ReplayBuffer"):
-        DQN("MlpPolicy", "CartPole-v1", buffer_size=100).learn(5, callback=PrioritizedReplayCallback())
+    with pytest.raises(
+        TypeError, match="needs a prioritized replay buffer, the model has ReplayBuffer"
+    ):
+        DQN("MlpPolicy", "CartPole-v1", buffer_size=100).learn(
+            5, callback=PrioritizedReplayCallback()
+        )
 
 
 @pytest.mark.parametrize(
@@ -137,7 +153,10 @@ def test_the_callback_refuses_bad_arguments(kwargs):
         PrioritizedReplayCallback(**kwargs)
 
 
-@pytest.mark.parametrize(("arguments", "name"), [((np.nan, 1, 5), "start"), ((0, "x", 5), "end"), ((0, 1, 0), "duration")])
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [((np.nan, 1, 5), "start"), ((0, "x", 5), "end"), ((0, 1, 0), "duration")],
+)
 def test_the_schedule_refuses_bad_arguments(arguments, name):
     with pytest.raises((ValueError, TypeError), match=name):
         kr.LinearSchedule(*arguments)

@@ -57,7 +57,9 @@ def test_alpha_zero_makes_all_weights_one(name):
 @pytest.mark.parametrize("name", ["DQN", "TQC", "CrossQ"])
 def test_n_step_returns(name, n_envs):
     classes = recorded(PrioritizedNStepReplayBuffer), repeating(NStepReplayBuffer)
-    assert difference(name, classes, n_envs=n_envs, alpha=0.7, beta=0.0, n_steps=3, gamma=0.9) is None
+    assert (
+        difference(name, classes, n_envs=n_envs, alpha=0.7, beta=0.0, n_steps=3, gamma=0.9) is None
+    )
 
 
 @pytest.mark.parametrize("n_envs", [1, 3])
@@ -68,20 +70,38 @@ def test_dict_observations(name, n_envs):
 
     classes = recorded(PrioritizedDictReplayBuffer), repeating(DictReplayBuffer)
     multi = {"policy": "MultiInputPolicy"}
-    assert difference(name, classes, n_envs=n_envs, env=env, alpha=0.7, beta=0.0, model_kwargs=multi) is None
+    assert (
+        difference(name, classes, n_envs=n_envs, env=env, alpha=0.7, beta=0.0, model_kwargs=multi)
+        is None
+    )
 
 
 @pytest.mark.parametrize("n_envs", [1, 3])
 @pytest.mark.parametrize("name", ["DQN", "TD3"])
 def test_one_array_for_both_observations(name, n_envs):
     lean = {"optimize_memory_usage": True}
-    kwargs = {"n_envs": n_envs, "alpha": 0.7, "beta": 0.0, "handle_timeout_termination": False, "model_kwargs": lean}
+    kwargs = {
+        "n_envs": n_envs,
+        "alpha": 0.7,
+        "beta": 0.0,
+        "handle_timeout_termination": False,
+        "model_kwargs": lean,
+    }
     assert difference(name, **kwargs) is None
 
 
 @pytest.mark.parametrize("name", ["DQN", "TD3"])
 def test_normalized_observations_and_rewards(name):
-    assert difference(name, alpha=0.6, beta=0.0, n_envs=2, env=lambda: VecNormalize(make_vec_env(ENV[name], 2))) is None
+    assert (
+        difference(
+            name,
+            alpha=0.6,
+            beta=0.0,
+            n_envs=2,
+            env=lambda: VecNormalize(make_vec_env(ENV[name], 2)),
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize("name", ["DQN", "SAC"])
@@ -91,7 +111,9 @@ def test_rejects_weights_that_are_not_one(name):
 
 def test_rejects_a_loss_scaled_in_its_last_bit(monkeypatch):
     true_loss = SampledBatch.loss
-    monkeypatch.setattr(SampledBatch, "loss", lambda *args, **kwargs: true_loss(*args, **kwargs) * (1 + 2**-23))
+    monkeypatch.setattr(
+        SampledBatch, "loss", lambda *args, **kwargs: true_loss(*args, **kwargs) * (1 + 2**-23)
+    )
     assert difference("SAC", alpha=0.7, beta=0.0) is not None
 
 

@@ -15,9 +15,18 @@ def made(kind, buffer_class, **kwargs):
     """A buffer of 20 rows for 2 environments, but for what is given."""
     if kind == "her":
         env = environment("her", "SAC", 2)
-        given = {"buffer_size": 40, "observation_space": env.observation_space, "action_space": env.action_space, "env": env}
+        given = {
+            "buffer_size": 40,
+            "observation_space": env.observation_space,
+            "action_space": env.action_space,
+            "env": env,
+        }
     else:
-        given = {"buffer_size": 40, "observation_space": DICT if kind == "dict" else BOX, "action_space": BOX}
+        given = {
+            "buffer_size": 40,
+            "observation_space": DICT if kind == "dict" else BOX,
+            "action_space": BOX,
+        }
     return buffer_class(**{**given, "device": "cpu", "n_envs": 2, **kwargs})
 
 
@@ -26,9 +35,21 @@ def added(kind, buffer_class, **changed):
     buffer = made(kind, buffer_class)
     box, number = np.zeros((2, 3), np.float32), np.zeros(2, np.int64)
     obs = {"box": box, "number": number} if kind == "dict" else box
-    row = {"obs": obs, "next_obs": obs, "action": box, "reward": np.zeros(2), "done": np.zeros(2, bool), "infos": [{}, {}]}
+    row = {
+        "obs": obs,
+        "next_obs": obs,
+        "action": box,
+        "reward": np.zeros(2),
+        "done": np.zeros(2, bool),
+        "infos": [{}, {}],
+    }
     for step in (row, row | changed):
-        buffer.add(**{name: value.copy() if hasattr(value, "copy") else value for name, value in step.items()})
+        buffer.add(
+            **{
+                name: value.copy() if hasattr(value, "copy") else value
+                for name, value in step.items()
+            }
+        )
     return buffer
 
 
@@ -56,13 +77,20 @@ ADDING = {
     "no infos": (TypeError, {"infos": None}),
     "limit as text": (ValueError, {"infos": [{"TimeLimit.truncated": "x"}] * 2}),
     "limit as object": (TypeError, {"infos": [{"TimeLimit.truncated": {}}] * 2}),
-    "limits of two": (ValueError, {"infos": [{"TimeLimit.truncated": torch.tensor([False, True])}] * 2}),
+    "limits of two": (
+        ValueError,
+        {"infos": [{"TimeLimit.truncated": torch.tensor([False, True])}] * 2},
+    ),
 }
 OF_A_KIND = {
     "no dict": ("dict", AssertionError, {"observation_space": BOX}),
     "lean dict": ("dict", AssertionError, {"optimize_memory_usage": True}),
     "dict in a dict": ("dict", TypeError, {"observation_space": spaces.Dict({"a": DICT})}),
-    "lean n-step": ("n_step", NotImplementedError, {"optimize_memory_usage": True, "handle_timeout_termination": False}),
+    "lean n-step": (
+        "n_step",
+        NotImplementedError,
+        {"optimize_memory_usage": True, "handle_timeout_termination": False},
+    ),
     "leaner n-step": ("n_step", ValueError, {"optimize_memory_usage": True}),
     "lean hindsight": ("her", AssertionError, {"optimize_memory_usage": True}),
     "no goals": ("her", AssertionError, {"observation_space": BOX}),
@@ -96,14 +124,18 @@ def test_adding(kind, buffer_class, case):
         added(kind, buffer_class, **changed)
 
 
-@pytest.mark.parametrize("changed", [{"done": None}, {"infos": [{"TimeLimit.truncated": None}, {}]}], ids=str)
+@pytest.mark.parametrize(
+    "changed", [{"done": None}, {"infos": [{"TimeLimit.truncated": None}, {}]}], ids=str
+)
 def test_ends_that_sb3_would_take_for_nan(changed):
     with pytest.raises(TypeError, match=r"must be numbers, got .*None"):
         added("array", CLASSES["array"][0], **changed)
 
 
 @over_classes("dict")
-@pytest.mark.parametrize("box", [np.zeros((2, 4)), np.full((2, 3), "a"), np.zeros((3, 3))], ids=["long", "text", "three"])
+@pytest.mark.parametrize(
+    "box", [np.zeros((2, 4)), np.full((2, 3), "a"), np.zeros((3, 3))], ids=["long", "text", "three"]
+)
 def test_adding_dicts(kind, buffer_class, box):
     with pytest.raises(ValueError, match=r"box|array|float"):
         added(kind, buffer_class, obs={"box": box, "number": np.zeros(2, np.int64)})
@@ -138,7 +170,9 @@ def test_hindsight(kind, buffer_class):
 @over_classes("dict", "her")
 def test_a_policy_without_dicts(kind, buffer_class):
     with pytest.raises(ValueError, match="MultiInputPolicy"):
-        DQN("MlpPolicy", environment(kind, "DQN"), replay_buffer_class=buffer_class, buffer_size=100)
+        DQN(
+            "MlpPolicy", environment(kind, "DQN"), replay_buffer_class=buffer_class, buffer_size=100
+        )
 
 
 # ------------------------------------------ methods that are overridden in stock buffers

@@ -32,12 +32,16 @@ class Repeated(HerReplayBuffer):
         slots = next(self.draws)
         n_real = batch_size - int(self.her_ratio * batch_size)
         assert (self.ep_length.reshape(-1)[slots] > 0).all()
-        with mock.patch.object(np.random, "choice", return_value=np.concatenate([slots[n_real:], slots[:n_real]])):
+        with mock.patch.object(
+            np.random, "choice", return_value=np.concatenate([slots[n_real:], slots[:n_real]])
+        ):
             return super().sample(batch_size, env)
 
 
 def envs(n_envs, continuous=False):
-    return DummyVecEnv([lambda: BitFlippingEnv(n_bits=4, continuous=continuous) for _ in range(n_envs)])
+    return DummyVecEnv(
+        [lambda: BitFlippingEnv(n_bits=4, continuous=continuous) for _ in range(n_envs)]
+    )
 
 
 def learn(algorithm, buffer_class, n_envs=1, steps=300, **buffer_kwargs):
@@ -62,7 +66,9 @@ def test_equals_sb3s_given_the_same_draws(algorithm, n_envs, strategy):
 
 
 def check_drawable(buffer):
-    masses = buffer.native.tree.get(np.arange(buffer.buffer_size * buffer.n_envs)).reshape(buffer.buffer_size, buffer.n_envs)
+    masses = buffer.native.tree.get(np.arange(buffer.buffer_size * buffer.n_envs)).reshape(
+        buffer.buffer_size, buffer.n_envs
+    )
     np.testing.assert_array_equal(masses > 0, buffer.ep_length > 0)
     buffer.native.check_invariants()
 
@@ -83,7 +89,8 @@ def test_only_rows_of_whole_episodes_have_mass(n_envs):
             assert (buffer.ep_length.reshape(-1)[rewards.batch.handle["index"]] > 0).all()
             F.mse_loss(torch.full((16, 1), 2.0), rewards)
         if step % 7 == 0 and buffer._last_batch is not None:
-            buffer.update_priorities(np.full(len(buffer._last_batch), 3.0))  # some of its rows may be forbidden by now
+            # some of its rows may be forbidden by now
+            buffer.update_priorities(np.full(len(buffer._last_batch), 3.0))
             check_drawable(buffer)
 
 
@@ -99,7 +106,13 @@ def test_nothing_can_be_drawn_before_the_first_episode_ends():
 def test_a_saved_buffer_needs_an_environment_and_goes_on(tmp_path):
     model = learn(DQN, PrioritizedHerReplayBuffer)
     model.save_replay_buffer(tmp_path / "buffer")
-    again = DQN("MultiInputPolicy", envs(1), replay_buffer_class=PrioritizedHerReplayBuffer, buffer_size=120, device="cpu")
+    again = DQN(
+        "MultiInputPolicy",
+        envs(1),
+        replay_buffer_class=PrioritizedHerReplayBuffer,
+        buffer_size=120,
+        device="cpu",
+    )
     again.load_replay_buffer(tmp_path / "buffer", truncate_last_traj=True)
     check_drawable(again.replay_buffer)
     again.replay_buffer.sample(10)
@@ -121,8 +134,14 @@ def test_without_virtual_goals_the_batch_is_what_was_stored():
 @pytest.mark.parametrize("buffer_class", CLASSES["her"])
 @pytest.mark.parametrize("strategy", [*GoalSelectionStrategy, "FINAL", "episode", "Future"])
 def test_a_strategy_is_named_or_given(buffer_class, strategy):
-    buffer = learn(SAC, buffer_class, n_envs=2, steps=60, goal_selection_strategy=strategy, copy_info_dict=True).replay_buffer
-    expected = strategy if isinstance(strategy, GoalSelectionStrategy) else GoalSelectionStrategy[strategy.upper()]
+    buffer = learn(
+        SAC, buffer_class, n_envs=2, steps=60, goal_selection_strategy=strategy, copy_info_dict=True
+    ).replay_buffer
+    expected = (
+        strategy
+        if isinstance(strategy, GoalSelectionStrategy)
+        else GoalSelectionStrategy[strategy.upper()]
+    )
     assert buffer.goal_selection_strategy is expected
     assert any(info for info in buffer.infos.ravel())
 
@@ -149,7 +168,9 @@ def test_reset_forgets_the_episodes(n_more):
         next_obs, reward, _, infos = env.step([0])
         buffer.add(obs, next_obs, np.zeros((1, 1), int), reward, np.array([step % 4 == 3]), infos)
         check_drawable(buffer)
-    assert buffer.ep_length[:, 0].tolist() == [4] * (n_more // 4 * 4) + [0] * (120 - n_more // 4 * 4)
+    assert buffer.ep_length[:, 0].tolist() == [4] * (n_more // 4 * 4) + [0] * (
+        120 - n_more // 4 * 4
+    )
 
 
 @pytest.mark.parametrize("buffer_class", CLASSES["her"])
@@ -160,4 +181,5 @@ def test_bit_flipping_is_solved(buffer_class):
         target_update_interval=200, exploration_final_eps=0.02, buffer_size=10_000, seed=0, device="cpu",
         policy_kwargs={"net_arch": [64, 64]}, replay_buffer_class=buffer_class, replay_buffer_kwargs={"n_sampled_goal": 5},
     )  # fmt: skip
-    assert np.mean(model.learn(1800).ep_success_buffer) > 0.9  # measured: 0.99 and 1.0; of the last 100 episodes
+    # measured: 0.99 and 1.0; of the last 100 episodes
+    assert np.mean(model.learn(1800).ep_success_buffer) > 0.9

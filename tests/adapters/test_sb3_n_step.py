@@ -15,8 +15,9 @@ from kary_replay.adapters.sb3 import PrioritizedNStepReplayBuffer
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 GAMMA = 0.5
 
-# Of each step, "T" ends the episode, "t" ends it by time, "c" cuts it by time though the environment goes on.
-# Then, of the transitions that begin there: how many steps are summed, and whether what follows counts nothing.
+# Of each step, "T" ends the episode, "t" ends it by time, "c" cuts it by time though the
+# environment goes on. Then, of the transitions that begin there: how many steps are summed, and
+# whether what follows counts nothing.
 TABLE = {
     "one step": (1, ".T..", "1111", "0100"),
     "two steps": (2, ".....", "22221", "00000"),
@@ -36,7 +37,9 @@ def filled(buffer_class, n_steps, trajectories, rows=None):
     """Add the steps of one trajectory per environment. Observations are (step, environment), rewards 2**step."""
     n_envs = len(trajectories)
     kwargs = {"n_steps": n_steps, "gamma": GAMMA} if buffer_class in CLASSES["n_step"] else {}
-    buffer = buffer_class(n_envs * (rows or len(trajectories[0])), BOX, BOX, "cpu", n_envs, **kwargs)
+    buffer = buffer_class(
+        n_envs * (rows or len(trajectories[0])), BOX, BOX, "cpu", n_envs, **kwargs
+    )
     buffer._warned = True  # that no loss is computed here
     for step, ends in enumerate(zip(*trajectories, strict=True)):
         obs = np.array([(step, environment) for environment in range(len(ends))], np.float32)
@@ -49,8 +52,16 @@ def filled(buffer_class, n_steps, trajectories, rows=None):
 def transitions(samples):
     """Return {(step, environment): (steps summed, done)}; rewards double as gamma halves: each step adds the first."""
     found = {}
-    columns = (samples.observations, samples.next_observations, samples.rewards, samples.dones, samples.discounts)
-    for (step, environment), following, reward, done, discount in zip(*(c.tolist() for c in columns), strict=True):
+    columns = (
+        samples.observations,
+        samples.next_observations,
+        samples.rewards,
+        samples.dones,
+        samples.discounts,
+    )
+    for (step, environment), following, reward, done, discount in zip(
+        *(c.tolist() for c in columns), strict=True
+    ):
         n_summed = reward[0] / 2**step
         assert following == [step + n_summed, environment]
         assert discount == [GAMMA**n_summed]
@@ -105,7 +116,9 @@ def test_sampling_leaves_the_rows_alone(kind, buffer_class):
 def test_one_step_is_what_the_plain_buffer_returns(kind, buffer_class):
     plain_class = CLASSES["array"][CLASSES["n_step"].index(buffer_class)]
     n_step, plain = (filled(each, 1, [".T.t.c.."]) for each in (buffer_class, plain_class))
-    for ours, theirs in zip(*(buffer._get_samples(np.arange(8)) for buffer in (n_step, plain)), strict=True):
+    for ours, theirs in zip(
+        *(buffer._get_samples(np.arange(8)) for buffer in (n_step, plain)), strict=True
+    ):
         assert ours is theirs is None or theirs is None or torch.equal(ours, theirs)
 
 
@@ -115,7 +128,9 @@ def test_rewards_are_normalized_before_they_are_summed(kind, buffer_class):
     env.ret_rms.var = np.array(4.0)
     samples = filled(buffer_class, 3, ["...."]).sample(200, env=env)
     returns = [0.5 + 0.5 + 0.5, 1 + 1 + 0.75, 2 + 1.5, 3]  # of 1, 2, 4, 8, halved and clipped
-    for (step, _), reward in zip(samples.observations.tolist(), samples.rewards[:, 0].tolist(), strict=True):
+    for (step, _), reward in zip(
+        samples.observations.tolist(), samples.rewards[:, 0].tolist(), strict=True
+    ):
         assert reward == pytest.approx(returns[int(step)], rel=1e-6)
 
 
@@ -141,5 +156,11 @@ def test_training_takes_the_buffers_own_steps_and_gamma(kind, buffer_class, name
 
 def test_sb3_says_that_its_own_n_steps_does_not_reach_the_buffer():
     with pytest.warns(UserWarning, match="`n_steps=5` is ignored"):
-        model = DQN("MlpPolicy", "CartPole-v1", n_steps=5, buffer_size=50, replay_buffer_class=PrioritizedNStepReplayBuffer)
+        model = DQN(
+            "MlpPolicy",
+            "CartPole-v1",
+            n_steps=5,
+            buffer_size=50,
+            replay_buffer_class=PrioritizedNStepReplayBuffer,
+        )
     assert model.replay_buffer.n_steps == 3

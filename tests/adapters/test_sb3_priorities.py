@@ -18,7 +18,9 @@ def test_tree_and_losses_agree_with_the_account(name, n_envs, monkeypatch):
     assert account.n_losses == LOSSES[name] * account.n_batches
 
 
-@pytest.mark.parametrize(("alpha", "beta", "epsilon"), [(1.0, 1.0, 1e-6), (0.3, 0.0, 0.05), (0.0, 1.0, 1e-6)])
+@pytest.mark.parametrize(
+    ("alpha", "beta", "epsilon"), [(1.0, 1.0, 1e-6), (0.3, 0.0, 0.05), (0.0, 1.0, 1e-6)]
+)
 def test_exponents_and_epsilon(alpha, beta, epsilon, monkeypatch):
     audited_run("TD3", monkeypatch, alpha=alpha, beta=beta, priority_epsilon=epsilon)
 
@@ -67,11 +69,15 @@ def keep_the_last_critic_only(monkeypatch):
 
 def misplace_the_errors(monkeypatch):
     true_record = SampledBatch.record
-    monkeypatch.setattr(SampledBatch, "record", lambda self, td_error: true_record(self, td_error.roll(1, 0)))
+    monkeypatch.setattr(
+        SampledBatch, "record", lambda self, td_error: true_record(self, td_error.roll(1, 0))
+    )
 
 
 def lose_every_write(monkeypatch):
-    monkeypatch.setattr(PrioritizedReplayBuffer, "flush_priorities", lambda self: self._pending.clear())
+    monkeypatch.setattr(
+        PrioritizedReplayBuffer, "flush_priorities", lambda self: self._pending.clear()
+    )
 
 
 def draw_before_writing(monkeypatch):

@@ -81,7 +81,9 @@ def test_gradient_is_weighted_by_row(function, rewards, current):
 @each_loss
 @pytest.mark.parametrize("size", [1, 7, 100, 256])
 def test_weights_of_one_change_no_bit(function, size, rng):
-    target, value = (torch.from_numpy(rng.normal(size=(size, 1)).astype(np.float32)) for _ in range(2))
+    target, value = (
+        torch.from_numpy(rng.normal(size=(size, 1)).astype(np.float32)) for _ in range(2)
+    )
     outcomes = []
     for wanted in (target, make_batch(np.ones(size, np.float32)).mark(target.clone())):
         current = value.clone().requires_grad_()
@@ -95,7 +97,10 @@ def test_weights_of_one_change_no_bit(function, size, rng):
 def test_options_reach_the_loss(rewards, current):
     plain = rewards.as_subclass(torch.Tensor)
     for function, option in ((F.huber_loss, {"delta": 2.0}), (F.smooth_l1_loss, {"beta": 0.3})):
-        expected = (function(current, plain, reduction="none", **option) * torch.from_numpy(WEIGHTS)[:, None]).mean()
+        expected = (
+            function(current, plain, reduction="none", **option)
+            * torch.from_numpy(WEIGHTS)[:, None]
+        ).mean()
         assert torch.equal(function(current, rewards, **option), expected)
 
 
@@ -118,7 +123,8 @@ def test_of_several_critics_the_larger_error_counts(batch, rewards):
 
 
 @pytest.mark.parametrize(
-    ("current_shape", "target_shape"), [((B,), (B, 1)), ((B, 1), (B,)), ((1, B), (B, 1)), ((), (B, 1)), ((B, 2, 1), (B, 1))]
+    ("current_shape", "target_shape"),
+    [((B,), (B, 1)), ((B, 1), (B,)), ((1, B), (B, 1)), ((), (B, 1)), ((B, 2, 1), (B, 1))],
 )
 def test_refuses_shapes_that_would_mix_rows(current_shape, target_shape, batch):
     with pytest.raises(ValueError, match=r"mse_loss: input .* the 6 rows of the batch"):
@@ -198,7 +204,9 @@ def test_not_passed_on_where_rows_may_move(operation, batch, rewards, recwarn):
     assert batch.td_error is None
 
 
-@pytest.mark.parametrize("operation", [lambda t: t.t_(), lambda t: t.unsqueeze_(0), lambda t: t.resize_(B, 1)])
+@pytest.mark.parametrize(
+    "operation", [lambda t: t.t_(), lambda t: t.unsqueeze_(0), lambda t: t.resize_(B, 1)]
+)
 def test_in_place_operations_that_may_move_rows_unmark(operation, batch):
     square = batch.mark(torch.ones(B, B))
     result = operation(square)
@@ -237,7 +245,9 @@ def test_a_loss_written_out_is_weighted_at_its_final_mean_or_sum(reduce, batch, 
     assert is_plain(result)
     difference = (current - target.as_subclass(torch.Tensor)).detach().numpy().astype(float)[:, 0]
     weighted = WEIGHTS * difference**2
-    np.testing.assert_allclose(result.item(), weighted.sum() if "sum" in reduce.__name__ else weighted.mean(), rtol=1e-6)
+    np.testing.assert_allclose(
+        result.item(), weighted.sum() if "sum" in reduce.__name__ else weighted.mean(), rtol=1e-6
+    )
     np.testing.assert_allclose(sizes(batch), np.abs(difference), rtol=1e-6)
     assert batch.pending == [batch]
 
@@ -280,7 +290,9 @@ def test_however_the_error_is_added_up(spelling):
     torch.testing.assert_close(loss.detach(), weighted.mean())
 
 
-@pytest.mark.parametrize("lend", [torch.Tensor.to, torch.Tensor.type_as, torch.Tensor.view_as, torch.Tensor.expand_as])
+@pytest.mark.parametrize(
+    "lend", [torch.Tensor.to, torch.Tensor.type_as, torch.Tensor.view_as, torch.Tensor.expand_as]
+)
 def test_lending_a_dtype_or_a_shape_marks_nothing(lend):
     batch = make_batch()
     r = batch.mark(torch.rand(6, 1))

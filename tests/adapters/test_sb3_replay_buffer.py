@@ -50,11 +50,22 @@ def transitions(observation_space, action_space, n_envs, steps, seed=0):
 
     for step in range(steps):
         done = rng.random(n_envs) < 0.5
-        infos = [{"TimeLimit.truncated": bool(end)} if end and step % 3 == 0 else {} for end in done]
-        yield draw(observation_space), draw(observation_space), draw(action_space), rng.normal(size=n_envs), done, infos
+        infos = [
+            {"TimeLimit.truncated": bool(end)} if end and step % 3 == 0 else {} for end in done
+        ]
+        yield (
+            draw(observation_space),
+            draw(observation_space),
+            draw(action_space),
+            rng.normal(size=n_envs),
+            done,
+            infos,
+        )
 
 
-def filled(buffer_class=PrioritizedReplayBuffer, size=20, n_envs=1, steps=30, spaces_=(BOX, BOX), **kwargs):
+def filled(
+    buffer_class=PrioritizedReplayBuffer, size=20, n_envs=1, steps=30, spaces_=(BOX, BOX), **kwargs
+):
     buffer = buffer_class(size, *spaces_, "cpu", n_envs, **kwargs)
     buffer.extend(*zip(*transitions(*spaces_, n_envs, steps), strict=True))
     return buffer
@@ -63,13 +74,18 @@ def filled(buffer_class=PrioritizedReplayBuffer, size=20, n_envs=1, steps=30, sp
 def assert_samples_of(samples, stock, slots, env=None):
     """The batch is what SB3's own buffer holds in these slots, field by field, dtype by dtype."""
     rows, envs = np.divmod(slots, stock.n_envs)
-    observations, next_observations = stock.observations[rows, envs], stock.next_observations[rows, envs]
+    observations, next_observations = (
+        stock.observations[rows, envs],
+        stock.next_observations[rows, envs],
+    )
     expected = {
         "observations": env.normalize_obs(observations) if env else observations,
         "actions": stock.actions[rows, envs],
         "next_observations": env.normalize_obs(next_observations) if env else next_observations,
         "dones": (stock.dones * (1 - stock.timeouts))[rows, envs][:, None],
-        "rewards": env.normalize_reward(stock.rewards[rows, envs][:, None]) if env else stock.rewards[rows, envs][:, None],
+        "rewards": env.normalize_reward(stock.rewards[rows, envs][:, None])
+        if env
+        else stock.rewards[rows, envs][:, None],
     }
     for name, array in expected.items():
         tensor = getattr(samples, name).as_subclass(torch.Tensor)
@@ -81,10 +97,20 @@ def assert_samples_of(samples, stock, slots, env=None):
 @pytest.mark.parametrize("observation_space", OBSERVATIONS.values(), ids=OBSERVATIONS)
 @pytest.mark.parametrize("action_space", ACTIONS.values(), ids=ACTIONS)
 def test_stores_and_returns_what_sb3_does(observation_space, action_space, n_envs):
-    made = {"size": 22, "n_envs": n_envs, "steps": 13 if n_envs == 4 else 30, "spaces_": (observation_space, action_space)}
+    made = {
+        "size": 22,
+        "n_envs": n_envs,
+        "steps": 13 if n_envs == 4 else 30,
+        "spaces_": (observation_space, action_space),
+    }
     ours, stock = filled(**made), filled(ReplayBuffer, **made)
     assert isinstance(ours, ReplayBuffer)
-    assert (ours.pos, ours.full, ours.size(), ours.buffer_size) == (stock.pos, stock.full, stock.size(), stock.buffer_size)
+    assert (ours.pos, ours.full, ours.size(), ours.buffer_size) == (
+        stock.pos,
+        stock.full,
+        stock.size(),
+        stock.buffer_size,
+    )
     assert ours.full
     for name in ARRAYS:
         mine, theirs = getattr(ours, name), getattr(stock, name)
@@ -149,9 +175,12 @@ def test_sampling_follows_priorities_over_all_environments():
     buffer = filled(n_envs=3, size=30, steps=10, alpha=1.0, beta=1.0)
     masses = np.arange(1.0, 31)
     buffer.native.tree.set(np.arange(30), masses)
-    batch = buffer.sample(4650).rewards.batch  # stratified: 10 draws per unit of mass, give or take one at each edge
+    # stratified: 10 draws per unit of mass, give or take one at each edge
+    batch = buffer.sample(4650).rewards.batch
     assert np.abs(np.bincount(batch.handle["index"], minlength=30) - 10 * masses).max() <= 1
-    np.testing.assert_allclose(batch.importance_weight[:, 0], 1 / masses[batch.handle["index"]], rtol=1e-6)
+    np.testing.assert_allclose(
+        batch.importance_weight[:, 0], 1 / masses[batch.handle["index"]], rtol=1e-6
+    )
 
 
 def run_on(buffer, n=3):
@@ -166,7 +195,9 @@ def run_on(buffer, n=3):
     return np.concatenate(draws)
 
 
-@pytest.mark.parametrize("clone", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
+@pytest.mark.parametrize(
+    "clone", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))]
+)
 def test_a_clone_goes_on_alike(clone):
     buffer = filled(n_envs=2)
     F.mse_loss(torch.zeros(16, 1), buffer.sample(16).rewards)  # not yet written back
@@ -308,7 +339,9 @@ def test_losses_of_two_batches_both_arrive():
         F.l1_loss(rewards.as_subclass(torch.Tensor) + error, rewards)
     slots = [rewards.batch.handle["index"] for rewards in batches]
     np.testing.assert_allclose(buffer.native.tree.get(slots[1]), 7, rtol=1e-5)
-    np.testing.assert_allclose(buffer.native.tree.get(np.setdiff1d(slots[0], slots[1])), 5, rtol=1e-5)
+    np.testing.assert_allclose(
+        buffer.native.tree.get(np.setdiff1d(slots[0], slots[1])), 5, rtol=1e-5
+    )
 
 
 def test_overwritten_rows_keep_the_priority_of_the_new_ones():
@@ -338,7 +371,9 @@ def test_refuses_bad_arguments(kwargs, error, message):
 def test_refuses_bad_calls_and_changes_nothing():
     buffer = filled(steps=5)
     good = next(transitions(BOX, BOX, 1, 1))
-    with pytest.raises(kary_replay.errors.FieldError, match=r"obs must have shape \(1, 3\), got \(1, 4\)"):
+    with pytest.raises(
+        kary_replay.errors.FieldError, match=r"obs must have shape \(1, 3\), got \(1, 4\)"
+    ):
         buffer.add(np.zeros((1, 4)), *good[1:])
     with pytest.raises(ValueError, match="one dict per environment, 1, got 2"):
         buffer.add(*good[:-1], [{}, {}])
@@ -359,18 +394,34 @@ def test_refuses_bad_calls_and_changes_nothing():
 
 
 def test_rows_and_environments_are_never_swapped():
-    buffer = PrioritizedReplayBuffer(30, spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (1,)), "cpu", n_envs=3)
+    buffer = PrioritizedReplayBuffer(
+        30, spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (1,)), "cpu", n_envs=3
+    )
     zeros = np.zeros((3, 2), np.float32)
     with pytest.raises(kary_replay.errors.FieldError, match="next_obs must have shape"):
-        buffer.add(zeros, np.zeros((2, 3), np.float32), np.zeros((3, 1)), np.zeros(3), np.zeros(3), [{}] * 3)
+        buffer.add(
+            zeros,
+            np.zeros((2, 3), np.float32),
+            np.zeros((3, 1)),
+            np.zeros(3),
+            np.zeros(3),
+            [{}] * 3,
+        )
     assert (buffer.pos, len(buffer.native)) == (0, 0)
 
 
-@pytest.mark.parametrize("arguments", [{"buffer_size": 0}, {"buffer_size": -3}, {"buffer_size": 1.5}, {"n_envs": 0}])
+@pytest.mark.parametrize(
+    "arguments", [{"buffer_size": 0}, {"buffer_size": -3}, {"buffer_size": 1.5}, {"n_envs": 0}]
+)
 def test_refuses_sizes_that_are_none(arguments):
     (name,) = arguments
     with pytest.raises((ValueError, TypeError), match=name):
-        PrioritizedReplayBuffer(**{"buffer_size": 10, **arguments}, observation_space=BOX, action_space=BOX, device="cpu")
+        PrioritizedReplayBuffer(
+            **{"buffer_size": 10, **arguments},
+            observation_space=BOX,
+            action_space=BOX,
+            device="cpu",
+        )
 
 
 @pytest.mark.parametrize(("available", "expected"), [(4000, 1), (6000, 0)])

@@ -8,7 +8,16 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from sb3_runs import ALGORITHMS, CLASSES, arrays_of, assert_trained, environment, first_difference, learn_with, over_classes
+from sb3_runs import (
+    ALGORITHMS,
+    CLASSES,
+    arrays_of,
+    assert_trained,
+    environment,
+    first_difference,
+    learn_with,
+    over_classes,
+)
 from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import CheckpointCallback
 from stable_baselines3.common.vec_env import VecNormalize
@@ -16,12 +25,16 @@ from stable_baselines3.common.vec_env import VecNormalize
 import kary_replay
 from kary_replay.adapters.sb3 import PrioritizedReplayBuffer
 
-each_of_ours = pytest.mark.parametrize(("kind", "buffer_class"), [(kind, ours) for kind, (ours, _) in CLASSES.items()])
+each_of_ours = pytest.mark.parametrize(
+    ("kind", "buffer_class"), [(kind, ours) for kind, (ours, _) in CLASSES.items()]
+)
 
 
 def assert_alike(buffer, other):
     assert (buffer.pos, buffer.full, buffer.n_envs) == (other.pos, other.full, other.n_envs)
-    for (name, array), theirs in zip(arrays_of(buffer).items(), arrays_of(other).values(), strict=True):
+    for (name, array), theirs in zip(
+        arrays_of(buffer).items(), arrays_of(other).values(), strict=True
+    ):
         np.testing.assert_array_equal(array, theirs, err_msg=name)
         assert not np.shares_memory(array, theirs), name
 
@@ -99,12 +112,17 @@ def test_a_loaded_buffer_is_on_the_models_device(kind, buffer_class, tmp_path):
 
 @over_classes("array", "n_step")
 def test_a_buffer_is_extended_by_the_rows_of_another(kind, buffer_class):
-    buffer = learn_with(kind, buffer_class, "SAC", env=environment("array", "SAC"), steps=250).replay_buffer
+    buffer = learn_with(
+        kind, buffer_class, "SAC", env=environment("array", "SAC"), steps=250
+    ).replay_buffer
     assert buffer.timeouts.any()
     old = copy.deepcopy(buffer)
-    infos = [[{"TimeLimit.truncated": truncated}] for truncated in old.timeouts]  # an array of one, each
+    # an array of one, each
+    infos = [[{"TimeLimit.truncated": truncated}] for truncated in old.timeouts]
     buffer.reset()
-    buffer.extend(old.observations, old.next_observations, old.actions, old.rewards, old.dones, infos)
+    buffer.extend(
+        old.observations, old.next_observations, old.actions, old.rewards, old.dones, infos
+    )
     assert buffer.full
     old.pos = buffer.pos
     assert_alike(buffer, old)
@@ -122,7 +140,11 @@ def test_a_deep_copy_stands_alone(kind, buffer_class):
 
 
 @each_of_ours
-@pytest.mark.parametrize("clone", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))], ids=["copy", "pickle"])
+@pytest.mark.parametrize(
+    "clone",
+    [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))],
+    ids=["copy", "pickle"],
+)
 def test_a_clone_draws_alike(kind, buffer_class, clone):
     model = learn_with(kind, buffer_class, "SAC", n_envs=2)
     buffers = model.replay_buffer, clone(model.replay_buffer)
@@ -134,7 +156,13 @@ def test_a_clone_draws_alike(kind, buffer_class, clone):
             np.random.seed(6)  # of which goals are drawn
             samples = buffer.sample(20)
             buffer.update_priorities(np.linspace(0, 3, 20))
-            drawn.append((samples.rewards.batch.handle["index"], samples.rewards, samples.rewards.batch.importance_weight))
+            drawn.append(
+                (
+                    samples.rewards.batch.handle["index"],
+                    samples.rewards,
+                    samples.rewards.batch.importance_weight,
+                )
+            )
         for one, other in zip(*drawn, strict=True):
             np.testing.assert_array_equal(one, other)
 
@@ -147,8 +175,11 @@ def test_checkpoints_hold_the_buffer(kind, buffer_class, tmp_path):
     model.learn(140, callback=every)
     assert len(list(tmp_path.glob("rl_model_replay_buffer_*_steps.pkl"))) == 2
     again = DQN.load(tmp_path / "rl_model_140_steps", env=env)
-    again.load_replay_buffer(tmp_path / "rl_model_replay_buffer_140_steps", truncate_last_traj=False)
-    assert (again.num_timesteps, again.replay_buffer.size()) == (140, 139)  # SB3 calls back before it adds
+    again.load_replay_buffer(
+        tmp_path / "rl_model_replay_buffer_140_steps", truncate_last_traj=False
+    )
+    # SB3 calls back before it adds
+    assert (again.num_timesteps, again.replay_buffer.size()) == (140, 139)
     again.learn(60, reset_num_timesteps=False)
     assert_trained(again)
 
@@ -156,7 +187,10 @@ def test_checkpoints_hold_the_buffer(kind, buffer_class, tmp_path):
 @over_classes("array")
 @pytest.mark.parametrize("lean", [False, True])
 def test_learning_again_warns_only_where_a_trajectory_is_cut(kind, buffer_class, lean, recwarn):
-    kwargs = {"handle_timeout_termination": not lean, "model_kwargs": {"optimize_memory_usage": lean}}
+    kwargs = {
+        "handle_timeout_termination": not lean,
+        "model_kwargs": {"optimize_memory_usage": lean},
+    }
     model = learn_with(kind, buffer_class, "DQN", steps=150, **kwargs)
     model.learn(60, reset_num_timesteps=False)
     assert not [str(warning.message) for warning in recwarn if warning.category is UserWarning]
@@ -172,7 +206,9 @@ def test_learning_again_warns_only_where_a_trajectory_is_cut(kind, buffer_class,
 @over_classes("her")
 @pytest.mark.parametrize("n_envs", [1, 2])
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_loaded_hindsight_buffer_may_go_on_or_be_cut(kind, buffer_class, n_envs, cut, tmp_path, recwarn):
+def test_a_loaded_hindsight_buffer_may_go_on_or_be_cut(
+    kind, buffer_class, n_envs, cut, tmp_path, recwarn
+):
     model = learn_with(kind, buffer_class, "SAC", n_envs=n_envs, steps=82 * n_envs)
     before = copy.deepcopy(model.replay_buffer)
     running = before._current_ep_start != before.pos
@@ -182,7 +218,9 @@ def test_a_loaded_hindsight_buffer_may_go_on_or_be_cut(kind, buffer_class, n_env
     model.load_replay_buffer(tmp_path / "buffer", truncate_last_traj=cut)
     messages = [str(warning.message) for warning in recwarn]
     assert len(messages) == cut
-    assert all("last trajectory in the replay buffer will be truncated" in message for message in messages)
+    assert all(
+        "last trajectory in the replay buffer will be truncated" in message for message in messages
+    )
     after = model.replay_buffer
     last = after.pos - 1
     assert (after.dones[last, running] == cut).all()
@@ -200,15 +238,23 @@ def test_a_loaded_hindsight_buffer_may_go_on_or_be_cut(kind, buffer_class, n_env
 def test_another_version_is_named(kind, buffer_class):
     buffer = learn_with(kind, buffer_class, "DQN", steps=100).replay_buffer
     state = buffer.__getstate__()
-    for there, said in (({"_format": 99, "_version": "7.2"}, "kary-replay 7.2"), ({"_format": 1}, "kary-replay before 0.1.0")):
+    for there, said in (
+        ({"_format": 99, "_version": "7.2"}, "kary-replay 7.2"),
+        ({"_format": 1}, "kary-replay before 0.1.0"),
+    ):
         other = {name: value for name, value in state.items() if name != "_version"} | there
-        with pytest.raises(ValueError, match=rf"{buffer_class.__name__} was saved by {said} in format .*load it with {said}"):
+        with pytest.raises(
+            ValueError,
+            match=rf"{buffer_class.__name__} was saved by {said} in format .*load it with {said}",
+        ):
             buffer_class.__new__(buffer_class).__setstate__(other)
     assert state["_version"] == kary_replay.__version__
 
 
 def test_a_beta_schedule_is_saved_along(tmp_path):
-    model = learn_with("array", PrioritizedReplayBuffer, "DQN", beta=kary_replay.LinearSchedule(0.2, 1.0, 1000))
+    model = learn_with(
+        "array", PrioritizedReplayBuffer, "DQN", beta=kary_replay.LinearSchedule(0.2, 1.0, 1000)
+    )
     model.save_replay_buffer(tmp_path / "buffer")
     buffer, drawn = model.replay_buffer, model.replay_buffer.n_sampled
     model.load_replay_buffer(tmp_path / "buffer")

@@ -30,9 +30,13 @@ def test_a_diverged_network_is_named(value):
     current = torch.zeros(5, 1)
     current[3] = value
     F.mse_loss(current, rewards)
-    with pytest.raises(ValueError, match=rf"TD error is {value} in row 3 of a batch of 5 .*no longer finite"):
+    with pytest.raises(
+        ValueError, match=rf"TD error is {value} in row 3 of a batch of 5 .*no longer finite"
+    ):
         buffer.sample(5)
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(buffer)).native.tree.get(np.arange(20)), before)
+    np.testing.assert_array_equal(
+        pickle.loads(pickle.dumps(buffer)).native.tree.get(np.arange(20)), before
+    )
 
 
 def test_a_td_error_that_is_only_too_large_is_not_called_infinite():

@@ -27,7 +27,9 @@ class Overheard(PrioritizedVectorReplayBuffer):
     def update_weight(self, index, new_weight):
         super().update_weight(index, new_weight)
         last = dict(zip(index.tolist(), np.abs(new_weight.detach().numpy()), strict=True))
-        np.testing.assert_allclose(self.weight[np.array(list(last))], np.array(list(last.values())) ** 0.6, rtol=1e-3)
+        np.testing.assert_allclose(
+            self.weight[np.array(list(last))], np.array(list(last.values())) ** 0.6, rtol=1e-3
+        )
 
 
 def test_dqn_trains():
@@ -38,7 +40,9 @@ def test_dqn_trains():
     env = DummyVectorEnv([lambda: gym.make("CartPole-v1") for _ in range(2)])
     net = Net(state_shape=(4,), action_shape=2, hidden_sizes=[16])
     optim = torch.optim.Adam(net.parameters(), lr=1e-3)
-    policy = DQNPolicy(model=net, optim=optim, action_space=env.action_space[0], target_update_freq=50)
+    policy = DQNPolicy(
+        model=net, optim=optim, action_space=env.action_space[0], target_update_freq=50
+    )
     buffer = Overheard(50, 2, alpha=0.6, beta=0.4)
     collector = Collector(policy, env, buffer, exploration_noise=True)
     collector.reset()

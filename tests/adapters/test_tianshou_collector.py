@@ -32,14 +32,24 @@ class Count(gym.Env):
     def step(self, action):
         self.at += 1
         ends = self.at == self.length
-        return self.see(), np.full(self.agents, float(ends)) if self.agents else float(ends), ends, False, {"key": 1}
+        return (
+            self.see(),
+            np.full(self.agents, float(ends)) if self.agents else float(ends),
+            ends,
+            False,
+            {"key": 1},
+        )
 
     def see(self):
         if self.kind == "frames":  # the last three of what has been seen, each a picture of 2 x 2
             return np.maximum(np.arange(-2, 1) + self.at, 0)[:, None, None] * np.ones((3, 2, 2))
         if self.kind == "ragged":
             return np.full(self.length, self.at)
-        return {"at": np.array([self.at]), "noise": self.np_random.random()} if self.kind == "dict" else np.array([self.at])
+        return (
+            {"at": np.array([self.at]), "noise": self.np_random.random()}
+            if self.kind == "dict"
+            else np.array([self.at])
+        )
 
 
 class Ones(Policy):
@@ -57,7 +67,9 @@ class Ones(Policy):
         raise NotImplementedError
 
 
-def collector_for(module, lengths=LENGTHS, kind="plain", size=20, cls=Collector, env=None, **options):
+def collector_for(
+    module, lengths=LENGTHS, kind="plain", size=20, cls=Collector, env=None, **options
+):
     """A collector from one environment per length, with room for `size` rows of each."""
     env = env or DummyVectorEnv([lambda length=length: Count(length, kind) for length in lengths])
     options = {"alpha": 0.6, "beta": 0.4} | options
@@ -76,12 +88,22 @@ def counts(buffer, length, ring, n):
     """Assert that a ring of 20 holds n rows of episodes of `length`, and nothing else; return them."""
     t = np.arange(n) % length
     rows = np.arange(n) + 20 * ring
-    assert buffer.obs[rows, 0].tolist() == t.tolist() and buffer.obs_next[rows, 0].tolist() == (t + 1).tolist()
     assert (
-        buffer.done[rows].tolist() == (t + 1 == length).tolist() and buffer.rew[rows].tolist() == (t + 1.0 == length).tolist()
+        buffer.obs[rows, 0].tolist() == t.tolist()
+        and buffer.obs_next[rows, 0].tolist() == (t + 1).tolist()
     )
-    assert (buffer.info.env_id[rows] == ring).all() and (buffer.info.key[rows] == 1).all() and (buffer.act[rows] == 1).all()
-    assert (buffer.weight[rows] == 1).all() and not buffer.weight[np.arange(20 * ring + n, 20 * ring + 20)].any()
+    assert (
+        buffer.done[rows].tolist() == (t + 1 == length).tolist()
+        and buffer.rew[rows].tolist() == (t + 1.0 == length).tolist()
+    )
+    assert (
+        (buffer.info.env_id[rows] == ring).all()
+        and (buffer.info.key[rows] == 1).all()
+        and (buffer.act[rows] == 1).all()
+    )
+    assert (buffer.weight[rows] == 1).all() and not buffer.weight[
+        np.arange(20 * ring + n, 20 * ring + 20)
+    ].any()
     return rows
 
 
@@ -111,7 +133,12 @@ def test_steps_and_episodes_of_several(module):
     assert stats.n_collected_episodes == 4 and set(stats.returns) == {1.0}
     kept = [len(ring) for ring in buffer.buffers]
     assert sum(kept) == len(buffer) == 8 + stats.n_collected_steps
-    rows = np.concatenate([counts(buffer, length, ring, n) for ring, (length, n) in enumerate(zip(LENGTHS, kept, strict=True))])
+    rows = np.concatenate(
+        [
+            counts(buffer, length, ring, n)
+            for ring, (length, n) in enumerate(zip(LENGTHS, kept, strict=True))
+        ]
+    )
     assert buffer.sample_indices(0).tolist() == rows.tolist()
     assert set(buffer.sample_indices(400)) == set(rows)
     collector.collect(n_step=120)  # and round
@@ -162,7 +189,9 @@ def test_rewards_of_several_agents(module):
 def test_frames_are_stacked_as_the_environment_stacks_them(module, lengths):
     whole = collector_for(module, lengths, "frames")
     single = collector_for(module, lengths, "frames", ignore_obs_next=True)
-    thin = collector_for(module, lengths, "frames", stack_num=3, ignore_obs_next=True, save_only_last_obs=True)
+    thin = collector_for(
+        module, lengths, "frames", stack_num=3, ignore_obs_next=True, save_only_last_obs=True
+    )
     for collector, _ in (whole, single, thin):
         collector.collect(n_step=8)
         collector.collect(n_episode=2 * len(lengths))
@@ -176,13 +205,15 @@ def test_frames_are_stacked_as_the_environment_stacks_them(module, lengths):
     inside[np.isin(whole[1].sample_indices(0), whole[1].unfinished_index())] = False
     np.testing.assert_array_equal(stacked.obs_next[inside], expected.obs_next[inside])
     np.testing.assert_array_equal(separate.obs_next[inside], expected.obs_next[inside])
-    np.testing.assert_array_equal(stacked.obs_next[~inside], expected.obs[~inside])  # beyond the last there is nothing
+    # beyond the last there is nothing
+    np.testing.assert_array_equal(stacked.obs_next[~inside], expected.obs[~inside])
 
 
 @BOTH
 def test_observations_of_several_shapes(module):
     collector, buffer = collector_for(module, kind="ragged")
-    collector.collect(n_step=4)  # when an episode ends, Tianshou's collector no longer knows what to do with them
+    # when an episode ends, Tianshou's collector no longer knows what to do with them
+    collector.collect(n_step=4)
     assert buffer.obs.dtype == object
     batch, index = buffer.sample(12)
     for i, obs, following in zip(index, batch.obs, batch.obs_next, strict=True):
@@ -195,7 +226,9 @@ def test_what_an_episode_hook_adds(module):
     collector.collect(n_episode=4)
     for ring, length in enumerate(LENGTHS):
         rows = np.arange(length) + 20 * ring
-        np.testing.assert_array_equal(buffer[rows].mc_return_to_go, 0.5 ** np.arange(length - 1.0, -1.0, -1.0))
+        np.testing.assert_array_equal(
+            buffer[rows].mc_return_to_go, 0.5 ** np.arange(length - 1.0, -1.0, -1.0)
+        )
     collector.collect(n_episode=4)
     assert buffer[np.array([2])].mc_return_to_go.tolist() == [0.5]
 

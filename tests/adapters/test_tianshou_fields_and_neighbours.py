@@ -29,14 +29,30 @@ def test_fields_keep_their_types_and_may_turn_up_late(module):
     buffer = make(module, "single", 6)
     assert repr(buffer) == "PrioritizedReplayBuffer()"
     first = buffer.add(
-        Batch(obs=7, act=[1, 0], rew=2, terminated=1, truncated=0, obs_next="end", info={"a": 3, "deep": {"b": 0.5}})
+        Batch(
+            obs=7,
+            act=[1, 0],
+            rew=2,
+            terminated=1,
+            truncated=0,
+            obs_next="end",
+            info={"a": 3, "deep": {"b": 0.5}},
+        )
     )
     assert [x.tolist() for x in first] == [[0], [2], [1], [0]]
     assert buffer.act.shape == (6, 2) and buffer.act.dtype == int and buffer.rew.dtype == float
     assert {buffer.done.dtype, buffer.terminated.dtype, buffer.truncated.dtype} == {np.dtype(bool)}
     assert buffer.obs_next.tolist() == ["end"] + [None] * 5
     assert buffer.info.a.dtype == int and buffer.info.deep.b.tolist() == [0.5, 0, 0, 0, 0, 0]
-    late = Batch(obs=8, act=[0, 0], rew=3, terminated=0, truncated=0, obs_next="on", info={"a": 4, "new": {"c": -np.inf}})
+    late = Batch(
+        obs=8,
+        act=[0, 0],
+        rew=3,
+        terminated=0,
+        truncated=0,
+        obs_next="on",
+        info={"a": 4, "new": {"c": -np.inf}},
+    )
     buffer.add(late)
     assert set(buffer.info.get_keys()) == {"a", "deep", "new"}
     assert buffer.info.new.c.tolist() == [0, -np.inf, 0, 0, 0, 0] and buffer.info.deep.b[1] == 0
@@ -71,16 +87,30 @@ def test_nested_observations_and_a_changed_stack_num(module):
     buffer = make(module, "single", 8, ignore_obs_next=True)
     for t in range(8):
         obs = {"at": t, "mask": np.array([t, 1, 0])}
-        buffer.add(Batch(obs=obs, act={"id": t, "aim": t + 3}, rew=t, terminated=t % 3 == 2, truncated=False, info={"if": t}))
+        buffer.add(
+            Batch(
+                obs=obs,
+                act={"id": t, "aim": t + 3},
+                rew=t,
+                terminated=t % 3 == 2,
+                truncated=False,
+                info={"if": t},
+            )
+        )
     t = np.arange(8)
     following, start = np.array([1, 2, 2, 4, 5, 5, 7, 7]), t // 3 * 3
     batch = buffer[t]
-    assert batch.obs_next.at.tolist() == following.tolist() and batch.act.aim.tolist() == (t + 3).tolist()
+    assert (
+        batch.obs_next.at.tolist() == following.tolist()
+        and batch.act.aim.tolist() == (t + 3).tolist()
+    )
     buffer.stack_num = 3
     frames = np.arange(-2, 1)
     batch = buffer[t]
     np.testing.assert_array_equal(batch.obs.at, np.maximum(t[:, None] + frames, start[:, None]))
-    np.testing.assert_array_equal(batch.obs_next.at, np.maximum(following[:, None] + frames, start[:, None]))
+    np.testing.assert_array_equal(
+        batch.obs_next.at, np.maximum(following[:, None] + frames, start[:, None])
+    )
     np.testing.assert_array_equal(batch.info["if"], batch.obs.at)
     assert batch.obs_next.mask.shape == (8, 3, 3) and batch.act.id.shape == (8,)
 
@@ -110,7 +140,9 @@ def test_stacks_in_a_ring_that_has_come_round(module, form, only_last):
     choosy.stack_num = 2  # as may be set by hand, of each ring too
     for ring in getattr(choosy, "buffers", ()):
         ring.stack_num = 2
-    assert sorted(choosy.sample_indices(0)) == [i + 7 * ring for ring in range(rings) for i in (0, 1, 2, 4, 6)]
+    assert sorted(choosy.sample_indices(0)) == [
+        i + 7 * ring for ring in range(rings) for i in (0, 1, 2, 4, 6)
+    ]
 
 
 @BOTH
@@ -144,18 +176,23 @@ def test_neighbours_across_rings(module):
 
     def rows(ends, value=1.0):
         n = len(ends)
-        return Batch(obs=[value] * n, act=[0] * n, rew=[value] * n, terminated=ends, truncated=[False] * n)
+        return Batch(
+            obs=[value] * n, act=[0] * n, rew=[value] * n, terminated=ends, truncated=[False] * n
+        )
 
     index, returns, lengths, starts = buffer.add(rows([0, 0, 1], 2.0), buffer_ids=[0, 1, 2])
     assert index.tolist() == starts.tolist() == [0, 5, 10]
     assert lengths.tolist() == [0, 0, 1] and returns.tolist() == [0, 0, 2]
     every = buffer.sample_indices(0)
-    assert every.tolist() == buffer.prev(every).tolist() == buffer.next(every).tolist() == [0, 5, 10]
+    assert (
+        every.tolist() == buffer.prev(every).tolist() == buffer.next(every).tolist() == [0, 5, 10]
+    )
     buffer.add(rows([1]), buffer_ids=[3])
     for ends in ([0, 0, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 0, 1]):
         buffer.add(rows(ends))
     assert buffer.unfinished_index().tolist() == [4, 14] and len(buffer) == 20
-    index, returns, lengths, starts = buffer.add(rows([1], 4.0), buffer_ids=[2])  # the third's sixth
+    # the third's sixth
+    index, returns, lengths, starts = buffer.add(rows([1], 4.0), buffer_ids=[2])
     assert [x[0] for x in (index, returns, lengths, starts)] == [10, 6, 3, 13]
     assert buffer.unfinished_index().tolist() == [4]
     every = np.arange(20)
@@ -180,8 +217,15 @@ def test_stretches_of_rows(module, form):
     for t in range(6):
         add(buffer, form, step(t))
     shift = 5 if form == "vector" else 0
-    for start, stop, rows in ((0, 3, [0, 1, 2]), (3, 2, [3, 4, 0, 1]), (0, 5, [0, 1, 2, 3, 4]), (4, 1, [4, 0])):
-        assert buffer.get_buffer_indices(start + shift, stop + shift).tolist() == [row + shift for row in rows]
+    for start, stop, rows in (
+        (0, 3, [0, 1, 2]),
+        (3, 2, [3, 4, 0, 1]),
+        (0, 5, [0, 1, 2, 3, 4]),
+        (4, 1, [4, 0]),
+    ):
+        assert buffer.get_buffer_indices(start + shift, stop + shift).tolist() == [
+            row + shift for row in rows
+        ]
     if form == "vector":
         for start, stop in ((3, 6), (6, 3)):
             with pytest.raises(ValueError, match="subbuffer"):
@@ -196,7 +240,14 @@ def test_copies_of_what_is_not_plain_numbers(module, form, way, tmp_path):
     buffer, n = make(module, form, 6), 2 if form == "vector" else 1
     for t in range(4):
         info = {"number": {"n": t, "t": torch.tensor([1.0 + t])}, "extra": None}
-        row = Batch(obs={"at": np.array([t])}, act=t, rew=np.array([t, 1.0]), terminated=t == 2, truncated=False, info=info)
+        row = Batch(
+            obs={"at": np.array([t])},
+            act=t,
+            rew=np.array([t, 1.0]),
+            terminated=t == 2,
+            truncated=False,
+            info=info,
+        )
         returns, lengths = add(buffer, form, row)[1:3]
         assert lengths.tolist() == [3 if t == 2 else 0] * n
         assert returns.tolist() == [[3.0, 3.0] if t == 2 else [0.0, 0.0]] * n
@@ -206,12 +257,19 @@ def test_copies_of_what_is_not_plain_numbers(module, form, way, tmp_path):
         other = type(buffer).load_hdf5(str(tmp_path / "buffer.hdf5"))
     else:
         other = copy.deepcopy(buffer) if way == "deepcopy" else pickle.loads(pickle.dumps(buffer))
-    assert (len(other), other.maxsize, other.stack_num) == (len(buffer), buffer.maxsize, buffer.stack_num)
+    assert (len(other), other.maxsize, other.stack_num) == (
+        len(buffer),
+        buffer.maxsize,
+        buffer.stack_num,
+    )
     every = np.arange(buffer.maxsize)
     np.testing.assert_array_equal(other.weight[every], buffer.weight[every])
     for one in (buffer, other):
         assert isinstance(one.get(0, "info"), Batch) and one[:].rew.shape == (4 * n, 2)
-        assert one[np.array([2])].info.number.t.tolist() == [[3.0]] and one.info.extra[:4].tolist() == [None] * 4
+        assert (
+            one[np.array([2])].info.number.t.tolist() == [[3.0]]
+            and one.info.extra[:4].tolist() == [None] * 4
+        )
         late = Batch(
             obs={"at": np.array([9])}, act=9, rew=np.zeros(2), terminated=False, truncated=False,
             info={"number": {"n": 9}, "late": True},
@@ -233,7 +291,16 @@ def test_rows_shared_with_the_rings(module):
 def test_update_keeps_the_order(module):
     source, target = (make(module, "single", 4, stack_num=2) for _ in range(2))
     for t in range(5):
-        source.add(Batch(obs=np.array([t]), act=float(t), rew=t, terminated=t % 2 == 0, truncated=False, info={"what": "x"}))
+        source.add(
+            Batch(
+                obs=np.array([t]),
+                act=float(t),
+                rew=t,
+                terminated=t % 2 == 0,
+                truncated=False,
+                info={"what": "x"},
+            )
+        )
     target.update(source)
     assert len(target) == len(source) == 4
     np.testing.assert_array_equal(target[0].obs, source[1].obs)
@@ -246,7 +313,16 @@ def test_rows_with_a_missing_value_are_dropped(module):
     buffer = make(module, "single", 10, ignore_obs_next=True)
     for t in range(4):
         obs = {"at": t, "mask": t + 4}
-        buffer.add(Batch(obs=obs, act={"id": t}, rew=t, terminated=t % 3 == 0, truncated=False, info={"if": t}))
+        buffer.add(
+            Batch(
+                obs=obs,
+                act={"id": t},
+                rew=t,
+                terminated=t % 3 == 0,
+                truncated=False,
+                info={"if": t},
+            )
+        )
     buffer.set_array_at_key(np.array([1.0, 2.0, 3.0]), "key", [0, 1, 2])
     assert buffer.key[:3].tolist() == [1.0, 2.0, 3.0] and buffer.hasnull()
     assert buffer.isnull().key[:4].tolist() == [False, False, False, True]

@@ -1,6 +1,7 @@
 """One update of every algorithm against NumPy: the loss it minimises, weighted, and the priorities it hands back.
 
-The networks' answers are overheard; rewards, weights, targets, losses and priorities are worked out from the papers.
+The networks' answers are overheard; rewards, weights, targets, losses and priorities are worked out
+from the papers.
 """
 
 from types import SimpleNamespace
@@ -26,7 +27,15 @@ def filled(env, rng):
         obs, obs_next = rng.normal(size=(2, *env.observation_space.shape)).astype(np.float32)
         act = env.action_space.sample()
         buffer.add(
-            Batch(obs=obs, act=act, rew=rng.normal(), terminated=t % 5 == 4, truncated=t % 7 == 6, obs_next=obs_next, info={})
+            Batch(
+                obs=obs,
+                act=act,
+                rew=rng.normal(),
+                terminated=t % 5 == 4,
+                truncated=t % 7 == 6,
+                obs_next=obs_next,
+                info={},
+            )
         )
     buffer.update_weight(np.arange(N_ROWS), 10.0 ** rng.uniform(-2, 1, N_ROWS))
     return buffer
@@ -41,13 +50,16 @@ def overheard(name, rng):
     with torch.no_grad():
         for parameter in algorithm.parameters():
             if parameter.requires_grad:
-                parameter.add_(0.1 * torch.randn(parameter.shape))  # the lagged networks are others now
+                # the lagged networks are others now
+                parameter.add_(0.1 * torch.randn(parameter.shape))
     said = {}
     seen = SimpleNamespace(buffer=buffer, said=said)
     nets = {key: getattr(algorithm, key, None) for key in ("critic", "critic2", "model_old")}
     for key, net in (nets | {"model": getattr(algorithm.policy, "model", None)}).items():
         if net is not None:
-            net.register_forward_hook(lambda _, __, out, key=key: said.setdefault(key, []).append(numbers(out)))
+            net.register_forward_hook(
+                lambda _, __, out, key=key: said.setdefault(key, []).append(numbers(out))
+            )
     target_q, learn, draw = algorithm._target_q, algorithm._update_with_batch, buffer.sample_indices
 
     def targets(*args):
@@ -62,7 +74,11 @@ def overheard(name, rng):
         seen.index = draw(n)
         return seen.index
 
-    algorithm._target_q, algorithm._update_with_batch, buffer.sample_indices = targets, learning, drawing
+    algorithm._target_q, algorithm._update_with_batch, buffer.sample_indices = (
+        targets,
+        learning,
+        drawing,
+    )
     seen.mass = buffer.weight[np.arange(N_ROWS)]
     seen.stats = update(algorithm, buffer, BATCH)
     return seen
@@ -97,7 +113,9 @@ def cross_entropy(seen, act, returns):
     projected = np.zeros((BATCH, len(ATOMS)))
     for i in range(BATCH):
         for atom in range(len(ATOMS)):
-            place = (np.clip(returns[i, atom], ATOMS[0], ATOMS[-1]) - ATOMS[0]) / (ATOMS[1] - ATOMS[0])
+            place = (np.clip(returns[i, atom], ATOMS[0], ATOMS[-1]) - ATOMS[0]) / (
+                ATOMS[1] - ATOMS[0]
+            )
             low, high = int(np.floor(place)), int(np.ceil(place))
             projected[i, low] += share[i, atom] * (high - place if high > low else 1.0)
             projected[i, high] += share[i, atom] * (place - low)
@@ -125,7 +143,9 @@ def quantile_huber(seen, act, returns):
     return loss, priority
 
 
-LOSSES = {"C51": cross_entropy, "RainbowDQN": cross_entropy} | dict.fromkeys(["QRDQN", "IQN", "FQF"], quantile_huber)
+LOSSES = {"C51": cross_entropy, "RainbowDQN": cross_entropy} | dict.fromkeys(
+    ["QRDQN", "IQN", "FQF"], quantile_huber
+)
 
 
 @pytest.mark.parametrize("name", [*DISCRETE, *CONTINUOUS])
@@ -134,7 +154,9 @@ def test_losses_are_weighted_and_priorities_come_back(name, rng):
     buffer, index = seen.buffer, seen.index
     goes_on = 1.0 - buffer.terminated[index]
     returns = buffer.rew[index][:, None] + GAMMA * goes_on[:, None] * seen.target.reshape(BATCH, -1)
-    losses, error = LOSSES.get(name, squared_errors)(seen, buffer.act[index].reshape(BATCH, -1)[:, 0], returns)
+    losses, error = LOSSES.get(name, squared_errors)(
+        seen, buffer.act[index].reshape(BATCH, -1)[:, 0], returns
+    )
     share = seen.mass[index] / seen.mass.sum()
     weight = (N_ROWS * share) ** -BETA
     weight /= weight.max()
@@ -145,7 +167,10 @@ def test_losses_are_weighted_and_priorities_come_back(name, rng):
     if name == "REDQ":
         expected = expected.mean(keepdims=True)  # one loss for the ensemble
     np.testing.assert_allclose(stats[: len(expected)], expected, rtol=1e-4)
-    last = {i: abs(e) + EPSILON for i, e in zip(index.tolist(), error, strict=True)}  # of equal rows the last counts
+    # of equal rows the last counts
+    last = {i: abs(e) + EPSILON for i, e in zip(index.tolist(), error, strict=True)}
     expected = seen.mass ** (1 / ALPHA)
     expected[list(last)] = list(last.values())
-    np.testing.assert_allclose(buffer.weight[np.arange(N_ROWS)], expected**ALPHA, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(
+        buffer.weight[np.arange(N_ROWS)], expected**ALPHA, rtol=1e-3, atol=1e-5
+    )

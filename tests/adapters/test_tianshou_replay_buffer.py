@@ -60,7 +60,9 @@ def assert_same(one, other, path=""):
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_are_those_of_stock(form, options, steps):
     shape = (4, 3) if "last obs" in options else (3,)
-    stock, buffer = (filled(m, form, steps, shape, **OPTIONS[options]) for m in (tianshou.data, ours))
+    stock, buffer = (
+        filled(m, form, steps, shape, **OPTIONS[options]) for m in (tianshou.data, ours)
+    )
     assert isinstance(buffer, type(stock)) and len(buffer) == len(stock)
     rows = ReplayBuffer.sample_indices(stock, 0) if form == "single" else buffer.sample_indices(0)
     np.testing.assert_array_equal(buffer.sample_indices(0), stock.sample_indices(0))
@@ -69,7 +71,9 @@ def test_rows_are_those_of_stock(form, options, steps):
     assert_same(stock[int(rows[0])], buffer[int(rows[0])])
     for name in ("prev", "next"):
         np.testing.assert_array_equal(getattr(buffer, name)(rows), getattr(stock, name)(rows))
-    np.testing.assert_array_equal(np.sort(buffer.unfinished_index()), np.sort(stock.unfinished_index()))
+    np.testing.assert_array_equal(
+        np.sort(buffer.unfinished_index()), np.sort(stock.unfinished_index())
+    )
     assert buffer.hasnull() is stock.hasnull() is False
 
 
@@ -140,7 +144,8 @@ def test_draws_follow_the_masses(form, rng):
     stored = expected > 0
     assert not drawn[~stored].any()
     chi_square = ((drawn - expected)[stored] ** 2 / expected[stored]).sum()
-    assert chi_square < 100, (drawn, expected)  # at most 23 degrees of freedom: one false alarm in 1e11
+    # at most 23 degrees of freedom: one false alarm in 1e11
+    assert chi_square < 100, (drawn, expected)
 
 
 def test_sample_avail_with_few_available_rows():
@@ -161,7 +166,9 @@ def test_all_in_a_random_order():
     everything = buffer.sample_indices(None)
     assert sorted(everything) == list(range(11)) and everything.tolist() != list(range(11))
     vector = filled(ours, "vector")
-    np.testing.assert_array_equal(np.sort(vector.sample_indices(None)), np.sort(vector.sample_indices(0)))
+    np.testing.assert_array_equal(
+        np.sort(vector.sample_indices(None)), np.sort(vector.sample_indices(0))
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -235,7 +242,8 @@ def test_update_from_other_buffers():
     assert len(wide) == len(cached) == 14 and set(wide.sample_indices(200)) == set(range(14))
     with pytest.raises(NotImplementedError):
         make(ours, "vector").update(source)
-    for module in (tianshou.data, ours):  # a cached buffer takes no prioritized one, ours or its own
+    # a cached buffer takes no prioritized one, ours or its own
+    for module in (tianshou.data, ours):
         with pytest.raises(AssertionError):
             CachedReplayBuffer(make(module), 2, 10)
 
@@ -267,7 +275,13 @@ def test_null_values():
 
 @pytest.mark.parametrize("module", [tianshou.data, ours], ids=["stock", "ours"])
 def test_refusals_have_the_types_of_stock(module):
-    for wrong in ({"alpha": 0.0}, {"alpha": -1.0}, {"alpha": np.nan}, {"beta": -0.1}, {"stack_num": 0}):
+    for wrong in (
+        {"alpha": 0.0},
+        {"alpha": -1.0},
+        {"alpha": np.nan},
+        {"beta": -0.1},
+        {"stack_num": 0},
+    ):
         with pytest.raises(AssertionError):
             make(module, **wrong)
     with pytest.raises(TypeError):

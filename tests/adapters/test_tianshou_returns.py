@@ -27,7 +27,14 @@ def filled(module, form, steps=14, size=10, **kwargs):
     for t in range(steps):
         ends = (t + ring) % 4 == 3
         cut = (t + ring) % 8 == 7  # every other end is a time limit, after which there is a value
-        row = Batch(obs=t + ring, act=ring, rew=t + 1.0 + ring, terminated=ends & ~cut, truncated=cut, obs_next=t + 1 + ring)
+        row = Batch(
+            obs=t + ring,
+            act=ring,
+            rew=t + 1.0 + ring,
+            terminated=ends & ~cut,
+            truncated=cut,
+            obs_next=t + 1 + ring,
+        )
         buffer.add(row, buffer_ids=ring)
     oldest = steps % size if steps > size else 0
     order = (np.arange(min(steps, size)) + oldest) % size
@@ -62,7 +69,9 @@ def test_n_step_returns(module, form, n_step, ignore_obs_next):
         def target(buffer, at, width=width):
             return torch.tensor(value(buffer, at))[:, None].repeat(1, width)
 
-        batch = Algorithm.compute_nstep_return(buffer[index], buffer, index, target, gamma=GAMMA, n_step=n_step)
+        batch = Algorithm.compute_nstep_return(
+            buffer[index], buffer, index, target, gamma=GAMMA, n_step=n_step
+        )
         wanted = np.array([[expected[i]] * width for i in index])
         np.testing.assert_allclose(batch.returns.numpy(), wanted, rtol=1e-6)
         assert isinstance(batch.weight, torch.Tensor) and (batch.weight == 1).all()
@@ -84,7 +93,12 @@ def test_episodic_returns(module, form, gae_lambda):
         for row in rows[::-1]:
             following = (20.0 + 2 * row) * (not buffer.terminated[row])
             goes_on = not buffer.done[row] and row != rows[-1]
-            advantage = buffer.rew[row] + GAMMA * following - (10.0 + row) + GAMMA * gae_lambda * goes_on * advantage
+            advantage = (
+                buffer.rew[row]
+                + GAMMA * following
+                - (10.0 + row)
+                + GAMMA * gae_lambda * goes_on * advantage
+            )
             expected[row] = advantage
     np.testing.assert_allclose(advantages, [expected[i] for i in index])
     np.testing.assert_allclose(returns, advantages + before)

@@ -30,7 +30,9 @@ def trees(masses):
 def test_the_same_answers_as_stock(masses, data):
     stock, ours = trees(masses)
     size = len(masses)
-    writes = data.draw(st.lists(st.tuples(st.integers(0, size - 1), st.integers(0, 9)), min_size=1, max_size=8))
+    writes = data.draw(
+        st.lists(st.tuples(st.integers(0, size - 1), st.integers(0, 9)), min_size=1, max_size=8)
+    )
     for tree in (stock, ours):
         tree[np.array([i for i, _ in writes])] = np.array([float(v) for _, v in writes])
     start, end = data.draw(st.integers(0, size)), data.draw(st.integers(-size, size))
@@ -41,8 +43,11 @@ def test_the_same_answers_as_stock(masses, data):
     np.testing.assert_array_equal(ours[np.arange(size)], stock[np.arange(size)])
     if stock.reduce() > 0:
         tops = st.integers(1, int(4 * stock.reduce()) - 1) if stock.reduce() * 4 > 1 else st.just(1)
-        prefix = np.array(data.draw(st.lists(tops, min_size=1, max_size=8))) / 4  # quarters: ties and others
-        np.testing.assert_array_equal(ours.get_prefix_sum_idx(prefix), stock.get_prefix_sum_idx(prefix.copy()))
+        # quarters: ties and others
+        prefix = np.array(data.draw(st.lists(tops, min_size=1, max_size=8))) / 4
+        np.testing.assert_array_equal(
+            ours.get_prefix_sum_idx(prefix), stock.get_prefix_sum_idx(prefix.copy())
+        )
         one = ours.get_prefix_sum_idx(float(prefix[0]))
         assert type(one) is int and one == stock.get_prefix_sum_idx(float(prefix[0]))
 
@@ -62,7 +67,9 @@ def test_random_masses_against_numpy(module, rng):
         assert np.isclose(tree.reduce(end=-1), naive[:-1].sum())
         prefix = rng.random(256) * tree.reduce()
         index, cumulated = tree.get_prefix_sum_idx(prefix.copy()), np.cumsum(naive)
-        assert np.all(prefix <= cumulated[index] + 1e-9) and np.all(cumulated[index] - naive[index] <= prefix + 1e-9)
+        assert np.all(prefix <= cumulated[index] + 1e-9) and np.all(
+            cumulated[index] - naive[index] <= prefix + 1e-9
+        )
 
 
 def test_prefix_of_zero_finds_the_first_mass():
@@ -126,7 +133,11 @@ def test_sizes_and_shapes():
 
 def test_copies():
     tree = trees([3, 1, 4])[1]
-    for other in (copy.deepcopy(tree), pickle.loads(pickle.dumps(tree)), as_segment_tree(trees([3, 1, 4])[0])):
+    for other in (
+        copy.deepcopy(tree),
+        pickle.loads(pickle.dumps(tree)),
+        as_segment_tree(trees([3, 1, 4])[0]),
+    ):
         other[0] = 9.0
         assert tree[0] == 3.0 and other.reduce() == 14.0
     state = tree.__getstate__()

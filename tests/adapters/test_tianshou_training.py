@@ -21,7 +21,9 @@ class Audited(ours.PrioritizedVectorReplayBuffer):
 
     def add(self, batch, buffer_ids=None):
         result = super().add(batch, buffer_ids)
-        self.__dict__.setdefault("account", np.zeros(self.maxsize))[result[0]] = self.__dict__.get("top", 1.0)
+        self.__dict__.setdefault("account", np.zeros(self.maxsize))[result[0]] = self.__dict__.get(
+            "top", 1.0
+        )
         return result
 
     def reset(self, keep_statistics=False):
@@ -51,13 +53,18 @@ def test_every_algorithm_trains(name):
     buffer = Audited(50, 2, alpha=0.6, beta=0.4)  # smaller than the run: rows are overwritten
     algorithm = train(name, buffer, n_step=3 if name == "RainbowDQN" else 1)
     assert buffer.n_updates == 32 and len(np.unique(buffer.account)) > 20
-    np.testing.assert_allclose(buffer.weight[np.arange(buffer.maxsize)], buffer.account**0.6, rtol=1e-6)
+    np.testing.assert_allclose(
+        buffer.weight[np.arange(buffer.maxsize)], buffer.account**0.6, rtol=1e-6
+    )
     assert all(torch.isfinite(p).all() for p in algorithm.parameters())
 
 
 @pytest.mark.parametrize("name", ["DQN", "SAC"])
 def test_a_run_repeats_itself(name):
-    runs = [train(name, ours.PrioritizedVectorReplayBuffer(60, 2, alpha=0.6, beta=0.4, random_seed=5)) for _ in range(2)]
+    runs = [
+        train(name, ours.PrioritizedVectorReplayBuffer(60, 2, alpha=0.6, beta=0.4, random_seed=5))
+        for _ in range(2)
+    ]
     for one, other in zip(runs[0].parameters(), runs[1].parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -93,12 +100,17 @@ def test_loss_and_priorities_of_dqn_against_numpy(rng):
     index = drawn["index"]
     obs, obs_next = buffer.obs[index].astype(float), buffer.obs_next[index].astype(float)
     best = q_values(0, obs_next).argmax(1)
-    target = buffer.rew[index] + 0.99 * (1 - buffer.terminated[index]) * q_values(1, obs_next)[np.arange(16), best]
+    target = (
+        buffer.rew[index]
+        + 0.99 * (1 - buffer.terminated[index]) * q_values(1, obs_next)[np.arange(16), best]
+    )
     td_error = target - q_values(0, obs)[np.arange(16), buffer.act[index]]
     weight = (mass[index] / mass[index].min()) ** -0.4
     np.testing.assert_allclose(stats.loss, (weight * td_error**2).mean(), rtol=1e-4)
     last = {i: abs(d) for i, d in zip(index.tolist(), td_error, strict=True)}
-    np.testing.assert_allclose(buffer.weight[np.array(list(last))], np.array(list(last.values())) ** 0.6, rtol=1e-3)
+    np.testing.assert_allclose(
+        buffer.weight[np.array(list(last))], np.array(list(last.values())) ** 0.6, rtol=1e-3
+    )
 
 
 @pytest.mark.parametrize("form", ["PrioritizedReplayBuffer", "PrioritizedVectorReplayBuffer"])
@@ -129,4 +141,6 @@ def test_uniform_buffers_are_left_alone():
     buffer = ReplayBuffer(10)
     buffer.add(Batch(obs=1, act=1, rew=1, terminated=False, truncated=False, obs_next=1))
     assert not hasattr(buffer[:], "weight")
-    assert type(tianshou.data.PrioritizedReplayBuffer(4, 0.6, 0.4).weight) is tianshou.data.SegmentTree
+    assert (
+        type(tianshou.data.PrioritizedReplayBuffer(4, 0.6, 0.4).weight) is tianshou.data.SegmentTree
+    )

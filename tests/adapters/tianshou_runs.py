@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("tianshou.algorithm", reason="Tianshou 1 has no such classes; its buffers are the same")
+pytest.importorskip(
+    "tianshou.algorithm", reason="Tianshou 1 has no such classes; its buffers are the same"
+)
 
 import tianshou.algorithm as algorithms
 from tianshou.algorithm.modelfree.c51 import C51Policy
@@ -24,7 +26,11 @@ from tianshou.data import Collector
 from tianshou.env import DummyVectorEnv
 from tianshou.trainer import OffPolicyTrainerParams
 from tianshou.utils.net.common import EnsembleLinear, Net
-from tianshou.utils.net.continuous import ContinuousActorDeterministic, ContinuousActorProbabilistic, ContinuousCritic
+from tianshou.utils.net.continuous import (
+    ContinuousActorDeterministic,
+    ContinuousActorProbabilistic,
+    ContinuousCritic,
+)
 from tianshou.utils.net.discrete import (
     DiscreteActor,
     DiscreteCritic,
@@ -44,7 +50,9 @@ torch.set_num_threads(1)
 def build(name, env, hidden=(16,), n_step=1, lr=1e-3):
     """One of Tianshou's off-policy algorithms for `env`, with its stock classes throughout."""
     make = _discrete if name in DISCRETE else _continuous
-    return make(name, env, list(hidden), AdamOptimizerFactory(lr=lr), {"n_step_return_horizon": n_step})
+    return make(
+        name, env, list(hidden), AdamOptimizerFactory(lr=lr), {"n_step_return_horizon": n_step}
+    )
 
 
 def _discrete(name, env, hidden, optim, extra):
@@ -52,8 +60,19 @@ def _discrete(name, env, hidden, optim, extra):
     spaces = {"action_space": env.action_space, "observation_space": env.observation_space}
     explore = {"eps_training": 0.1, "eps_inference": 0.05}
     if name in ("C51", "RainbowDQN"):
-        dueling = {"dueling_param": ({"linear_layer": NoisyLinear}, {"linear_layer": NoisyLinear})} if name != "C51" else {}
-        net = Net(state_shape=n_obs, action_shape=n_act, hidden_sizes=hidden, softmax=True, num_atoms=11, **dueling)
+        dueling = (
+            {"dueling_param": ({"linear_layer": NoisyLinear}, {"linear_layer": NoisyLinear})}
+            if name != "C51"
+            else {}
+        )
+        net = Net(
+            state_shape=n_obs,
+            action_shape=n_act,
+            hidden_sizes=hidden,
+            softmax=True,
+            num_atoms=11,
+            **dueling,
+        )
         policy = C51Policy(
             model=net,
             action_space=env.action_space,
@@ -66,13 +85,17 @@ def _discrete(name, env, hidden, optim, extra):
         return getattr(algorithms, name)(policy=policy, optim=optim, target_update_freq=50, **extra)
     if name == "DQN":
         policy = DiscreteQLearningPolicy(
-            model=Net(state_shape=n_obs, action_shape=n_act, hidden_sizes=hidden), **spaces, **explore
+            model=Net(state_shape=n_obs, action_shape=n_act, hidden_sizes=hidden),
+            **spaces,
+            **explore,
         )
         return algorithms.DQN(policy=policy, optim=optim, target_update_freq=50, **extra)
     if name == "QRDQN":
         net = Net(state_shape=n_obs, action_shape=n_act, hidden_sizes=hidden, num_atoms=8)
         policy = QRDQNPolicy(model=net, **spaces, **explore)
-        return algorithms.QRDQN(policy=policy, optim=optim, num_quantiles=8, target_update_freq=50, **extra)
+        return algorithms.QRDQN(
+            policy=policy, optim=optim, num_quantiles=8, target_update_freq=50, **extra
+        )
     features = Net(state_shape=n_obs, action_shape=hidden[-1], hidden_sizes=hidden[:-1])
     if name == "IQN":
         net = ImplicitQuantileNetwork(preprocess_net=features, action_shape=n_act, num_cosines=8)
@@ -92,7 +115,10 @@ def _discrete(name, env, hidden, optim, extra):
             target_update_freq=50, **extra,
         )  # fmt: skip
     actor = DiscreteActor(preprocess_net=features, action_shape=n_act, softmax_output=False)
-    critics = [DiscreteCritic(preprocess_net=Net(state_shape=n_obs, hidden_sizes=hidden), last_size=n_act) for _ in range(2)]
+    critics = [
+        DiscreteCritic(preprocess_net=Net(state_shape=n_obs, hidden_sizes=hidden), last_size=n_act)
+        for _ in range(2)
+    ]
     return algorithms.DiscreteSAC(
         policy=DiscreteSACPolicy(actor=actor, **spaces), policy_optim=optim,
         critic=critics[0], critic_optim=optim, critic2=critics[1], critic2_optim=optim, **extra,
@@ -104,8 +130,16 @@ def _continuous(name, env, hidden, optim, extra):
     spaces = {"action_space": env.action_space, "observation_space": env.observation_space}
 
     def critic(linear=torch.nn.Linear):
-        net = Net(state_shape=n_obs, action_shape=n_act, hidden_sizes=hidden, concat=True, linear_layer=linear)
-        return ContinuousCritic(preprocess_net=net, linear_layer=linear, flatten_input=linear is torch.nn.Linear)
+        net = Net(
+            state_shape=n_obs,
+            action_shape=n_act,
+            hidden_sizes=hidden,
+            concat=True,
+            linear_layer=linear,
+        )
+        return ContinuousCritic(
+            preprocess_net=net, linear_layer=linear, flatten_input=linear is torch.nn.Linear
+        )
 
     features = Net(state_shape=n_obs, hidden_sizes=hidden)
     if name in ("DDPG", "TD3"):
@@ -131,7 +165,17 @@ def env_for(name, n_envs):
     return DummyVectorEnv([lambda: gym.make(task) for _ in range(n_envs)])
 
 
-def train(name, buffer, n_envs=2, steps=60, batch_size=16, seed=3, warm_up=40, updates_per_step=0.5, **options):
+def train(
+    name,
+    buffer,
+    n_envs=2,
+    steps=60,
+    batch_size=16,
+    seed=3,
+    warm_up=40,
+    updates_per_step=0.5,
+    **options,
+):
     """Collect `warm_up` random steps, then train for `steps`; return the algorithm."""
     torch.manual_seed(seed)
     np.random.seed(seed)
@@ -139,7 +183,9 @@ def train(name, buffer, n_envs=2, steps=60, batch_size=16, seed=3, warm_up=40, u
     env.seed(seed)
     for i, space in enumerate(env.action_space):
         space.seed(seed + i)
-    algorithm = build(name, gym.make("CartPole-v1" if name in DISCRETE else "Pendulum-v1"), **options)
+    algorithm = build(
+        name, gym.make("CartPole-v1" if name in DISCRETE else "Pendulum-v1"), **options
+    )
     collector = Collector(algorithm, env, buffer, exploration_noise=True)
     collector.reset()
     collector.collect(n_step=warm_up, random=True)

@@ -23,7 +23,17 @@ SPACES = {"vector": VECTOR, "image": IMAGE, "dict": DICT}
 DISCRETE, BOX = gym.spaces.Discrete(3), gym.spaces.Box(-2, 2, (2,), np.float32)
 
 
-def make(name, observation_space=VECTOR, action_space=None, *, record=False, share=None, seed=0, device="cpu", **options):
+def make(
+    name,
+    observation_space=VECTOR,
+    action_space=None,
+    *,
+    record=False,
+    share=None,
+    seed=0,
+    device="cpu",
+    **options,
+):
     """Return an algorithm with small networks; unrecorded, for a recording takes longer than most tests."""
     cls = ALGORITHMS[name]
     options = replace(cls.options_class(hidden=(16, 8)), **options)
@@ -51,7 +61,11 @@ def make_batch(algorithm, n=12, seed=0):
     rng = np.random.default_rng(seed)
     action_space = algorithm.action_space
     discrete = isinstance(action_space, gym.spaces.Discrete)
-    action = rng.integers(action_space.n, size=n) if discrete else rng.uniform(-1, 1, (n, *action_space.shape))
+    action = (
+        rng.integers(action_space.n, size=n)
+        if discrete
+        else rng.uniform(-1, 1, (n, *action_space.shape))
+    )
     return {
         "observation": observations(algorithm.observation_space, n, rng),
         "action": torch.from_numpy(action if discrete else action.astype(np.float32)),
@@ -64,11 +78,19 @@ def make_batch(algorithm, n=12, seed=0):
 
 def parameters(algorithm):
     """Return all that is trained, and the targets, as one vector."""
-    return torch.cat([*(minimizer.flat for minimizer in algorithm.minimizers.values()), *algorithm.targets.values()])
+    return torch.cat(
+        [
+            *(minimizer.flat for minimizer in algorithm.minimizers.values()),
+            *algorithm.targets.values(),
+        ]
+    )
 
 
 FAULTS = {  # what the tests of TD errors must notice
-    "the discount is ignored": lambda batch: {**batch, "discount": torch.full_like(batch["discount"], 0.9)},
+    "the discount is ignored": lambda batch: {
+        **batch,
+        "discount": torch.full_like(batch["discount"], 0.9),
+    },
     "the reward is ignored": lambda batch: {**batch, "reward": torch.zeros_like(batch["reward"])},
     "observations are exchanged": lambda batch: {**batch, "observation": batch["next_observation"]},
     "another action": lambda batch: {**batch, "action": other_actions(batch["action"])},
@@ -82,7 +104,10 @@ def other_actions(action):
 
 def part(batch, rows):
     """Return some rows of a batch."""
-    return {key: part(value, rows) if isinstance(value, dict) else value[rows] for key, value in batch.items()}
+    return {
+        key: part(value, rows) if isinstance(value, dict) else value[rows]
+        for key, value in batch.items()
+    }
 
 
 def forward(stack, x):

@@ -19,7 +19,9 @@ SIX_SIGMA = 6 / math.sqrt(N)
 def act(algorithm, exploration, seed=0, n=N):
     """One observation, n times over, so that all that differs is exploration."""
     observation = torch.linspace(-1, 1, 5).repeat(n, 1)
-    return algorithm.act(observation, np.full(n, exploration, np.float32), np.random.default_rng(seed))
+    return algorithm.act(
+        observation, np.full(n, exploration, np.float32), np.random.default_rng(seed)
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -37,7 +39,9 @@ def test_actions_have_the_shape_and_dtype_of_the_buffer(name):
         algorithm = make(name, action_space=space)
         for exploration in (0.0, 1.0):
             action = act(algorithm, exploration, n=50)
-            assert action.shape == (50, *space.shape) and action.dtype == (np.int64 if name == "dqn" else np.float32)
+            assert action.shape == (50, *space.shape) and action.dtype == (
+                np.int64 if name == "dqn" else np.float32
+            )
             low, high = (0, int(space.n) - 1) if name == "dqn" else (-1, 1)
             assert low <= action.min() and action.max() <= high
         algorithm.update(make_batch(algorithm))
@@ -65,8 +69,13 @@ def test_the_share_of_random_actions(epsilon):
     counts = np.bincount(act(algorithm, epsilon), minlength=3) / N
     expected = np.full(3, epsilon / 3)
     expected[best] += 1 - epsilon
-    assert np.abs(counts - expected).max() < 0.5 * SIX_SIGMA  # the standard deviation of a share is at most a half
-    assert np.abs(np.bincount(act(algorithm, epsilon / 2), minlength=3) / N - expected).max() > 0.5 * SIX_SIGMA or epsilon < 0.1
+    # the standard deviation of a share is at most a half
+    assert np.abs(counts - expected).max() < 0.5 * SIX_SIGMA
+    assert (
+        np.abs(np.bincount(act(algorithm, epsilon / 2), minlength=3) / N - expected).max()
+        > 0.5 * SIX_SIGMA
+        or epsilon < 0.1
+    )
 
 
 @pytest.mark.parametrize("name", ["ddpg", "td3"])
@@ -109,7 +118,11 @@ def by_torch(algorithm, observation):
 @pytest.mark.parametrize("name", NAMES)
 def test_actors_act_as_what_was_trained_copied_or_moved_last(name):
     """NumPy looks at the parameters where they were; a new vector for them, or a copy of the module, must not be missed."""
-    observation, still, rng = torch.randn(300, 5), np.zeros(300, np.float32), np.random.default_rng(0)
+    observation, still, rng = (
+        torch.randn(300, 5),
+        np.zeros(300, np.float32),
+        np.random.default_rng(0),
+    )
 
     def check(algorithm):
         action, expected = algorithm.act(observation, still, rng), by_torch(algorithm, observation)

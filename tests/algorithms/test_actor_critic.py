@@ -36,7 +36,11 @@ def sampled(actor, observation, noise):
     mean, log_std = np.split(forward(actor.head, observation), 2, axis=1)
     std = np.exp(log_std.clip(-20, 2))
     u = mean + std * noise
-    density = np.exp(-0.5 * ((u - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi)) / (1 - np.tanh(u) ** 2)
+    density = (
+        np.exp(-0.5 * ((u - mean) / std) ** 2)
+        / (std * math.sqrt(2 * math.pi))
+        / (1 - np.tanh(u) ** 2)
+    )
     return np.tanh(u), np.log(density).sum(1)
 
 
@@ -53,14 +57,19 @@ def reference(algorithm, batch):
     after, noise = double["next_observation"], next_noise(algorithm, len(double["reward"]))
     if algorithm.name == "sac":
         action, log_pi = sampled(algorithm.actor, after, noise[:, : algorithm.n_actions])
-        value = critics(algorithm.critic_target, after, action).min(0) - math.exp(algorithm.alpha.log_alpha.item()) * log_pi
+        value = (
+            critics(algorithm.critic_target, after, action).min(0)
+            - math.exp(algorithm.alpha.log_alpha.item()) * log_pi
+        )
     else:
         action = np.tanh(forward(algorithm.actor_target.mu, after))
         if algorithm.name == "td3":
             action = (action + (0.2 * noise).clip(-0.5, 0.5)).clip(-1, 1)
         value = critics(algorithm.critic_target, after, action).min(0)
     target = double["reward"] + double["discount"] * value
-    return np.abs(critics(algorithm.critic, double["observation"], double["action"]) - target).mean(0)
+    return np.abs(critics(algorithm.critic, double["observation"], double["action"]) - target).mean(
+        0
+    )
 
 
 def check_td_error(algorithm, batch):
@@ -86,7 +95,9 @@ def test_a_fault_in_the_target_would_be_noticed(name, fault, monkeypatch):
         check_td_error(algorithm, make_batch(algorithm, 24))
 
 
-@pytest.mark.parametrize(("name", "options"), [("td3", {"target_noise": 0.0}), ("td3", {"target_noise_clip": 0.1})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("td3", {"target_noise": 0.0}), ("td3", {"target_noise_clip": 0.1})]
+)
 def test_another_smoothing_would_be_noticed(name, options):
     algorithm = diverged(name, **options)
     with pytest.raises(AssertionError):
@@ -97,7 +108,10 @@ def test_another_smoothing_would_be_noticed(name, options):
 def test_terminated_rows_do_not_bootstrap(name):
     batch = make_batch(diverged(name))
     ended = batch["discount"] == 0
-    one, two = (diverged(name).update(rows) for rows in (batch, {**batch, "next_observation": batch["next_observation"] + 1}))
+    one, two = (
+        diverged(name).update(rows)
+        for rows in (batch, {**batch, "next_observation": batch["next_observation"] + 1})
+    )
     assert ended.any() and torch.equal(one[ended], two[ended])
     assert not torch.isclose(one[~ended], two[~ended]).any()
 
@@ -136,8 +150,12 @@ def gradients(algorithm, batch, weight):
                 values = [q(torch.cat([observation, u.tanh()])) for q in critic.q]
                 loss = loss + weight[row] / n * (alpha * log_pi - torch.minimum(*values))
             else:
-                loss = loss - weight[row] / n * critic.q[0](torch.cat([observation, actor.mu(observation).tanh()]))
-        return nn.utils.parameters_to_vector(torch.autograd.grad(loss.squeeze(), list(actor.parameters())))
+                loss = loss - weight[row] / n * critic.q[0](
+                    torch.cat([observation, actor.mu(observation).tanh()])
+                )
+        return nn.utils.parameters_to_vector(
+            torch.autograd.grad(loss.squeeze(), list(actor.parameters()))
+        )
 
     return nn.utils.parameters_to_vector(of_critic), of_actor
 
@@ -146,12 +164,15 @@ def check_step(algorithm, batch, weight):
     of_critic, of_actor = gradients(algorithm, batch, weight)
     before = {name: minimizer.flat.clone() for name, minimizer in algorithm.minimizers.items()}
     algorithm.update(batch)
-    for name, gradient in (("critic", of_critic), ("actor", of_actor(algorithm.critic))):  # the actor climbs the new critic
+    # the actor climbs the new critic
+    for name, gradient in (("critic", of_critic), ("actor", of_actor(algorithm.critic))):
         mean = algorithm.minimizers[name].state_dict()["mean"]
         np.testing.assert_allclose(mean.numpy(), 0.1 * gradient.numpy(), rtol=1e-3, atol=1e-6)
         sure = (gradient.abs() > 1e-5).numpy()
         expected = adam_step(before[name], gradient, algorithm.options.learning_rate)
-        np.testing.assert_allclose(algorithm.minimizers[name].flat.numpy()[sure], expected[sure], rtol=0, atol=2e-6)
+        np.testing.assert_allclose(
+            algorithm.minimizers[name].flat.numpy()[sure], expected[sure], rtol=0, atol=2e-6
+        )
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
@@ -189,13 +210,20 @@ def test_trained_and_target_networks_begin_as_one(name):
     assert set(algorithm.targets) == ({"critic"} if name == "sac" else {"critic", "actor"})
     for key, target in algorithm.targets.items():
         assert torch.equal(target, algorithm.minimizers[key].flat)
-    assert not torch.equal(*(q[0].weight for q in algorithm.critic.q)) if name != "ddpg" else len(algorithm.critic.q) == 1
+    assert (
+        not torch.equal(*(q[0].weight for q in algorithm.critic.q))
+        if name != "ddpg"
+        else len(algorithm.critic.q) == 1
+    )
 
 
 def test_twins_are_two_separate_networks():
     """With the weights of two stock networks they give the same values, bit for bit."""
     twins = Critics(VECTOR, 2, (16, 8), 2)
-    stock = [nn.Sequential(nn.Linear(7, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1)) for _ in range(2)]
+    stock = [
+        nn.Sequential(nn.Linear(7, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1))
+        for _ in range(2)
+    ]
     for mine, theirs in zip(twins.q, stock, strict=True):
         mine.load_state_dict(theirs.state_dict())
     observation, action = torch.randn(20, 5), torch.rand(20, 2)
@@ -203,15 +231,23 @@ def test_twins_are_two_separate_networks():
     assert torch.equal(twins(observation, action), expected)
     assert torch.equal(twins.first(observation, action), expected[:, 0])
     twins(observation, action)[:, 1].sum().backward()
-    assert not twins.q[0][0].weight.grad.any() and twins.q[1][0].weight.grad.any()  # nothing of one reaches the other
+    # nothing of one reaches the other
+    assert not twins.q[0][0].weight.grad.any() and twins.q[1][0].weight.grad.any()
 
 
 def test_initial_weights_are_those_of_torch():
     """Uniform between ±1/√inputs; of 200 networks the largest weight comes close to the bound."""
-    layers = [[layer for layer in Critics(VECTOR, 2, (16, 8), 2).q[1] if hasattr(layer, "weight")] for _ in range(200)]
+    layers = [
+        [layer for layer in Critics(VECTOR, 2, (16, 8), 2).q[1] if hasattr(layer, "weight")]
+        for _ in range(200)
+    ]
     for number, n_inputs in enumerate((7, 16, 8)):
-        weights = torch.cat([layer[number].weight.detach().reshape(-1) for layer in layers]) * math.sqrt(n_inputs)
-        assert 0.995 < weights.abs().max() <= 1 and abs(float(weights.std()) - 1 / math.sqrt(3)) < 0.02
+        weights = torch.cat(
+            [layer[number].weight.detach().reshape(-1) for layer in layers]
+        ) * math.sqrt(n_inputs)
+        assert (
+            0.995 < weights.abs().max() <= 1 and abs(float(weights.std()) - 1 / math.sqrt(3)) < 0.02
+        )
 
 
 def test_the_temperature_moves_to_where_the_entropy_is_the_target():
@@ -223,7 +259,9 @@ def test_the_temperature_moves_to_where_the_entropy_is_the_target():
     weight = batch["importance_weight"].numpy()
     expected = -(weight * (log_pi - 1.0)).mean()
     algorithm.update(batch)
-    np.testing.assert_allclose(algorithm.minimizers["alpha"].state_dict()["mean"].item(), 0.1 * expected, rtol=1e-4)
+    np.testing.assert_allclose(
+        algorithm.minimizers["alpha"].state_dict()["mean"].item(), 0.1 * expected, rtol=1e-4
+    )
     assert algorithm.alpha.log_alpha.item() == pytest.approx(-1e-2 * np.sign(expected), rel=1e-4)
 
 
@@ -252,7 +290,8 @@ def test_densities_far_out_are_finite_and_right():
     actor = make("sac").actor
     with torch.no_grad():
         actor.head[-1].weight.zero_()
-        actor.head[-1].bias.copy_(torch.tensor([0.0, 30.0, 0.0, -30.0]))  # means 0 and 30; log std 0, and -30 cut to -20
+        # means 0 and 30; log std 0, and -30 cut to -20
+        actor.head[-1].bias.copy_(torch.tensor([0.0, 30.0, 0.0, -30.0]))
         action, log_pi = actor.sample(torch.zeros(1, 5), torch.zeros(1, 2))
     normal = -0.5 * math.log(2 * math.pi) * 2 + 20
     assert action.tolist() == [[0.0, 1.0]]
@@ -268,9 +307,13 @@ def test_td_errors_of_actors_are_those_of_the_trained_networks(name):
         action, log_pi = sampled(algorithm.actor, after, np.zeros((12, 2)))
     else:
         action, log_pi = np.tanh(forward(algorithm.actor.mu, after)), 0.0
-    target = batch["reward"].numpy() + batch["discount"].numpy() * (critics(algorithm.critic, after, action).min(0) - log_pi)
+    target = batch["reward"].numpy() + batch["discount"].numpy() * (
+        critics(algorithm.critic, after, action).min(0) - log_pi
+    )
     q = critics(algorithm.critic, batch["observation"].double().numpy(), batch["action"].numpy())
     del batch["importance_weight"]
     state = algorithm.generator.get_state()
-    np.testing.assert_allclose(algorithm.td_error(batch).numpy(), np.abs(q - target).mean(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        algorithm.td_error(batch).numpy(), np.abs(q - target).mean(0), rtol=1e-4, atol=1e-5
+    )
     assert torch.equal(state, algorithm.generator.get_state())  # it draws nothing

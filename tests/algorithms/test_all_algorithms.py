@@ -16,7 +16,9 @@ def train(algorithm, n, first=0, n_rows=12):
     for seed in range(first, first + n):
         td_error = algorithm.update(make_batch(algorithm, n_rows, seed))
         assert td_error.shape == (n_rows,) and td_error.dtype == torch.float32
-        assert (td_error >= 0).all() and torch.isfinite(td_error).all() and not td_error.requires_grad
+        assert (
+            (td_error >= 0).all() and torch.isfinite(td_error).all() and not td_error.requires_grad
+        )
     return algorithm
 
 
@@ -30,8 +32,15 @@ def test_any_observations(name, space):
     assert (parameters(algorithm) != before).any()
     rng = np.random.default_rng(0)
     observation = observations(SPACES[space], 5, rng)
-    arrays = {key: part.numpy() for key, part in observation.items()} if space == "dict" else observation.numpy()
-    one, two = (algorithm.act(kind, np.full(5, 0.3, np.float32), np.random.default_rng(1)) for kind in (observation, arrays))
+    arrays = (
+        {key: part.numpy() for key, part in observation.items()}
+        if space == "dict"
+        else observation.numpy()
+    )
+    one, two = (
+        algorithm.act(kind, np.full(5, 0.3, np.float32), np.random.default_rng(1))
+        for kind in (observation, arrays)
+    )
     assert (one == two).all() and one.shape == (5, *algorithm.action_space.shape)
     assert algorithm.td_error(make_batch(algorithm, 3)).shape == (3,)
 
@@ -53,7 +62,10 @@ def test_every_part_of_an_observation_matters(name, space):
 @pytest.mark.parametrize("space", SPACES)
 def test_recorded_is_unrecorded_to_the_bit(name, space):
     n, n_rows = (20, 12) if space == "vector" else (2, 3)
-    recorded, plain = (train(make(name, SPACES[space], record=record), n, n_rows=n_rows) for record in (True, False))
+    recorded, plain = (
+        train(make(name, SPACES[space], record=record), n, n_rows=n_rows)
+        for record in (True, False)
+    )
     assert torch.equal(parameters(recorded), parameters(plain))
 
 
@@ -73,7 +85,9 @@ def test_the_seed_decides(name):
     torch.manual_seed(2)
     state = torch.get_rng_state()
     two, other = train(make(name, seed=3), 4), train(make(name, seed=4), 4)
-    assert torch.equal(parameters(one), parameters(two)) and not torch.equal(parameters(one), parameters(other))
+    assert torch.equal(parameters(one), parameters(two)) and not torch.equal(
+        parameters(one), parameters(other)
+    )
     assert torch.equal(state, torch.get_rng_state())  # the global stream is the caller's
 
 
@@ -86,17 +100,22 @@ def test_a_saved_state_goes_on_to_the_bit(name, n_before):
     torch.save(first.state_dict(), file)
     file.seek(0)
     train(first, 8, n_before)
-    second = train(make(name, seed=9, record=True, **options), 1)  # with recordings that have to go on
+    # with recordings that have to go on
+    second = train(make(name, seed=9, record=True, **options), 1)
     second.load_state_dict(torch.load(file, weights_only=True))
     train(second, 8, n_before)
-    assert torch.equal(parameters(first), parameters(second)) and first.n_updates == second.n_updates
+    assert (
+        torch.equal(parameters(first), parameters(second)) and first.n_updates == second.n_updates
+    )
     assert torch.equal(first.noise(5, 5), second.noise(5, 5))
     rng = np.random.default_rng
     actions = [a.act(torch.ones(4, 5), np.ones(4, np.float32), rng(0)) for a in (first, second)]
     assert (actions[0] == actions[1]).all()
 
 
-PARTS = [(name, lost) for name in NAMES for lost in ("minimizers", "targets", "generator", "n_updates")]
+PARTS = [
+    (name, lost) for name in NAMES for lost in ("minimizers", "targets", "generator", "n_updates")
+]
 DRAW_NOTHING = [("dqn", "generator"), ("ddpg", "generator")]
 
 
@@ -117,15 +136,25 @@ def test_the_policy_is_what_acting_needs(name):
     trained, actor = train(make(name), 3), make(name, seed=7)
     actor.policy.load_state_dict(trained.policy.state_dict())
     exploration = np.full(50, 0.5, np.float32)
-    one, two = (algorithm.act(torch.ones(50, 5), exploration, np.random.default_rng(0)) for algorithm in (trained, actor))
+    one, two = (
+        algorithm.act(torch.ones(50, 5), exploration, np.random.default_rng(0))
+        for algorithm in (trained, actor)
+    )
     assert (one == two).all()
     n_policy = sum(parameter.numel() for parameter in trained.policy.parameters())
-    assert n_policy <= (minimizer := trained.minimizers.get("actor") or trained.minimizers["q"]).flat.numel()
+    assert (
+        n_policy
+        <= (minimizer := trained.minimizers.get("actor") or trained.minimizers["q"]).flat.numel()
+    )
     assert minimizer.flat.data_ptr() == next(trained.policy.parameters()).data_ptr()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_algorithm_names_itself_its_paper_and_its_options(name):
     cls = ALGORITHMS[name]
-    assert cls.name == name and cls.paper.startswith("https://") and issubclass(cls.options_class, Options)
+    assert (
+        cls.name == name
+        and cls.paper.startswith("https://")
+        and issubclass(cls.options_class, Options)
+    )
     assert cls.options_class().gamma == 0.99

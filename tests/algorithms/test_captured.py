@@ -14,7 +14,9 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from kary_replay.algorithms import captured, recorded  # noqa: E402
 
-ON_GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"))
+ON_GPU = pytest.param(
+    "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+)
 EIGHT = 8  # updates: more than all that is done only in some
 
 
@@ -33,7 +35,9 @@ class Tape(TorchDispatchMode):
 
     def replay(self):
         for function, args, kwargs, result in self.calls:
-            for there, new in zip(tree_leaves(result), tree_leaves(function(*args, **kwargs)), strict=True):
+            for there, new in zip(
+                tree_leaves(result), tree_leaves(function(*args, **kwargs)), strict=True
+            ):
                 if there.data_ptr() != new.data_ptr():  # neither a view nor done in place
                     there.copy_(new)
 
@@ -58,11 +62,17 @@ def device(request, monkeypatch):
 
 def moved(batch, device):
     """Return a batch on a device."""
-    return {key: moved(value, device) if isinstance(value, dict) else value.to(device) for key, value in batch.items()}
+    return {
+        key: moved(value, device) if isinstance(value, dict) else value.to(device)
+        for key, value in batch.items()
+    }
 
 
 on_both = pytest.mark.parametrize("device", ["cpu", ON_GPU], indirect=True)
-OPTIONS = [(name, {}) for name in NAMES] + [("dqn", {"n_atoms": 11, "dueling": True}), ("dqn", {"double": False})]
+OPTIONS = [(name, {}) for name in NAMES] + [
+    ("dqn", {"n_atoms": 11, "dueling": True}),
+    ("dqn", {"double": False}),
+]
 
 
 @on_both
@@ -73,7 +83,12 @@ def test_updates_are_those_without_a_graph(name, options, device):
     graph.warm_up(batches[-1])
     for batch in batches:
         found, expected = graph.update(batch), plain.update(batch)
-        torch.testing.assert_close(found, expected, rtol=0 if device == "cpu" else 1e-4, atol=0 if device == "cpu" else 1e-5)
+        torch.testing.assert_close(
+            found,
+            expected,
+            rtol=0 if device == "cpu" else 1e-4,
+            atol=0 if device == "cpu" else 1e-5,
+        )
     tolerance = {"rtol": 0, "atol": 0} if device == "cpu" else {"rtol": 1e-3, "atol": 1e-5}
     torch.testing.assert_close(parameters(graph), parameters(plain), **tolerance)
 
@@ -114,7 +129,8 @@ def test_what_depends_on_values_is_refused(device):
         program(torch.ones(3, device=device))
 
 
-@pytest.mark.parametrize("device", [ON_GPU], indirect=True)  # the stand-in keeps all that it has seen
+# the stand-in keeps all that it has seen
+@pytest.mark.parametrize("device", [ON_GPU], indirect=True)
 def test_literals_outlive_the_capture(device):
     program = recorded.Recorded(lambda x: (x + torch.tensor([1.0, 2.0, 3.0], device=device),))
     x = torch.zeros(3, device=device)
@@ -130,7 +146,9 @@ def test_tensors_of_other_devices_are_refused(device, elsewhere):
     """The CPU's stand-in for another device is "meta", which has no values: it is only looked at where it is."""
     there = torch.ones((), device="meta" if device == "cpu" else "cpu")
     x = torch.ones(3, device=device)
-    graph = torch.fx.symbolic_trace(lambda x, y: (x * y,)) if elsewhere == "an input" else scaled(there)
+    graph = (
+        torch.fx.symbolic_trace(lambda x, y: (x * y,)) if elsewhere == "an input" else scaled(there)
+    )
     with pytest.raises(RuntimeError, match=r"a tensor on \w+ is used beside others on"):
         captured.Captured(graph, [x, there] if elsewhere == "an input" else [x])
 
@@ -140,5 +158,7 @@ def scaled(scale):
     module = torch.nn.Module()
     module.scale = scale
     graph = torch.fx.Graph()
-    graph.output((graph.call_function(torch.mul, (graph.placeholder("x"), graph.get_attr("scale"))),))
+    graph.output(
+        (graph.call_function(torch.mul, (graph.placeholder("x"), graph.get_attr("scale"))),)
+    )
     return torch.fx.GraphModule(module, graph)

@@ -55,7 +55,11 @@ def projected(reward, discount, probability, atoms):
 def reference(algorithm, batch):
     """|TD error| of each row, in float64, and the gradient's sign structure left to the next test."""
     options, n = algorithm.options, len(batch["reward"])
-    atoms = np.linspace(options.v_min, options.v_max, options.n_atoms) if options.n_atoms > 1 else np.zeros(1)
+    atoms = (
+        np.linspace(options.v_min, options.v_max, options.n_atoms)
+        if options.n_atoms > 1
+        else np.zeros(1)
+    )
     online = values(algorithm.q, batch["next_observation"], options)
     target = values(algorithm.q_target, batch["next_observation"], options)
     best = expected_returns(online if options.double else target, atoms).argmax(1)
@@ -74,7 +78,9 @@ def reference(algorithm, batch):
 def diverged(name, **options):
     """An algorithm whose target network is another than its trained one."""
     algorithm = make("dqn", **VARIANTS[name], **options)
-    algorithm.targets["q"] += 0.3 * torch.randn(len(algorithm.targets["q"]), generator=torch.Generator().manual_seed(3))
+    algorithm.targets["q"] += 0.3 * torch.randn(
+        len(algorithm.targets["q"]), generator=torch.Generator().manual_seed(3)
+    )
     return algorithm
 
 
@@ -113,11 +119,19 @@ def gradient_by_rows(algorithm, batch, weight):
     """The gradient of the mean of weight · loss, put together row by row with torch and the reference's targets."""
     options = algorithm.options
     names = list(dict(algorithm.q.named_parameters()))
-    total = {name: torch.zeros_like(parameter) for name, parameter in algorithm.q.named_parameters()}
+    total = {
+        name: torch.zeros_like(parameter) for name, parameter in algorithm.q.named_parameters()
+    }
     n = len(weight)
-    atoms = np.linspace(options.v_min, options.v_max, options.n_atoms) if options.n_atoms > 1 else np.zeros(1)
+    atoms = (
+        np.linspace(options.v_min, options.v_max, options.n_atoms)
+        if options.n_atoms > 1
+        else np.zeros(1)
+    )
     target = values(algorithm.q_target, batch["next_observation"], options)
-    best = expected_returns(values(algorithm.q, batch["next_observation"], options), atoms).argmax(1)
+    best = expected_returns(values(algorithm.q, batch["next_observation"], options), atoms).argmax(
+        1
+    )
     for row in range(n):
         output = algorithm.q(batch["observation"][row : row + 1])[0, batch["action"][row]]
         reward, discount = float(batch["reward"][row]), float(batch["discount"][row])
@@ -127,7 +141,9 @@ def gradient_by_rows(algorithm, batch, weight):
         else:
             m = projected(reward, discount, softmax(target[row, best[row]]), atoms)
             loss = -(torch.tensor(m, dtype=torch.float32) * output.log_softmax(0)).sum()
-        for name, part in zip(names, torch.autograd.grad(loss, list(algorithm.q.parameters())), strict=True):
+        for name, part in zip(
+            names, torch.autograd.grad(loss, list(algorithm.q.parameters())), strict=True
+        ):
             total[name] += float(weight[row]) / n * part
     return nn.utils.parameters_to_vector(total.values())
 
@@ -142,7 +158,9 @@ def check_step(algorithm, batch, weight):
     # Where the gradient is nothing but rounding, Adam's first step takes its sign for a direction.
     sure = (gradient.abs() > 1e-6).numpy()
     assert sure.mean() > 0.3
-    np.testing.assert_allclose(algorithm.minimizers["q"].flat.numpy()[sure], expected[sure], rtol=0, atol=2e-6)
+    np.testing.assert_allclose(
+        algorithm.minimizers["q"].flat.numpy()[sure], expected[sure], rtol=0, atol=2e-6
+    )
     mean = algorithm.minimizers["q"].state_dict()["mean"].numpy()
     np.testing.assert_allclose(mean, 0.1 * gradient.numpy(), rtol=1e-3, atol=1e-6)
 
@@ -167,7 +185,10 @@ def test_the_projection_at_the_ends_and_on_the_atoms():
     """Returns beyond the support, and exactly on an atom, where a naive projection loses the mass."""
     algorithm = make("dqn", n_atoms=5, v_min=-2.0, v_max=2.0)
     batch = make_batch(algorithm, 4)
-    batch["reward"], batch["discount"] = torch.tensor([50.0, -50.0, 1.0, 0.0]), torch.tensor([0.0, 0.9, 0.0, 1.0])
+    batch["reward"], batch["discount"] = (
+        torch.tensor([50.0, -50.0, 1.0, 0.0]),
+        torch.tensor([0.0, 0.9, 0.0, 1.0]),
+    )
     check_td_error(algorithm, batch)
 
 
@@ -178,7 +199,8 @@ def test_terminated_rows_do_not_bootstrap(name):
     assert 0 < ended.sum() < 12
     other = {**batch, "next_observation": batch["next_observation"] + 1}
     one, two = (diverged(name).update(rows) for rows in (batch, other))
-    torch.testing.assert_close(one[ended], two[ended])  # a distribution sums up to one but for rounding
+    # a distribution sums up to one but for rounding
+    torch.testing.assert_close(one[ended], two[ended])
     assert not torch.isclose(one[~ended], two[~ended]).any()
 
 
@@ -237,7 +259,11 @@ def test_the_best_action(name):
     algorithm = diverged(name)
     observation = torch.randn(500, 5)
     options = algorithm.options
-    atoms = np.linspace(options.v_min, options.v_max, options.n_atoms) if options.n_atoms > 1 else np.zeros(1)
+    atoms = (
+        np.linspace(options.v_min, options.v_max, options.n_atoms)
+        if options.n_atoms > 1
+        else np.zeros(1)
+    )
     expected = expected_returns(values(algorithm.q, observation, options), atoms).argmax(1)
     for kind in (observation, observation.numpy()):
         action = algorithm.act(kind, np.zeros(500, np.float32), np.random.default_rng(0))
@@ -254,7 +280,11 @@ def test_the_target_network_follows(tau, interval):
         if number % interval == 0:
             expected = (1 - tau) * expected + tau * algorithm.minimizers["q"].flat
         torch.testing.assert_close(algorithm.targets["q"], expected, rtol=1e-5, atol=1e-6)
-        assert number % interval or tau < 1 or torch.equal(algorithm.targets["q"], algorithm.minimizers["q"].flat)
+        assert (
+            number % interval
+            or tau < 1
+            or torch.equal(algorithm.targets["q"], algorithm.minimizers["q"].flat)
+        )
 
 
 def test_both_networks_begin_as_one():
@@ -265,14 +295,24 @@ def test_both_networks_begin_as_one():
 
 
 def test_the_plan_of_exploration():
-    algorithm = make("dqn", exploration_initial=0.8, exploration_final=0.2, exploration_fraction=0.5)
+    algorithm = make(
+        "dqn", exploration_initial=0.8, exploration_final=0.2, exploration_fraction=0.5
+    )
     plan = [algorithm.exploration(progress) for progress in (0, 0.25, 0.5, 0.75, 1)]
     np.testing.assert_allclose(plan, [0.8, 0.5, 0.2, 0.2, 0.2])
-    assert make("dqn", exploration_final=0.3, exploration_fraction=0.0).exploration(0) == pytest.approx(0.3)
+    assert make("dqn", exploration_final=0.3, exploration_fraction=0.0).exploration(
+        0
+    ) == pytest.approx(0.3)
 
 
 def test_options_are_checked():
     assert make("dqn", VECTOR, DISCRETE).options.double
-    for bad in ({"n_atoms": 0}, {"n_atoms": 5, "v_min": 1.0, "v_max": 1.0}, {"gamma": 1.5}, {"batch_size": 0}, {"tau": 0.0}):
+    for bad in (
+        {"n_atoms": 0},
+        {"n_atoms": 5, "v_min": 1.0, "v_max": 1.0},
+        {"gamma": 1.5},
+        {"batch_size": 0},
+        {"tau": 0.0},
+    ):
         with pytest.raises(ValueError, match=next(iter(bad)) if "v_min" not in bad else "v_min"):
             make("dqn", **bad)

@@ -35,7 +35,9 @@ def test_it_is_found_by_its_name_and_short():
 def test_its_errors_are_those_of_the_paper():
     """Equation 1 of arXiv:2007.14430: the policy is the softmax of the target network's values."""
     algorithm = make(NAME, temperature=0.3, scale=0.9, lowest=-0.5)
-    algorithm.targets["q"] += 0.3 * torch.randn(len(algorithm.targets["q"]), generator=torch.Generator().manual_seed(3))
+    algorithm.targets["q"] += 0.3 * torch.randn(
+        len(algorithm.targets["q"]), generator=torch.Generator().manual_seed(3)
+    )
     batch = make_batch(algorithm, 24)
     double = {key: value.numpy() for key, value in batch.items()}
 
@@ -46,7 +48,9 @@ def test_its_errors_are_those_of_the_paper():
     rows, action = np.arange(24), double["action"]
     pi, after = policy(double["observation"]), policy(double["next_observation"])
     bonus = 0.9 * np.clip(0.3 * np.log(pi[rows, action]), -0.5, 0)
-    value = (after * (forward(algorithm.q_target, double["next_observation"]) - 0.3 * np.log(after))).sum(1)
+    value = (
+        after * (forward(algorithm.q_target, double["next_observation"]) - 0.3 * np.log(after))
+    ).sum(1)
     target = double["reward"] + bonus + double["discount"] * value
     expected = np.abs(forward(algorithm.q, double["observation"])[rows, action] - target)
     np.testing.assert_allclose(algorithm.td_error(batch).numpy(), expected, rtol=1e-4, atol=1e-5)
@@ -57,7 +61,10 @@ def test_its_errors_are_those_of_the_paper():
 def test_it_behaves_as_the_built_in_ones():
     recorded, plain = make(NAME, record=True), make(NAME)
     for seed in range(10):
-        assert torch.equal(recorded.update(make_batch(recorded, seed=seed)), plain.update(make_batch(plain, seed=seed)))
+        assert torch.equal(
+            recorded.update(make_batch(recorded, seed=seed)),
+            plain.update(make_batch(plain, seed=seed)),
+        )
     assert torch.equal(parameters(recorded), parameters(plain))
     file = io.BytesIO()
     torch.save(recorded.state_dict(), file)
@@ -67,7 +74,11 @@ def test_it_behaves_as_the_built_in_ones():
     assert torch.equal(parameters(recorded), parameters(other))
     action = other.act(torch.randn(50, 5), np.full(50, 1.0, np.float32), np.random.default_rng(0))
     assert action.shape == (50,) and set(action) == {0, 1, 2}
-    for spaces in ((VECTOR, BOX), (gym.spaces.Text(3), DISCRETE), (gym.spaces.Box(-1, 1, (2, 3)), DISCRETE)):
+    for spaces in (
+        (VECTOR, BOX),
+        (gym.spaces.Text(3), DISCRETE),
+        (gym.spaces.Box(-1, 1, (2, 3)), DISCRETE),
+    ):
         with pytest.raises(UnsuitableSpaceError, match=NAME):
             ALGORITHMS[NAME].check_spaces(*spaces)
 
@@ -77,7 +88,10 @@ def test_a_taken_name_is_refused():
         pass
 
     before = dict(ALGORITHMS)
-    with pytest.raises(ValueError, match=r"the name 'dqn' belongs to kary_replay\.algorithms\.dqn\.DQN: choose another"):
+    with pytest.raises(
+        ValueError,
+        match=r"the name 'dqn' belongs to kary_replay\.algorithms\.dqn\.DQN: choose another",
+    ):
         register(Other)
     assert before == ALGORITHMS
     assert register(DQN) is DQN  # again is no harm

@@ -15,7 +15,9 @@ N_STEPS = 50
 
 def network(seed=0, units=32):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(3, units), nn.ReLU(), nn.Linear(units, units), nn.ReLU(), nn.Linear(units, 1))
+    return nn.Sequential(
+        nn.Linear(3, units), nn.ReLU(), nn.Linear(units, units), nn.ReLU(), nn.Linear(units, 1)
+    )
 
 
 def batches(n=N_STEPS, n_rows=12, scale=1.0):
@@ -39,7 +41,12 @@ def by_torch(module, max_gradient_norm=None):
     optimizer = torch.optim.Adam([flat], lr=1e-2, fused=True)
     for x, y, weight in batches():
         loss = (weight * (module(x).squeeze(1) - y).square()).mean()
-        flat.grad = torch.cat([gradient.reshape(-1) for gradient in torch.autograd.grad(loss, list(module.parameters()))])
+        flat.grad = torch.cat(
+            [
+                gradient.reshape(-1)
+                for gradient in torch.autograd.grad(loss, list(module.parameters()))
+            ]
+        )
         if max_gradient_norm:
             nn.utils.clip_grad_norm_([flat], max_gradient_norm)
         optimizer.step()
@@ -55,7 +62,8 @@ def test_steps_are_those_of_torch_to_the_bit(max_gradient_norm, record, units):
         ours.step(*batch)
     theirs = by_torch(network(units=units), max_gradient_norm)
     assert torch.equal(ours.flat, theirs)
-    assert not torch.equal(ours.flat, by_torch(network(units=units), 0.06))  # the comparison can fail
+    # the comparison can fail
+    assert not torch.equal(ours.flat, by_torch(network(units=units), 0.06))
 
 
 def test_steps_are_those_of_adam_on_each_parameter():
@@ -66,11 +74,15 @@ def test_steps_are_those_of_adam_on_each_parameter():
         x, y, weight = batch
         (errors,) = ours.step(*batch)
         loss = (weight * (module(x).squeeze(1) - y).square()).mean()
-        torch.testing.assert_close(errors, (module(x).squeeze(1) - y).abs().detach(), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            errors, (module(x).squeeze(1) - y).abs().detach(), rtol=1e-3, atol=1e-4
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    torch.testing.assert_close(ours.flat, nn.utils.parameters_to_vector(module.parameters()).detach(), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        ours.flat, nn.utils.parameters_to_vector(module.parameters()).detach(), rtol=1e-3, atol=1e-4
+    )
 
 
 def test_the_parameters_are_views_of_one_vector():
@@ -120,7 +132,9 @@ def test_the_average_replaces_the_gradient_before_it_is_clipped(record, max_grad
         seen.append(gradient.clone())
         gradient.mul_(0).add_(torch.linspace(-1, 1, len(gradient)))
 
-    ours = minimizer(network(), max_gradient_norm=max_gradient_norm, record=record, share=Share(0, 2, average))
+    ours = minimizer(
+        network(), max_gradient_norm=max_gradient_norm, record=record, share=Share(0, 2, average)
+    )
     module = network()
     flat = nn.Parameter(flatten([module]))
     optimizer = torch.optim.Adam([flat], lr=1e-2, fused=True)
@@ -134,7 +148,9 @@ def test_the_average_replaces_the_gradient_before_it_is_clipped(record, max_grad
     x, y, weight = next(batches())
     whole = network()
     loss = (weight * (whole(x).squeeze(1) - y).square()).mean()
-    expected = torch.cat([gradient.reshape(-1) for gradient in torch.autograd.grad(loss, list(whole.parameters()))])
+    expected = torch.cat(
+        [gradient.reshape(-1) for gradient in torch.autograd.grad(loss, list(whole.parameters()))]
+    )
     torch.testing.assert_close(seen[0], expected)
 
 
@@ -147,7 +163,8 @@ def test_parts_of_a_batch_average_to_the_whole(n_learners):
             [
                 part.reshape(-1)
                 for part in torch.autograd.grad(
-                    (weight[rows] * (module(x[rows]).squeeze(1) - y[rows]).square()).mean(), list(module.parameters())
+                    (weight[rows] * (module(x[rows]).squeeze(1) - y[rows]).square()).mean(),
+                    list(module.parameters()),
                 )
             ]
         )

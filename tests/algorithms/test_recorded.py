@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from kary_replay.algorithms.recorded import Recorded  # noqa: E402
+from kary_replay.algorithms.updates.recorded import Recorded  # noqa: E402
 
 X = torch.linspace(-1, 1, 8).view(4, 2)
 
@@ -96,7 +96,9 @@ REFUSED = [
 def test_what_depends_on_values_is_refused(function, linear):
     recorded = Recorded(lambda x: (function(linear, x),))
     for _ in range(2):  # and nothing of it is kept
-        with pytest.raises(RuntimeError, match=r"get value out of a tracing tensor|cannot be recorded"):
+        with pytest.raises(
+            RuntimeError, match=r"get value out of a tracing tensor|cannot be recorded"
+        ):
             recorded(X)
 
 
@@ -135,12 +137,17 @@ def test_layers_of_other_kinds(layers):
 def test_results_and_gradients_are_the_same_to_the_bit(units, n_rows):
     """At 256 units TorchScript's own way with addmm would round otherwise."""
     torch.manual_seed(units)
-    network = nn.Sequential(nn.Linear(5, units), nn.ReLU(), nn.Linear(units, units), nn.Tanh(), nn.Linear(units, 3))
+    network = nn.Sequential(
+        nn.Linear(5, units), nn.ReLU(), nn.Linear(units, units), nn.Tanh(), nn.Linear(units, 3)
+    )
 
     def gradients(x):
         with torch.enable_grad():
             y = network(x)
-            return (y.detach(), *torch.autograd.grad(F.smooth_l1_loss(y, x[:, :3]), list(network.parameters())))
+            return (
+                y.detach(),
+                *torch.autograd.grad(F.smooth_l1_loss(y, x[:, :3]), list(network.parameters())),
+            )
 
     recorded = Recorded(gradients)
     for _ in range(3):
@@ -156,7 +163,11 @@ def test_products_in_other_forms_are_the_same_to_the_bit(form):
     def product(x):
         if form == "addmm":
             return torch.addmm(bias, x, weight)
-        return x @ weight + bias if form == "sum" else torch.addmm(bias, x, weight.t(), beta=0.5, alpha=2)
+        return (
+            x @ weight + bias
+            if form == "sum"
+            else torch.addmm(bias, x, weight.t(), beta=0.5, alpha=2)
+        )
 
     def gradients(x):
         with torch.enable_grad():
@@ -171,7 +182,9 @@ def test_products_in_other_forms_are_the_same_to_the_bit(form):
 def test_recording_in_several_threads_at_once(run_threaded):
     def work(number):
         linear = nn.Linear(3, 4)
-        recorded = Recorded(lambda x: torch.autograd.grad(linear(x).square().sum(), list(linear.parameters())))
+        recorded = Recorded(
+            lambda x: torch.autograd.grad(linear(x).square().sum(), list(linear.parameters()))
+        )
         for n_rows in range(2, 12):
             x = torch.randn(n_rows, 3)
             with torch.enable_grad():

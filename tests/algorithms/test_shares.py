@@ -11,8 +11,9 @@ from algorithm_runs import NAMES, make, make_batch, parameters, part  # noqa: E4
 from kary_replay.algorithms import Share  # noqa: E402
 
 N_UPDATES = 100
-# The sums over rows are taken in another order, which moves the last of 24 bits: measured are differences up to 1e-7, for
-# parameters of 0.15 and ways of 0.03 and more. Learners with the wrong rows or noise end 0.008 and more apart.
+# The sums over rows are taken in another order, which moves the last of 24 bits: measured are
+# differences up to 1e-7, for parameters of 0.15 and ways of 0.03 and more. Learners with the wrong
+# rows or noise end 0.008 and more apart.
 TOLERANCE = 2e-6
 
 
@@ -37,7 +38,10 @@ def train(run_threaded, name, n_learners, fault=None, **options):
     """Train in as many threads; return each learner's parameters and the errors of the last batch, put together."""
     averaging, n_rows = Averaging(n_learners), 12 // n_learners
 
-    shares = [Share(index, n_learners, averaging.of(index) if n_learners > 1 else None) for index in range(n_learners)]
+    shares = [
+        Share(index, n_learners, averaging.of(index) if n_learners > 1 else None)
+        for index in range(n_learners)
+    ]
     algorithms = [make(name, share=share, **options) for share in shares]
 
     def learner(index):
@@ -69,13 +73,21 @@ def test_learners_equal_one(name, run_threaded):
 
 
 def test_learners_equal_one_with_clipping_and_a_distribution(run_threaded):
-    options = {"n_atoms": 5, "v_min": -3.0, "v_max": 3.0, "dueling": True, "max_gradient_norm": 0.05}
+    options = {
+        "n_atoms": 5,
+        "v_min": -3.0,
+        "v_max": 3.0,
+        "dueling": True,
+        "max_gradient_norm": 0.05,
+    }
     (one,), _ = train(run_threaded, "dqn", 1, **options)
     assert distance(one, train(run_threaded, "dqn", 2, **options)[0]) < TOLERANCE
 
 
 def same_noise_for_all(algorithm):
-    algorithm.noise = lambda n_rows, n_columns: torch.randn(n_rows, n_columns, generator=algorithm.generator)
+    algorithm.noise = lambda n_rows, n_columns: torch.randn(
+        n_rows, n_columns, generator=algorithm.generator
+    )
 
 
 def the_same_rows_for_all(algorithm):
@@ -92,6 +104,8 @@ def test_a_faulty_learner_would_be_noticed(name, fault, run_threaded):
 def test_noise_is_what_one_learner_would_draw():
     whole = make("sac").noise(12, 4)
     for count in (2, 3):
-        parts = [make("sac", share=Share(index, count)).noise(12 // count, 4) for index in range(count)]
+        parts = [
+            make("sac", share=Share(index, count)).noise(12 // count, 4) for index in range(count)
+        ]
         assert torch.equal(torch.cat(parts), whole)
     assert abs(float(make("sac").noise(5000, 4).std()) - 1) < 0.03

@@ -41,18 +41,24 @@ def test_observations_that_are_no_numbers(name, kind):
 def test_observations_that_are(space):
     algorithm = make("dqn", space)
     observation = np.stack([np.asarray(space.sample()) for _ in range(6)])
-    assert algorithm.act(observation, np.zeros(6, np.float32), np.random.default_rng(0)).shape == (6,)
+    assert algorithm.act(observation, np.zeros(6, np.float32), np.random.default_rng(0)).shape == (
+        6,
+    )
 
 
 def test_images_have_their_channels_first():
     image = spaces.Box(0, 255, (84, 84, 3), np.uint8)
     for space in (image, spaces.Dict({"camera": image})):
-        with pytest.raises(UnsuitableSpaceError, match="channels of images first, got shape \\(84, 84, 3\\)"):
+        with pytest.raises(
+            UnsuitableSpaceError, match="channels of images first, got shape \\(84, 84, 3\\)"
+        ):
             make("sac", space)
 
 
 def test_dqn_needs_one_discrete_action():
-    with pytest.raises(UnsuitableSpaceError, match=r"dqn needs discrete actions.*use ddpg, td3 or sac$"):
+    with pytest.raises(
+        UnsuitableSpaceError, match=r"dqn needs discrete actions.*use ddpg, td3 or sac$"
+    ):
         make("dqn", action_space=BOX)
 
 
@@ -81,8 +87,16 @@ def test_spaces_can_be_checked_before_anything_is_made():
 
 
 HINTS = {
-    "dqn, integers": ("dqn", spaces.Box(0, 3, (2,), np.int64), "no algorithm here takes these as they are. Wrap"),
-    "dqn, no bounds": ("dqn", spaces.Box(-np.inf, 1, (2,)), "use ddpg, td3 or sac, with actions between finite bounds"),
+    "dqn, integers": (
+        "dqn",
+        spaces.Box(0, 3, (2,), np.int64),
+        "no algorithm here takes these as they are. Wrap",
+    ),
+    "dqn, no bounds": (
+        "dqn",
+        spaces.Box(-np.inf, 1, (2,)),
+        "use ddpg, td3 or sac, with actions between finite bounds",
+    ),
     "dqn, bits": ("dqn", spaces.MultiBinary(3), "no algorithm here takes these"),
     "sac, bits": ("sac", spaces.MultiBinary(3), "one Discrete for dqn, or one Box of floats"),
     "sac, numbers": ("sac", spaces.Discrete(3), "use dqn"),
@@ -111,7 +125,9 @@ def test_the_wrapper_named_for_several_discrete_actions_works(name):
     with pytest.raises(UnsuitableSpaceError, match="no algorithm here takes these") as caught:
         ALGORITHMS[name].check_spaces(VECTOR, Lights.action_space)
     code = str(caught.value).split("for dqn: ")[1]
-    env = eval(code, {"gymnasium": gymnasium, "numpy": np, "Discrete": spaces.Discrete, "env": Lights()})
+    env = eval(
+        code, {"gymnasium": gymnasium, "numpy": np, "Discrete": spaces.Discrete, "env": Lights()}
+    )
     ALGORITHMS["dqn"].check_spaces(VECTOR, env.action_space)
     assert {env.step(action) for action in range(6)} == {(i, j) for i in range(3) for j in range(2)}
 

@@ -1,9 +1,11 @@
 """Kill a process at a chosen instruction of one call: a debugger steps it there and sends SIGKILL.
 
-    python tests/concurrency/kill_points.py --each 1          # every instruction of every call, some minutes
+    python tests/concurrency/kill_points.py --each 1          # every instruction of every call,
+    some minutes
 
-Random kills seldom hit the few microseconds in which the lock is held. Here each instruction of ours in the call is a place
-to die, and each of libc's and the interpreter's that follows within a hundred. Linux on x86-64, where tracing is allowed.
+Random kills seldom hit the few microseconds in which the lock is held. Here each instruction of
+ours in the call is a place to die, and each of libc's and the interpreter's that follows within a
+hundred. Linux on x86-64, where tracing is allowed.
 """
 
 import argparse
@@ -20,17 +22,30 @@ import numpy as np
 
 import kary_replay as kr
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]  # run as a program
+# run as a program
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
 import test_frames_stress as frames  # noqa: E402
-from rows import EPSILON, Rows, SeenSlots, check_batch, check_masses, priority, require, strength, td_error  # noqa: E402
+from rows import (  # noqa: E402
+    EPSILON,
+    Rows,
+    SeenSlots,
+    check_batch,
+    check_masses,
+    priority,
+    require,
+    strength,
+    td_error,
+)
 
 CAPACITY, N_ROWS = 9, 3
 TRACEME, PEEKUSER, KILL, SINGLESTEP = 0, 3, 8, 9
 RIP = 16 * 8  # where the instruction pointer is in struct user
 MAX_STEPS = 400_000
-SPARSE = {"snapshot": 30, "sample_nothing": 30}  # calls of a second, mostly the interpreter's: so many times fewer places
-OUTSIDE = 100  # instructions after one of ours that may still be of what we called: a lock, a system call
+# calls of a second, mostly the interpreter's: so many times fewer places
+SPARSE = {"snapshot": 30, "sample_nothing": 30}
+# instructions after one of ours that may still be of what we called: a lock, a system call
+OUTSIDE = 100
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.ptrace.restype = ctypes.c_long
@@ -156,7 +171,8 @@ class Trial:
         calls["reset"] = storage.reset
         calls["snapshot"] = storage.snapshot
         calls["check_invariants"] = storage.check_invariants
-        calls["enter"] = storage.rank  # a forked child's first use, and hardly more where there are no ranks
+        # a forked child's first use, and hardly more where there are no ranks
+        calls["enter"] = storage.rank
         calls["close"] = Close(self.buffer)
         calls["sample_nothing"] = lambda: sample_nothing(self.empty)
         if self.prioritized:
@@ -198,11 +214,18 @@ class Trial:
                 check_batch(self.rows, seen, batch)
                 if self.prioritized:
                     check_masses(batch.number, buffer.tree.get(batch.index))
-            elif self.prioritized:  # every mass is the root of one of its own: none was left, none had it twice
+            elif (
+                self.prioritized
+            ):  # every mass is the root of one of its own: none was left, none had it twice
                 self.rows.check_whole(batch)
                 mass = buffer.tree.get(batch.index)
                 off = np.log2(mass**2 / strength(batch.number))
-                require(np.abs(off - np.rint(off)) < 1e-9, "alpha was applied twice, or not at all", batch.number, mass)
+                require(
+                    np.abs(off - np.rint(off)) < 1e-9,
+                    "alpha was applied twice, or not at all",
+                    batch.number,
+                    mass,
+                )
         if self.prioritized and (self.ranked or buffer.alpha != 1.0):
             buffer.alpha = 1.0
             buffer.reset()
@@ -216,7 +239,12 @@ class Trial:
         if call in ("set_alpha", "rank"):
             mass = np.sort(self.buffer.tree.get(batch.index))[::-1]
             due = np.arange(1, len(mass) + 1) ** -self.buffer.alpha
-            require(np.isclose(mass, due, rtol=1e-12), "masses of other ranks, or another alpha", mass, due)
+            require(
+                np.isclose(mass, due, rtol=1e-12),
+                "masses of other ranks, or another alpha",
+                mass,
+                due,
+            )
 
 
 class Recorder:
@@ -275,7 +303,8 @@ class FrameTrial:
                 if (generation[links[:, 0]] != links[:, 1].astype(np.uint64)).any():
                     buffer.tree.set(slot, 1e9)
                     return slot
-            self.actor.step()  # the oldest rows are the first frames of episodes just now: overwrite some
+            # the oldest rows are the first frames of episodes just now: overwrite some
+            self.actor.step()
         raise AssertionError("no row has lost its frames")
 
     def calls(self):
@@ -287,7 +316,11 @@ class FrameTrial:
         buffer = self.buffer
         buffer.check_invariants()
         frames.check_batch(buffer.sample(64), 1)
-        require(buffer.tree.get(self.slot) == 0 or call == "add_frames", "a row without its frames has mass", [self.slot])
+        require(
+            buffer.tree.get(self.slot) == 0 or call == "add_frames",
+            "a row without its frames has mass",
+            [self.slot],
+        )
         before = buffer.n_added
         self.fill()
         require([buffer.n_added > before], "nothing can be added", [before])
@@ -317,26 +350,34 @@ def run(each, kind="prioritized", log=print, seconds_limit=1e9):
             try:
                 trial.check(name)
             except AssertionError as violation:
-                raise AssertionError(f"{name} killed after {at} of {places[-1]} instructions: {violation}") from None
+                raise AssertionError(
+                    f"{name} killed after {at} of {places[-1]} instructions: {violation}"
+                ) from None
             killed += 1
             if time.monotonic() - started > seconds_limit:
                 break
         n_killed += killed
         locked = trial.buffer._storage.n_repaired - before
-        log(f"{name:>17}: {killed} killed, {locked} of them holding the lock, {time.monotonic() - started:.1f} s")
+        log(
+            f"{name:>17}: {killed} killed, {locked} of them holding the lock, {time.monotonic() - started:.1f} s"
+        )
     return n_killed, trial.buffer._storage.n_repaired
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--each", type=int, default=1, help="kill at every so many instructions (default 1)")
+    parser.add_argument(
+        "--each", type=int, default=1, help="kill at every so many instructions (default 1)"
+    )
     options = parser.parse_args(arguments)
     if not is_possible():
         print("this system does not let a process trace its child")
         return 1
     for kind in TRIALS:
         n_killed, locked = run(options.each, kind)
-        print(f"{kind}: {n_killed} processes killed, {locked} of them holding the lock, no violation")
+        print(
+            f"{kind}: {n_killed} processes killed, {locked} of them holding the lock, no violation"
+        )
     return 0
 
 

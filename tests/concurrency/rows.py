@@ -1,8 +1,9 @@
 """Rows that give themselves away: every field and the mass derive from the row's insertion number.
 
-A torn row has fields of two numbers. A priority that reached another row than its own shows as a mass whose
-significand is not that row's: row n may only ever have the masses `strength(n)` · 2^k, with a strength in
-[1, 2) of its own. All numbers involved are exact in float64, so at rest masses are compared for equality.
+A torn row has fields of two numbers. A priority that reached another row than its own shows as a
+mass whose significand is not that row's: row n may only ever have the masses `strength(n)` · 2^k,
+with a strength in [1, 2) of its own. All numbers involved are exact in float64, so at rest masses
+are compared for equality.
 """
 
 import numpy as np
@@ -24,7 +25,9 @@ def require(fine, what, *columns):
     fine = np.asarray(fine)
     if not fine.all():
         bad = np.flatnonzero(~np.atleast_1d(fine))[:5]
-        raise ViolationError(f"{what}: rows {bad.tolist()}: {[np.asarray(column)[bad].tolist() for column in columns]}")
+        raise ViolationError(
+            f"{what}: rows {bad.tolist()}: {[np.asarray(column)[bad].tolist() for column in columns]}"
+        )
 
 
 def strength(number):
@@ -54,14 +57,25 @@ class Rows:
         self.scratch = np.empty((max_rows, n_words), np.int64)
 
     def fields(self):
-        body = kr.Field(self.image_shape, "uint8") if self.image_shape else kr.Field((self.n_words,), "int64")
+        body = (
+            kr.Field(self.image_shape, "uint8")
+            if self.image_shape
+            else kr.Field((self.n_words,), "int64")
+        )
         tag = {"flag": kr.Field((), "bool"), "low": kr.Field((3,), "uint8")}
-        return {"number": kr.Field((), "int64"), "body": body, "tag": tag, "tail": kr.Field((), "float64")}
+        return {
+            "number": kr.Field((), "int64"),
+            "body": body,
+            "tag": tag,
+            "tail": kr.Field((), "float64"),
+        }
 
     def words(self, number):
         """The body of each row, [B, n_words], in memory that the next call reuses."""
         body = (
-            self.scratch[: len(number)] if len(number) <= len(self.scratch) else np.empty((len(number), self.n_words), np.int64)
+            self.scratch[: len(number)]
+            if len(number) <= len(self.scratch)
+            else np.empty((len(number), self.n_words), np.int64)
         )
         np.add((number * PRIME)[:, None], self.steps, out=body)
         return body
@@ -90,21 +104,30 @@ def check_masses(number, mass):
     """At rest: every row's mass is one of its own."""
     require(mass > 0, "row of mass 0", number, mass)
     significand, exponent = np.frexp(mass)
-    own = (2 * significand == strength(number)) & (exponent - 1 >= 0) & (exponent - 1 <= MAX_EXPONENT)
+    own = (
+        (2 * significand == strength(number)) & (exponent - 1 >= 0) & (exponent - 1 <= MAX_EXPONENT)
+    )
     require(own, "mass of another row", number, mass, strength(number))
 
 
 def check_weights(number, weight):
     """While others write: weights with alpha = beta = 1 are 1 / mass up to one factor for the whole batch.
 
-    So weight · strength is 2^-k times that factor: the logarithms differ by whole numbers, and by no more than
-    the exponents do.
+    So weight · strength is 2^-k times that factor: the logarithms differ by whole numbers, and by
+    no more than the exponents do.
     """
-    require((weight > 0) & (weight <= 1) & (weight.max() == 1), "weight out of range", number, weight)
+    require(
+        (weight > 0) & (weight <= 1) & (weight.max() == 1), "weight out of range", number, weight
+    )
     exponent = np.log2(weight * strength(number))
     exponent -= exponent[0]
     whole = np.rint(exponent)
-    require((np.abs(exponent - whole) < 2e-5) & (np.abs(whole) <= MAX_EXPONENT), "mass of another row", number, weight)
+    require(
+        (np.abs(exponent - whole) < 2e-5) & (np.abs(whole) <= MAX_EXPONENT),
+        "mass of another row",
+        number,
+        weight,
+    )
 
 
 class SeenSlots:
@@ -118,11 +141,21 @@ class SeenSlots:
     def check(self, batch):
         index, generation, number = batch.index, batch.handle["generation"], batch.number
         require((index >= 0) & (index < self.capacity), "index out of range", index)
-        require(batch.handle["index"] == index, "handle of another slot", index, batch.handle["index"])
-        require((generation > 0) & (generation % 2 == 0), "row that is not published", index, generation)
+        require(
+            batch.handle["index"] == index, "handle of another slot", index, batch.handle["index"]
+        )
+        require(
+            (generation > 0) & (generation % 2 == 0), "row that is not published", index, generation
+        )
         before, known = self.generation[index], self.number[index]
         require(generation >= before, "a slot's earlier row came back", index, generation, before)
-        require((generation == before) == (number == known), "generation and row do not match", index, number, known)
+        require(
+            (generation == before) == (number == known),
+            "generation and row do not match",
+            index,
+            number,
+            known,
+        )
         # Of a slot that came twice with different rows, keep the newer.
         order = np.argsort(generation, kind="stable")
         self.generation[index[order]] = generation[order]
@@ -140,8 +173,8 @@ def check_batch(rows, seen, batch):
 def check_at_rest(rows, buffer, last_written, masses_tell=True):
     """Everything that has to hold when all threads have ended.
 
-    ``last_written`` [n_writers, capacity]: the last number each writer put into each slot, or -1. One of them
-    has to be there, with a mass of its own, where ``masses_tell``.
+    ``last_written`` [n_writers, capacity]: the last number each writer put into each slot, or -1.
+    One of them has to be there, with a mass of its own, where ``masses_tell``.
     """
     buffer.check_invariants()
     capacity = buffer.capacity
@@ -150,12 +183,22 @@ def check_at_rest(rows, buffer, last_written, masses_tell=True):
     for start in range(0, capacity, len(rows.scratch)):
         part = slice(start, start + len(rows.scratch))
         tag = {name: view[part] for name, view in stored["tag"].items()}
-        rows.check_whole({**{name: view[part] for name, view in stored.items() if name != "tag"}, "tag": tag})
+        rows.check_whole(
+            {**{name: view[part] for name, view in stored.items() if name != "tag"}, "tag": tag}
+        )
     number = stored["number"]
-    require((last_written == number).any(0), "a row that nobody wrote last", number, last_written[0], last_written[-1])
+    require(
+        (last_written == number).any(0),
+        "a row that nobody wrote last",
+        number,
+        last_written[0],
+        last_written[-1],
+    )
     if isinstance(buffer, kr.PrioritizedReplayBuffer):
         if masses_tell:
             check_masses(number, buffer.tree.get(np.arange(capacity)))
         require(
-            np.isclose(buffer.total_mass, buffer.tree.get(np.arange(capacity)).sum(), rtol=1e-12), "total", buffer.total_mass
+            np.isclose(buffer.total_mass, buffer.tree.get(np.arange(capacity)).sum(), rtol=1e-12),
+            "total",
+            buffer.total_mass,
         )

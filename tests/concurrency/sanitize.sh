@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Build the extensions under a sanitizer and run the stress test in them: sanitize.sh thread|address [stress options]
+# Build the extensions under a sanitizer and run the stress test in them: sanitize.sh thread|address
+# [stress options]
 #
-# No suppressions: every report about our code fails the run. The interpreter itself is not instrumented, so the
-# sanitizer's run-time library is preloaded into it. That must be the real binary: a version manager's shim is a shell
-# script, and the preloaded library would watch the shell.
+# No suppressions: every report about our code fails the run. The interpreter itself is not
+# instrumented, so the sanitizer's run-time library is preloaded into it. That must be the real
+# binary: a version manager's shim is a shell script, and the preloaded library would watch the
+# shell.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -22,7 +24,8 @@ mkdir -p build
 KARY_REPLAY_SANITIZER=$sanitizer KARY_REPLAY_BUILD=$build/cython "${PYTHON:-python3}" setup.py --quiet \
     build --build-base "$build" --build-lib "$build/lib" > "$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 
-# Python leaks on purpose at exit; a leak of a block would show as growth in the stress test's own figures.
+# Python leaks on purpose at exit; a leak of a block would show as growth in the stress test's own
+# figures.
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1
 export TSAN_OPTIONS=halt_on_error=1:exitcode=66:report_signal_unsafe=0
 export LD_PRELOAD=$(${CXX:-g++} -print-file-name=$library)

@@ -2,9 +2,10 @@
 
     python tests/concurrency/stress.py --operations 1e7
 
-Operations are calls of ``add``, ``sample`` and ``update_priorities``, and of what looks at the whole buffer. Rows, and what
-must hold, are in rows.py. Each scenario is a buffer of its own; most are tiny, so that slots are reused all the time, writers
-lap each other, and nearly every handle is stale when it is used. Ends with status 1 on the first violation.
+Operations are calls of ``add``, ``sample`` and ``update_priorities``, and of what looks at the
+whole buffer. Rows, and what must hold, are in rows.py. Each scenario is a buffer of its own; most
+are tiny, so that slots are reused all the time, writers lap each other, and nearly every handle is
+stale when it is used. Ends with status 1 on the first violation.
 """
 
 import argparse
@@ -22,10 +23,21 @@ import numpy as np
 
 import kary_replay as kr
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]  # run as a program
+# run as a program
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
 import test_frames_stress as frames  # noqa: E402
-from rows import EPSILON, MAX_EXPONENT, Rows, SeenSlots, check_at_rest, check_batch, priority, require, td_error  # noqa: E402
+from rows import (  # noqa: E402
+    EPSILON,
+    MAX_EXPONENT,
+    Rows,
+    SeenSlots,
+    check_at_rest,
+    check_batch,
+    priority,
+    require,
+    td_error,
+)
 from threads import run_threaded  # noqa: E402
 
 N_EACH = 2  # threads per role
@@ -43,7 +55,8 @@ class Scenario:
     prioritized: bool = True
     image: bool = False
     ranked: bool = False
-    watched: bool = False  # somebody pickles, saves and checks it meanwhile, ranks it and sets alpha
+    # somebody pickles, saves and checks it meanwhile, ranks it and sets alpha
+    watched: bool = False
 
 
 SCENARIOS = [
@@ -55,9 +68,27 @@ SCENARIOS = [
     Scenario("many slots", capacity=20_000, n_words=9, max_batch=32, share=0.25),
     Scenario("uniform", capacity=50, n_words=20, max_batch=16, share=0.13, prioritized=False),
     Scenario("watched", capacity=60, n_words=9, max_batch=16, share=0.05, watched=True),
-    Scenario("uniform, watched", capacity=60, n_words=9, max_batch=16, share=0.03, prioritized=False, watched=True),
-    Scenario("ranked", capacity=100, n_words=9, max_batch=16, share=0.05, ranked=True, watched=True),
-    Scenario("uniform images", capacity=12, n_words=3528, max_batch=4, share=0.02, prioritized=False, image=True),
+    Scenario(
+        "uniform, watched",
+        capacity=60,
+        n_words=9,
+        max_batch=16,
+        share=0.03,
+        prioritized=False,
+        watched=True,
+    ),
+    Scenario(
+        "ranked", capacity=100, n_words=9, max_batch=16, share=0.05, ranked=True, watched=True
+    ),
+    Scenario(
+        "uniform images",
+        capacity=12,
+        n_words=3528,
+        max_batch=4,
+        share=0.02,
+        prioritized=False,
+        image=True,
+    ),
 ]
 
 FRAMES = Scenario("frames", capacity=60, n_words=40, max_batch=16, share=0.05)
@@ -79,7 +110,9 @@ class Stress:
         self.scenario = scenario
         self.seed = seed
         kind = kr.PrioritizedReplayBuffer if scenario.prioritized else kr.ReplayBuffer
-        options = {"alpha": 1.0, "beta": 1.0, "priority_epsilon": EPSILON} if scenario.prioritized else {}
+        options = (
+            {"alpha": 1.0, "beta": 1.0, "priority_epsilon": EPSILON} if scenario.prioritized else {}
+        )
         options |= {"prioritization": "rank"} if scenario.ranked else {}
         self.buffer = kind(scenario.capacity, self.new_rows().fields(), seed=seed, **options)
         self.last_written = np.full((N_EACH, scenario.capacity), -1, np.int64)
@@ -112,7 +145,9 @@ class Stress:
         number = self.next_number + which
         while True:
             n_rows = random_numbers.randint(1, self.scenario.max_batch)
-            self.write(which, rows, np.arange(number, number + N_EACH * n_rows, N_EACH), random_numbers)
+            self.write(
+                which, rows, np.arange(number, number + N_EACH * n_rows, N_EACH), random_numbers
+            )
             number += N_EACH * n_rows
             counts.rows["added"] += n_rows
             yield "add"
@@ -120,7 +155,9 @@ class Stress:
     def draw(self, rows, seen, counts, random_numbers):
         """One verified batch. A buffer that once held rows is never empty again, even if all are being overwritten."""
         unique = self.scenario.watched and random_numbers.random() < 0.3
-        batch = self.buffer.sample(random_numbers.randint(1, self.scenario.max_batch), unique=unique)
+        batch = self.buffer.sample(
+            random_numbers.randint(1, self.scenario.max_batch), unique=unique
+        )
         if self.scenario.ranked:  # masses are of ranks, and tell nothing of their rows
             seen.check(batch)
             rows.check_whole(batch)
@@ -151,8 +188,12 @@ class Stress:
                 old.append((batch.handle, batch.number))
                 yield "sample"
                 continue
-            handle, number = old[-1] if random_numbers.random() < 0.7 else random_numbers.choice(old)
-            applied = self.buffer.update_priorities(handle, td_error(number, random_numbers.randint(0, MAX_EXPONENT)))
+            handle, number = (
+                old[-1] if random_numbers.random() < 0.7 else random_numbers.choice(old)
+            )
+            applied = self.buffer.update_priorities(
+                handle, td_error(number, random_numbers.randint(0, MAX_EXPONENT))
+            )
             require(0 <= applied <= len(handle), "updates applied", [applied])
             counts.rows["applied"] += applied
             counts.rows["stale"] += len(handle) - applied
@@ -189,7 +230,8 @@ class Stress:
                 ):
                     break
         finally:
-            self.stopped = True  # all threads run until the last moment, and none beyond another's failure
+            # all threads run until the last moment, and none beyond another's failure
+            self.stopped = True
 
     def n_calls(self):
         return sum(sum(counts.calls.values()) for counts in list(self.counts))
@@ -197,9 +239,15 @@ class Stress:
     def run(self, operations, seconds_limit):
         """Run all roles at once, check at rest, return the totals."""
         started = time.monotonic()
-        roles = [self.writer, self.sampler, self.updater if self.scenario.prioritized else self.sampler]
+        roles = [
+            self.writer,
+            self.sampler,
+            self.updater if self.scenario.prioritized else self.sampler,
+        ]
         work = [
-            lambda role=role, which=which: self.run_role(role, which, started + seconds_limit, operations)
+            lambda role=role, which=which: self.run_role(
+                role, which, started + seconds_limit, operations
+            )
             for role in roles
             for which in range(N_EACH)
         ]
@@ -229,7 +277,11 @@ class FrameStress:
         def repeat(step, name):
             n_calls = 0
             try:
-                while not stopped and n_calls < operations / 4 and time.monotonic() < started + seconds_limit:
+                while (
+                    not stopped
+                    and n_calls < operations / 4
+                    and time.monotonic() < started + seconds_limit
+                ):
                     step()
                     n_calls += 1
             finally:
@@ -244,7 +296,9 @@ class FrameStress:
 
         actors = [frames.Actor(self.buffer, self.seed + which) for which in range(N_EACH)]
         work = [lambda actor=actor: repeat(actor.step, "step") for actor in actors]
-        run_threaded([*work, *[lambda: repeat(draw, "draw")] * N_EACH], timeout_seconds=seconds_limit + 120.0)
+        run_threaded(
+            [*work, *[lambda: repeat(draw, "draw")] * N_EACH], timeout_seconds=seconds_limit + 120.0
+        )
         self.buffer.check_invariants()
         return total, time.monotonic() - started
 
@@ -273,7 +327,9 @@ def run_stress(operations, seconds_limit, seed=0, scenarios=SCENARIOS, log=print
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--operations", type=float, default=1e7, help="calls in all (default 1e7)")
-    parser.add_argument("--seconds-limit", type=float, default=3600.0, help="stop earlier after about this long")
+    parser.add_argument(
+        "--seconds-limit", type=float, default=3600.0, help="stop earlier after about this long"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scenario", choices=[one.name for one in SCENARIOS], help="only this one")
     options = parser.parse_args(arguments)
@@ -284,7 +340,11 @@ def main(arguments=None):
     except AssertionError as violation:
         print(f"VIOLATION: {violation}", file=sys.stderr)
         return 1
-    early = "" if n_done >= options.operations else f" (of {options.operations:,.0f}: stopped by --seconds-limit)"
+    early = (
+        ""
+        if n_done >= options.operations
+        else f" (of {options.operations:,.0f}: stopped by --seconds-limit)"
+    )
     print(f"{n_done:,} operations{early} in {time.monotonic() - started:.1f} s, no violation")
     return 0
 

@@ -2,8 +2,9 @@
 
     python tests/concurrency/stress_processes.py --transitions 1e7 --kills 1000
 
-Four writers, two samplers, two updaters. Rows, and what must hold, are in rows.py. A victim of SIGKILL is replaced; all others
-have to go on. Ends with status 1 on the first violation, and when anybody makes no progress for HANG_SECONDS.
+Four writers, two samplers, two updaters. Rows, and what must hold, are in rows.py. A victim of
+SIGKILL is replaced; all others have to go on. Ends with status 1 on the first violation, and when
+anybody makes no progress for HANG_SECONDS.
 """
 
 import argparse
@@ -25,9 +26,20 @@ import numpy as np
 
 import kary_replay as kr
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]  # run as a program
+# run as a program
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
-from rows import EPSILON, MAX_EXPONENT, Rows, SeenSlots, check_batch, check_masses, priority, require, td_error  # noqa: E402
+from rows import (  # noqa: E402
+    EPSILON,
+    MAX_EXPONENT,
+    Rows,
+    SeenSlots,
+    check_batch,
+    check_masses,
+    priority,
+    require,
+    td_error,
+)
 
 ROLES = ["writer"] * 4 + ["sampler"] * 2 + ["updater"] * 2
 HANG_SECONDS = 30.0
@@ -68,10 +80,14 @@ class Participant:
 
     def writer(self):
         """Add rows with numbers that nobody else has."""
-        number = np.arange(self.number, self.number + self.random.randint(1, self.scenario.max_batch))
+        number = np.arange(
+            self.number, self.number + self.random.randint(1, self.scenario.max_batch)
+        )
         self.number += len(number)
         row = self.rows.make(number)
-        index = self.buffer.add(priority=priority(number, self.random.randint(0, MAX_EXPONENT)), **row)
+        index = self.buffer.add(
+            priority=priority(number, self.random.randint(0, MAX_EXPONENT)), **row
+        )
         row["body"][:] = 0  # the buffer must have its own copy by now
         require((index >= 0) & (index < self.scenario.capacity), "slot out of range", index)
 
@@ -85,8 +101,12 @@ class Participant:
         """Update rows drawn just now or a while ago."""
         batch = self.sampler()
         self.old.append((batch.handle, batch.number))
-        handle, number = self.old[-1] if self.random.random() < 0.7 else self.random.choice(self.old)
-        applied = self.buffer.update_priorities(handle, td_error(number, self.random.randint(0, MAX_EXPONENT)))
+        handle, number = (
+            self.old[-1] if self.random.random() < 0.7 else self.random.choice(self.old)
+        )
+        applied = self.buffer.update_priorities(
+            handle, td_error(number, self.random.randint(0, MAX_EXPONENT))
+        )
         require(0 <= applied <= len(handle), "updates applied", [applied])
 
 
@@ -116,7 +136,13 @@ class Stress:
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["stress_processes"])
         self.rows = Rows(scenario.n_words, 64)
-        options = {"alpha": 1.0, "beta": 1.0, "priority_epsilon": EPSILON, "seed": seed, "shared": True}
+        options = {
+            "alpha": 1.0,
+            "beta": 1.0,
+            "priority_epsilon": EPSILON,
+            "seed": seed,
+            "shared": True,
+        }
         self.buffer = kr.PrioritizedReplayBuffer(scenario.capacity, self.rows.fields(), **options)
         self.incarnations = itertools.count(1)
         self.progress = self.context.RawArray("q", len(ROLES))
@@ -127,7 +153,9 @@ class Stress:
         arguments = (
             self.scenario, self.buffer.descriptor, ROLES[which], next(self.incarnations), self.progress, which, self.stop,
         )  # fmt: skip
-        self.participants[which] = self.context.Process(target=take_part, args=arguments, daemon=True)
+        self.participants[which] = self.context.Process(
+            target=take_part, args=arguments, daemon=True
+        )
         self.participants[which].start()
 
     def fill(self):
@@ -177,13 +205,20 @@ class Stress:
             deadline = time.monotonic() + HANG_SECONDS
             for which, process in enumerate(self.participants):
                 process.join(max(0.0, deadline - time.monotonic()))
-                require([process.exitcode == 0], f"a {ROLES[which]} did not stop: {process.exitcode}")
+                require(
+                    [process.exitcode == 0], f"a {ROLES[which]} did not stop: {process.exitcode}"
+                )
         finally:
             for process in self.participants:
                 if process is not None:
                     process.kill()
         self.check_at_rest()
-        return self.buffer.n_added, killed, self.buffer._storage.n_repaired, time.monotonic() - started
+        return (
+            self.buffer.n_added,
+            killed,
+            self.buffer._storage.n_repaired,
+            time.monotonic() - started,
+        )
 
     def check_at_rest(self):
         """Every row is whole and has a mass of its own; the slots of the dead can be used again."""
@@ -195,7 +230,11 @@ class Stress:
         for _ in range(-(-4 * n_rows // 64)):
             check_batch(self.rows, seen, buffer.sample(min(64, n_rows), unique=True))
         mass = buffer.tree.get(np.arange(capacity))
-        require([np.count_nonzero(mass) == n_rows], "rows without mass", [np.count_nonzero(mass), n_rows])
+        require(
+            [np.count_nonzero(mass) == n_rows],
+            "rows without mass",
+            [np.count_nonzero(mass), n_rows],
+        )
         known = seen.number >= 0
         check_masses(seen.number[known], mass[known])
         before = buffer.n_added
@@ -203,7 +242,11 @@ class Stress:
         for first in range(0, capacity, 64):
             part = number[first : first + 64]
             buffer.add(priority=priority(part, 0), **self.rows.make(part))
-        require([len(buffer) == capacity and buffer.n_added == before + capacity], "slots were lost", [len(buffer)])
+        require(
+            [len(buffer) == capacity and buffer.n_added == before + capacity],
+            "slots were lost",
+            [len(buffer)],
+        )
         buffer.check_invariants()
 
 
@@ -216,7 +259,9 @@ def run_stress(transitions, n_kills, seconds_limit, seed=0, scenarios=SCENARIOS,
         n, k, repaired, seconds = Stress(scenario, seed + number).run(
             transitions * part, round(n_kills * part), seconds_limit * part
         )
-        log(f"{scenario.name:>14}: {n:,} transitions, {k} killed, {repaired} of them holding the lock, {seconds:.1f} s")
+        log(
+            f"{scenario.name:>14}: {n:,} transitions, {k} killed, {repaired} of them holding the lock, {seconds:.1f} s"
+        )
         total, killed = total + n, killed + k
     return total, killed
 
@@ -224,16 +269,23 @@ def run_stress(transitions, n_kills, seconds_limit, seed=0, scenarios=SCENARIOS,
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--transitions", type=float, default=1e7, help="added in all (default 1e7)")
-    parser.add_argument("--kills", type=int, default=1000, help="participants killed (default 1000)")
-    parser.add_argument("--seconds-limit", type=float, default=3600.0, help="stop earlier after about this long")
+    parser.add_argument(
+        "--kills", type=int, default=1000, help="participants killed (default 1000)"
+    )
+    parser.add_argument(
+        "--seconds-limit", type=float, default=3600.0, help="stop earlier after about this long"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scenario", choices=[one.name for one in SCENARIOS])
     options = parser.parse_args(arguments)
     scenarios = [one for one in SCENARIOS if options.scenario in (None, one.name)]
     started = time.monotonic()
-    faulthandler.dump_traceback_later(options.seconds_limit + 600, exit=True)  # if this process hangs itself
+    # if this process hangs itself
+    faulthandler.dump_traceback_later(options.seconds_limit + 600, exit=True)
     try:
-        total, killed = run_stress(options.transitions, options.kills, options.seconds_limit, options.seed, scenarios)
+        total, killed = run_stress(
+            options.transitions, options.kills, options.seconds_limit, options.seed, scenarios
+        )
     except AssertionError as violation:
         print(f"VIOLATION: {violation}", file=sys.stderr)
         return 1
@@ -241,7 +293,9 @@ def main(arguments=None):
         faulthandler.cancel_dump_traceback_later()
         with contextlib.suppress(Exception):
             multiprocessing.forkserver._forkserver._stop()
-    print(f"{total:,} transitions, {killed} processes killed in {time.monotonic() - started:.1f} s, no violation")
+    print(
+        f"{total:,} transitions, {killed} processes killed in {time.monotonic() - started:.1f} s, no violation"
+    )
     return 0
 
 

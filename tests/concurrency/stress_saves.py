@@ -2,9 +2,10 @@
 
     python tests/concurrency/stress_saves.py --kills 150
 
-Two scenarios. Alone: the victim changes a buffer of its own and saves it, again and again; what is found must equal, bit for
-bit, what it saved. Beside others: the victim saves a shared buffer to which another process adds, and whose priorities a third
-one updates; what is found must be one moment of it. Ends with status 1 on the first violation.
+Two scenarios. Alone: the victim changes a buffer of its own and saves it, again and again; what is
+found must equal, bit for bit, what it saved. Beside others: the victim saves a shared buffer to
+which another process adds, and whose priorities a third one updates; what is found must be one
+moment of it. Ends with status 1 on the first violation.
 """
 
 import argparse
@@ -25,7 +26,8 @@ import numpy as np
 import kary_replay as kr
 from kary_replay import checkpoint
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]  # run as a program
+# run as a program
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
 from checkpoints import state  # noqa: E402
 from rows import EPSILON, Rows, check_masses, priority, require, td_error  # noqa: E402
@@ -37,7 +39,13 @@ HANG_SECONDS = 60.0
 
 
 def new_buffer(seed, shared):
-    options = {"alpha": 1.0, "beta": 1.0, "priority_epsilon": EPSILON, "seed": seed, "shared": shared}
+    options = {
+        "alpha": 1.0,
+        "beta": 1.0,
+        "priority_epsilon": EPSILON,
+        "seed": seed,
+        "shared": shared,
+    }
     return kr.PrioritizedReplayBuffer(CAPACITY, Rows(N_WORDS, BATCH).fields(), **options)
 
 
@@ -70,7 +78,9 @@ def in_process(function):
 def save_alone(directory, seed, begun, finished, digests):
     """Go on with the buffer that is there: change it, note its digest and that a save begins, save, note its end."""
     rows, rng = Rows(N_WORDS, BATCH), random.Random(seed)
-    buffer = kr.PrioritizedReplayBuffer.load(directory) if finished.value else new_buffer(seed, False)
+    buffer = (
+        kr.PrioritizedReplayBuffer.load(directory) if finished.value else new_buffer(seed, False)
+    )
     while True:
         for _ in range(rng.choice([1, 3, 90])):
             add(buffer, rows, buffer.n_added, rng.randrange(4))
@@ -110,7 +120,11 @@ class Stress:
     """One scenario: the directory, the victims, and what is checked between them."""
 
     def __init__(self, directory, seed, beside):
-        self.directory, self.beside, self.random = Path(directory) / f"saved-{beside}", beside, random.Random(seed)
+        self.directory, self.beside, self.random = (
+            Path(directory) / f"saved-{beside}",
+            beside,
+            random.Random(seed),
+        )
         self.seeds = iter(range(seed + 1, seed + 1 + (1 << 30)))
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["stress_saves"])
@@ -132,8 +146,12 @@ class Stress:
 
     def start_victim(self):
         if self.beside:
-            return self.start("save_shared", self.directory, self.buffer.descriptor, self.begun, self.finished)
-        return self.start("save_alone", self.directory, next(self.seeds), self.begun, self.finished, self.digests)
+            return self.start(
+                "save_shared", self.directory, self.buffer.descriptor, self.begun, self.finished
+            )
+        return self.start(
+            "save_alone", self.directory, next(self.seeds), self.begun, self.finished, self.digests
+        )
 
     def wait(self, condition, process, what):
         deadline = time.monotonic() + HANG_SECONDS
@@ -149,16 +167,23 @@ class Stress:
             if self.beside:
                 for function in ("write", "update"):
                     self.counts.append(self.context.RawValue("q", 0))
-                    self.helpers.append(self.start(function, self.buffer.descriptor, self.counts[-1]))
+                    self.helpers.append(
+                        self.start(function, self.buffer.descriptor, self.counts[-1])
+                    )
             seconds = self.measure()
             while n_mid < n_kills and time.monotonic() - started < seconds_limit:
                 n_mid += self.kill_one(seconds)
                 killed += 1
                 self.check()
-                require([all(one.exitcode is None for one in self.helpers)], "a writer or an updater ended")
+                require(
+                    [all(one.exitcode is None for one in self.helpers)],
+                    "a writer or an updater ended",
+                )
             before = [count.value for count in self.counts]
             for count, one, n in zip(self.counts, self.helpers, before, strict=True):
-                self.wait(lambda count=count, n=n: count.value > n + 3, one, "a writer or an updater")
+                self.wait(
+                    lambda count=count, n=n: count.value > n + 3, one, "a writer or an updater"
+                )
         finally:
             for process in self.helpers:
                 process.kill()
@@ -197,7 +222,10 @@ class Stress:
     def check(self):
         """What is there is whole: it equals what was saved last, or was being saved when the victim died."""
         entries = sorted(one.name for one in self.directory.iterdir())
-        require([len([name for name in entries if name.startswith("data-")]) <= 2], f"leftovers gather: {entries}")
+        require(
+            [len([name for name in entries if name.startswith("data-")]) <= 2],
+            f"leftovers gather: {entries}",
+        )
         buffer = kr.PrioritizedReplayBuffer.load(self.directory)
         buffer.check_invariants()
         number = buffer.field_view("number").copy()
@@ -210,7 +238,11 @@ class Stress:
         check_masses(number[:n_rows], buffer.tree.get(np.arange(n_rows)))
         last = buffer.n_added
         require([last % BATCH == 0], "half a batch was saved", [last])
-        require(np.sort(number[:n_rows]) == np.arange(last - n_rows, last), "rows of several moments", number[:n_rows])
+        require(
+            np.sort(number[:n_rows]) == np.arange(last - n_rows, last),
+            "rows of several moments",
+            number[:n_rows],
+        )
         if self.beside:
             require([last >= self.n_added], "an older checkpoint came back", [last, self.n_added])
             self.n_added = last
@@ -219,7 +251,9 @@ class Stress:
                 self.n_finished, self.found = self.finished.value, self.digests[self.finished.value]
             known = self.found, self.digests[self.begun.value]
             self.found = digest(buffer)
-            require([self.found in known], "what was saved is not what came back", [self.finished.value])
+            require(
+                [self.found in known], "what was saved is not what came back", [self.finished.value]
+            )
         return buffer
 
     def check_the_end(self):
@@ -244,9 +278,13 @@ def run_stress(n_kills, seconds_limit=1e9, seed=0, log=print):
     directory = tempfile.mkdtemp(prefix="kary-replay-saves-")
     try:
         for beside in (False, True):
-            killed, n_mid, finished, seconds = Stress(directory, seed, beside).run(-(-n_kills // 2), seconds_limit / 2)
+            killed, n_mid, finished, seconds = Stress(directory, seed, beside).run(
+                -(-n_kills // 2), seconds_limit / 2
+            )
             name = "beside others" if beside else "alone"
-            log(f"{name:>14}: {killed} killed, {n_mid} of them during a save, {finished} saves, {seconds:.1f} s")
+            log(
+                f"{name:>14}: {killed} killed, {n_mid} of them during a save, {finished} saves, {seconds:.1f} s"
+            )
             total += n_mid
     finally:
         shutil.rmtree(directory)
@@ -255,8 +293,12 @@ def run_stress(n_kills, seconds_limit=1e9, seed=0, log=print):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=150, help="processes killed during a save (default 150)")
-    parser.add_argument("--seconds-limit", type=float, default=3600.0, help="stop earlier after about this long")
+    parser.add_argument(
+        "--kills", type=int, default=150, help="processes killed during a save (default 150)"
+    )
+    parser.add_argument(
+        "--seconds-limit", type=float, default=3600.0, help="stop earlier after about this long"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     try:

@@ -19,7 +19,9 @@ def at_rest(directory):
     run = stress_saves.Stress(directory, 0, False)
     buffer = stress_saves.new_buffer(0, False)
     for first in range(0, 4_000, stress_saves.BATCH):
-        stress_saves.add(buffer, stress_saves.Rows(stress_saves.N_WORDS, stress_saves.BATCH), first, 1)
+        stress_saves.add(
+            buffer, stress_saves.Rows(stress_saves.N_WORDS, stress_saves.BATCH), first, 1
+        )
     run.begun.value = run.finished.value = 1
     run.digests[1] = stress_saves.digest(buffer)
     buffer.save(run.directory)
@@ -79,6 +81,8 @@ def test_leftovers_that_gather_are_seen(tmp_path):
 def test_the_program_reports_and_ends_with_its_status(capsys, monkeypatch):
     assert stress_saves.main(["--kills", "2"]) == 0
     assert "killed during a save, no violation" in capsys.readouterr().out
-    monkeypatch.setattr(stress_saves, "check_masses", lambda number, mass: stress_saves.require(mass < 0, "planted"))
+    monkeypatch.setattr(
+        stress_saves, "check_masses", lambda number, mass: stress_saves.require(mass < 0, "planted")
+    )
     assert stress_saves.main(["--kills", "2"]) == 1
     assert "VIOLATION: planted" in capsys.readouterr().err

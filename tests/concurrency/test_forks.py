@@ -26,7 +26,9 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def make(capacity=64, **options):
-    buffer = kr.PrioritizedReplayBuffer(capacity, {"x": kr.Field((), "int64")}, seed=0, shared=True, **options)
+    buffer = kr.PrioritizedReplayBuffer(
+        capacity, {"x": kr.Field((), "int64")}, seed=0, shared=True, **options
+    )
     buffer.add(x=np.arange(capacity))
     return buffer
 
@@ -72,7 +74,10 @@ def exit_code(pid):
 def test_children_that_never_touch_a_buffer_take_no_place(fork):
     buffer = make()
     with contextlib.ExitStack() as stack:
-        idle = [stack.enter_context(child(fork, lambda ready, go: ready() and go() and 0)) for _ in range(20)]
+        idle = [
+            stack.enter_context(child(fork, lambda ready, go: ready() and go() and 0))
+            for _ in range(20)
+        ]
         others = [kr.PrioritizedReplayBuffer.attach(buffer.descriptor) for _ in range(N_PLACES - 1)]
         with pytest.raises(AttachError, match="512 attachments"):
             kr.PrioritizedReplayBuffer.attach(buffer.descriptor)
@@ -86,7 +91,12 @@ def test_a_child_for_which_there_is_no_place_is_told(fork):
 
     def work(ready, go):
         assert len(buffer) == 64  # looking takes no place
-        for use in (lambda: buffer.add(x=1), lambda: buffer.sample(1), buffer.reset, buffer.check_invariants):
+        for use in (
+            lambda: buffer.add(x=1),
+            lambda: buffer.sample(1),
+            buffer.reset,
+            buffer.check_invariants,
+        ):
             with pytest.raises(AttachError, match="512 attachments"):
                 use()
         others.pop().close()  # the parent's to close, not ours: no place is freed by it
@@ -185,7 +195,9 @@ while True:
 
 def test_what_a_child_has_mapped_does_not_keep_the_maker_alive():
     """The maker of a buffer is killed while it writes; its child, which never used the buffer, lives on."""
-    maker = subprocess.Popen([sys.executable, "-c", MAKER], stdout=subprocess.PIPE, start_new_session=True)
+    maker = subprocess.Popen(
+        [sys.executable, "-c", MAKER], stdout=subprocess.PIPE, start_new_session=True
+    )
     try:
         buffer = kr.ReplayBuffer.attach(pickle.load(maker.stdout))
         while len(buffer) == 8:
@@ -288,7 +300,9 @@ def test_a_child_that_may_open_nothing_is_told(fork):
     pipes = [os.pipe() for _ in range(2)]  # child() needs four more numbers, the fork another one
     for pipe in pipes:
         os.close(pipe[0]), os.close(pipe[1])
-    highest = max(int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}"))
+    highest = max(
+        int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")
+    )
     taken = []
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, hard))
@@ -319,7 +333,7 @@ def forbid_hanging(seconds=120):
         signal.alarm(0)
 
 
-# ------------------------------------------------------------------------------------------------- namespaces
+# --------------------------------------------------------------------------------------- namespaces
 
 
 def enter_namespaces(flags):

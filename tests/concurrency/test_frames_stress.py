@@ -16,7 +16,8 @@ STACK, N_ENVS, GAMMA = 3, 2, 0.5
 PRIME = 1_000_003
 BODY = np.arange(40, dtype=np.int64) * 31
 FRAME = kr.Field((40,), "int64")
-FIELDS = {"action": kr.Field((), "int64"), "next_number": kr.Field((), "int64")}  # of the last frame of each observation
+# of the last frame of each observation
+FIELDS = {"action": kr.Field((), "int64"), "next_number": kr.Field((), "int64")}
 
 
 def frames_of(number):
@@ -67,7 +68,11 @@ class Actor:
 
     def step(self):
         # Mostly both environments, sometimes one: what the other has seen grows old.
-        envs = np.arange(N_ENVS) if self.random.random() < 0.9 else self.random.integers(N_ENVS, size=1)
+        envs = (
+            np.arange(N_ENVS)
+            if self.random.random() < 0.9
+            else self.random.integers(N_ENVS, size=1)
+        )
         number = self.number[envs]
         truncated = self.random.random(len(envs)) < 0.1
         self.number[envs] = number + 1
@@ -84,7 +89,9 @@ def sample_for(buffer, n_step, seconds):
     while time.monotonic() < ends:
         try:
             batch = buffer.sample(16)
-        except kr.errors.EmptyBufferError:  # at the start, or while every stream has just begun anew
+        except (
+            kr.errors.EmptyBufferError
+        ):  # at the start, or while every stream has just begun anew
             continue
         check_batch(batch, n_step)
         seen.update(batch.action.tolist())
@@ -152,7 +159,10 @@ def test_processes_write_and_one_is_killed():
     """Whatever it was doing: the others go on, and its transitions are whole or never drawn."""
     buffer = make(3, shared=True)
     context = multiprocessing.get_context("spawn")
-    actors = [context.Process(target=_act, args=(buffer.descriptor, who), daemon=True) for who in (1, 2, 3)]
+    actors = [
+        context.Process(target=_act, args=(buffer.descriptor, who), daemon=True)
+        for who in (1, 2, 3)
+    ]
     try:
         for actor in actors:
             actor.start()

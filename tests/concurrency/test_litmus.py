@@ -1,9 +1,10 @@
 """Litmus tests: two calls at once, over and over, and a table of the outcomes that are allowed.
 
-A round is one row, or one slot, for which the two calls raced. Each iteration starts behind a barrier and settles
-N_ROUNDS_EACH rounds at once; at least 1e5 rounds a test. Outcomes outside the table fail, with how often each came.
-Two sides that always ran in the same order would prove little, so one of them waits a little, now this one, now that
-one, and the tables' REACHED outcomes have to come up.
+A round is one row, or one slot, for which the two calls raced. Each iteration starts behind a
+barrier and settles N_ROUNDS_EACH rounds at once; at least 1e5 rounds a test. Outcomes outside the
+table fail, with how often each came. Two sides that always ran in the same order would prove
+little, so one of them waits a little, now this one, now that one, and the tables' REACHED outcomes
+have to come up.
 """
 
 import collections
@@ -26,9 +27,13 @@ EPSILON = 0.5
 
 def judge(outcomes, allowed, reached=()):
     """Fail on an outcome that is not allowed, and where one that has to be reached was not."""
-    assert set(outcomes) <= set(allowed), f"not allowed: {sorted(set(outcomes) - set(allowed))}; outcomes: {dict(outcomes)}"
+    assert set(outcomes) <= set(allowed), (
+        f"not allowed: {sorted(set(outcomes) - set(allowed))}; outcomes: {dict(outcomes)}"
+    )
     assert sum(outcomes.values()) >= N_ROUNDS, f"only {sum(outcomes.values())} rounds"
-    assert set(reached) <= set(outcomes), f"never reached: {sorted(set(reached) - set(outcomes))}; outcomes: {dict(outcomes)}"
+    assert set(reached) <= set(outcomes), (
+        f"never reached: {sorted(set(reached) - set(outcomes))}; outcomes: {dict(outcomes)}"
+    )
 
 
 def race(run_threaded, left, right, settle, n_iterations):
@@ -68,7 +73,11 @@ def rows(first, n_rows, n_words=N_WORDS):
 def full_buffer(capacity, n_words=N_WORDS, kind=None):
     """A buffer whose rows are 0 … capacity - 1, with masses of 1."""
     kind = kind or kr.PrioritizedReplayBuffer
-    options = {"alpha": 1.0, "beta": 1.0, "priority_epsilon": EPSILON} if issubclass(kind, kr.PrioritizedReplayBuffer) else {}
+    options = (
+        {"alpha": 1.0, "beta": 1.0, "priority_epsilon": EPSILON}
+        if issubclass(kind, kr.PrioritizedReplayBuffer)
+        else {}
+    )
     buffer = kind(capacity, {"words": kr.Field((n_words,), "int64")}, seed=0, **options)
     buffer.add(**rows(0, capacity, n_words))
     return buffer
@@ -80,12 +89,13 @@ def masses(buffer):
 
 def handles_of_all_slots(buffer):
     """One current handle per slot, in order."""
-    handles = buffer.sample(buffer.capacity).handle  # all masses are equal: one row from each stratum
+    # all masses are equal: one row from each stratum
+    handles = buffer.sample(buffer.capacity).handle
     assert (handles["index"] == np.arange(buffer.capacity)).all()
     return handles
 
 
-# ------------------------------------------------------------------ add ∥ sample: a row is wholly old or wholly new
+# -------------------------------------------------- add ∥ sample: a row is wholly old or wholly new
 
 
 def row_outcomes(words, oldest, newest):
@@ -101,8 +111,9 @@ def row_outcomes(words, oldest, newest):
 def test_add_beside_sample(kind, capacity, run_threaded):
     """One thread goes round a buffer of one or two slots. A batch may hold what was there at any time during the call.
 
-    Nothing else: no row that was overwritten before the call, none that came after it, none half and half; and
-    the buffer is never empty, although its only slot is being written much of the time.
+    Nothing else: no row that was overwritten before the call, none that came after it, none half
+    and half; and the buffer is never empty, although its only slot is being written much of the
+    time.
     """
     buffer = full_buffer(capacity, N_WORDS_LARGE, kind)
     outcomes = collections.Counter()
@@ -137,13 +148,14 @@ def test_the_table_of_rows_sees_what_is_wrong():
     assert row_outcomes(words, 4, 8) == {"gone": 1, "whole": 1, "torn": 1, "not yet added": 1}
 
 
-# ---------------------------------------------------------------- add ∥ update: a stale handle is never applied
+# ---------------------------------------------------- add ∥ update: a stale handle is never applied
 
 
 def test_add_beside_update(run_threaded):
     """All slots get new rows while the handles of the old ones are updated.
 
-    Whichever came first, the new row keeps its own priority: an update before it was overwritten, one after it stale.
+    Whichever came first, the new row keeps its own priority: an update before it was overwritten,
+    one after it stale.
     """
     buffer = full_buffer(N_SLOTS)
     outcomes = collections.Counter()
@@ -154,7 +166,9 @@ def test_add_beside_update(run_threaded):
         nonlocal handles
         mine = masses(buffer) == 2.0 + iteration % 7
         outcomes.update({"overwritten": applied, "stale": N_SLOTS - applied})
-        outcomes.update({"applied to another row": np.count_nonzero(~mine)} if not mine.all() else {})
+        outcomes.update(
+            {"applied to another row": np.count_nonzero(~mine)} if not mine.all() else {}
+        )
         handles = handles_of_all_slots(buffer)
 
     race(
@@ -168,7 +182,7 @@ def test_add_beside_update(run_threaded):
     buffer.check_invariants()
 
 
-# ------------------------------------------------------------------------- add ∥ add: every slot has one whole row
+# ---------------------------------------------------------- add ∥ add: every slot has one whole row
 
 
 def test_add_beside_add(run_threaded):
@@ -186,9 +200,15 @@ def test_add_beside_add(run_threaded):
         side = np.where(masses(buffer) == 3.0, 0, np.where(masses(buffer) == 5.0, 1, -1))
         mine = (number // 1000 == 2 * iteration + side) & (side >= 0)
         outcomes.update(
-            np.where(~whole, "torn", np.where(~mine, "mass of another row", np.where(side, "right", "left"))).tolist()
+            np.where(
+                ~whole,
+                "torn",
+                np.where(~mine, "mass of another row", np.where(side, "right", "left")),
+            ).tolist()
         )
-        assert sorted(np.bincount(left, minlength=N_SLOTS)) == sorted(np.bincount(right, minlength=N_SLOTS))
+        assert sorted(np.bincount(left, minlength=N_SLOTS)) == sorted(
+            np.bincount(right, minlength=N_SLOTS)
+        )
 
     def add(side, priority):
         return lambda i: buffer.add(**rows((2 * i + side) * 1000, N_SLOTS), priority=priority)
@@ -198,7 +218,7 @@ def test_add_beside_add(run_threaded):
     buffer.check_invariants()
 
 
-# --------------------------------------------------------------------------- update ∥ update: one of the two, whole
+# ----------------------------------------------------------- update ∥ update: one of the two, whole
 
 
 def test_update_beside_update(run_threaded):
@@ -210,7 +230,9 @@ def test_update_beside_update(run_threaded):
 
     def settle(iteration, left, right):
         mass = masses(buffer) - EPSILON
-        names = np.where(mass == error, "left", np.where(mass == error + 1000.0, "right", "neither"))
+        names = np.where(
+            mass == error, "left", np.where(mass == error + 1000.0, "right", "neither")
+        )
         outcomes.update(names.tolist())
         assert left == right == N_SLOTS
         buffer.check_invariants()
@@ -232,21 +254,33 @@ def test_set_beside_set(run_threaded):
     even, odd = np.arange(0, N_SLOTS, 2), np.arange(1, N_SLOTS, 2)
 
     def settle(iteration, *_):
-        fits = tree.get(np.arange(N_SLOTS)) == np.where(np.arange(N_SLOTS) % 2, 3.0, 5.0) + iteration
+        fits = (
+            tree.get(np.arange(N_SLOTS)) == np.where(np.arange(N_SLOTS) % 2, 3.0, 5.0) + iteration
+        )
         outcomes.update(np.where(fits, "set", "lost").tolist())
-        outcomes.update(["set" if tree.total == (8.0 + 2 * iteration) * N_SLOTS / 2 else "stale parent"])
+        outcomes.update(
+            ["set" if tree.total == (8.0 + 2 * iteration) * N_SLOTS / 2 else "stale parent"]
+        )
         tree.check_invariants()
 
-    race(run_threaded, lambda i: tree.set(even, 5.0 + i), lambda i: tree.set(odd, 3.0 + i), settle, -(-N_ROUNDS // N_SLOTS))
+    race(
+        run_threaded,
+        lambda i: tree.set(even, 5.0 + i),
+        lambda i: tree.set(odd, 3.0 + i),
+        settle,
+        -(-N_ROUNDS // N_SLOTS),
+    )
     judge(outcomes, allowed=["set"])
 
 
-# --------------------------------------------------------------- update ∥ sample: each weight from one mass or the other
+# ------------------------------------------ update ∥ sample: each weight from one mass or the other
 
 
 def weight_outcomes(weight):
     """Name the masses that weights with beta = 1 speak of: 1 and 4, or 4 and 1, in any mixture."""
-    return collections.Counter(np.where(np.isin(weight, [1.0, 0.25]), "old or new mass", "no mass of either").tolist())
+    return collections.Counter(
+        np.where(np.isin(weight, [1.0, 0.25]), "old or new mass", "no mass of either").tolist()
+    )
 
 
 def test_update_beside_sample(run_threaded):
@@ -278,7 +312,8 @@ def test_update_beside_sample(run_threaded):
 def test_set_to_zero_beside_sample(run_threaded):
     """Mass moves from leaf to leaf, so that a search may arrive where there is none any more: it is never returned.
 
-    Leaf 0 and the last leaf stay empty for good; the others take turns, and their group is never quite empty.
+    Leaf 0 and the last leaf stay empty for good; the others take turns, and their group is never
+    quite empty.
     """
     tree = kr.SumTree(N_SLOTS)
     leaves = np.arange(1, N_SLOTS - 1)
@@ -307,10 +342,13 @@ def test_set_to_zero_beside_sample(run_threaded):
 
 
 def test_the_table_of_weights_sees_a_made_up_mass():
-    assert weight_outcomes(np.array([1.0, 0.25, 0.5], np.float32)) == {"old or new mass": 2, "no mass of either": 1}
+    assert weight_outcomes(np.array([1.0, 0.25, 0.5], np.float32)) == {
+        "old or new mass": 2,
+        "no mass of either": 1,
+    }
 
 
-# ------------------------------------------------------------------------------------- the tables see planted races
+# --------------------------------------------------------------------- the tables see planted races
 
 
 def assert_seen(outcome, litmus, *arguments, tries=20):

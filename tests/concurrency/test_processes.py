@@ -12,7 +12,9 @@ import kary_replay as kr
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="sharing needs Linux")
 
-traced = pytest.mark.skipif(not kill_points.is_possible(), reason="this system lets nobody trace a child")
+traced = pytest.mark.skipif(
+    not kill_points.is_possible(), reason="this system lets nobody trace a child"
+)
 
 
 def mappings():
@@ -40,10 +42,15 @@ def test_killed_at_chosen_instructions(kind, capsys):
 
 def test_a_violation_ends_the_program(capsys, monkeypatch):
     """Priorities of another row, written by this process while it fills the buffer; nobody can overwrite so many in time."""
-    monkeypatch.setattr(stress_processes, "priority", lambda number, exponent: priority(number + 1, exponent))
+    monkeypatch.setattr(
+        stress_processes, "priority", lambda number, exponent: priority(number + 1, exponent)
+    )
     with pytest.raises(ViolationError, match=r"mass of another row|ended with 1"):
         stress_processes.run_stress(
-            2_000, 0, 20, scenarios=[one for one in stress_processes.SCENARIOS if one.name == "many slots"]
+            2_000,
+            0,
+            20,
+            scenarios=[one for one in stress_processes.SCENARIOS if one.name == "many slots"],
         )
 
 
@@ -58,7 +65,9 @@ def test_what_repair_is_for():
         "alpha": lambda buffer, handle: setattr(buffer, "alpha", 1.0),
         "tree": lambda buffer, handle: buffer.tree.set(0, 1.0),
         "pickle": lambda buffer, handle: buffer.__getstate__(),
-        "attach": lambda buffer, handle: kr.PrioritizedReplayBuffer.attach(buffer.descriptor).close(),
+        "attach": lambda buffer, handle: kr.PrioritizedReplayBuffer.attach(
+            buffer.descriptor
+        ).close(),
         "reset": lambda buffer, handle: buffer.reset(),
     }
     places = kill_points.Victim(trial.calls()["add"]).places()

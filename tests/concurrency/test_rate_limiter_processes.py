@@ -65,8 +65,14 @@ class Race:
     def spawn(self, role, by_descriptor, unlimited, patience):
         ours, theirs = self.context.Pipe()
         # In one pickle, the limiter's buffer and the buffer are one in the child, too.
-        how = (self.limiter.origin, self.buffer.descriptor) if by_descriptor else (self.limiter, self.buffer)
-        process = self.context.Process(target=take_part, args=(*how, role, unlimited, patience, theirs), daemon=True)
+        how = (
+            (self.limiter.origin, self.buffer.descriptor)
+            if by_descriptor
+            else (self.limiter, self.buffer)
+        )
+        process = self.context.Process(
+            target=take_part, args=(*how, role, unlimited, patience, theirs), daemon=True
+        )
         process.start()
         theirs.close()
         self.processes.append(process)
@@ -79,12 +85,19 @@ class Race:
         n_looks, lowest, highest = 0, np.inf, -np.inf
         until, enough = time.monotonic() + seconds, buffer.n_sampled + n_drawn
         while (buffer.n_sampled < enough or n_looks < 1000) and time.monotonic() < until:
-            # No two counts are read at one moment. Both only grow: so with the earlier count of the rows drawn the balance was
-            # not more than what comes out, with the later one not less.
-            earlier, n_added, later = buffer.n_sampled - sampled, buffer.n_added - added, buffer.n_sampled - sampled
+            # No two counts are read at one moment. Both only grow: so with the earlier count of the
+            # rows drawn the balance was not more than what comes out, with the later one not less.
+            earlier, n_added, later = (
+                buffer.n_sampled - sampled,
+                buffer.n_added - added,
+                buffer.n_sampled - sampled,
+            )
             if earlier > 0:
                 n_looks += 1
-                lowest, highest = min(lowest, n_added * RATIO - earlier), max(highest, n_added * RATIO - later)
+                lowest, highest = (
+                    min(lowest, n_added * RATIO - earlier),
+                    max(highest, n_added * RATIO - later),
+                )
         assert buffer.n_sampled >= enough, f"only {buffer.n_sampled} rows were drawn"
         above, below = ERROR + (n_adders - 1) * ADD * RATIO, -ERROR - (n_samplers - 1) * DRAW
         assert highest <= above, f"the balance reached {highest}, above {above}"
@@ -139,12 +152,20 @@ def test_a_killed_partner_is_named(race):
     race.watch(1, 1, 2_000)
     race.kill(sampler)
     said = race.last_words(adder)
-    assert said.startswith("the adder has waited 1") and "no row was drawn for 1" in said and LEARNER in said
+    assert (
+        said.startswith("the adder has waited 1")
+        and "no row was drawn for 1" in said
+        and LEARNER in said
+    )
     adder, sampler = race.start("adder", "sampler", patience=1.0)
     race.watch(1, 1, 2_000)
     race.kill(adder)
     said = race.last_words(sampler)
-    assert said.startswith("the sampler has waited 1") and "no row was added for 1" in said and ACTOR in said
+    assert (
+        said.startswith("the sampler has waited 1")
+        and "no row was added for 1" in said
+        and ACTOR in said
+    )
 
 
 def test_killed_while_it_waits(race):

@@ -4,7 +4,17 @@ import faulty
 import numpy as np
 import pytest
 import stress
-from rows import Rows, SeenSlots, ViolationError, check_at_rest, check_batch, check_masses, check_weights, priority, strength
+from rows import (
+    Rows,
+    SeenSlots,
+    ViolationError,
+    check_at_rest,
+    check_batch,
+    check_masses,
+    check_weights,
+    priority,
+    strength,
+)
 
 import kary_replay as kr
 
@@ -171,7 +181,9 @@ def test_strengths_tell_rows_apart_and_are_exact():
 
 
 def test_a_short_run_ends_in_time():
-    total, wall_seconds = stress.Stress(stress.SCENARIOS[1], seed=0).run(operations=1e9, seconds_limit=0.3)
+    total, wall_seconds = stress.Stress(stress.SCENARIOS[1], seed=0).run(
+        operations=1e9, seconds_limit=0.3
+    )
     assert sum(total.calls.values()) > 0 and wall_seconds < 10.0
     assert set(total.calls) >= {"add", "update_priorities"}
 

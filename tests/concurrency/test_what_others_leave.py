@@ -51,7 +51,8 @@ def test_a_death_in_a_large_add_costs_what_was_half_written(kind):
         assert set(np.unique(buffer.sample(256).x)) <= {0, 1}
         if n_middle == 3:
             break
-        buffer.add(x=np.zeros((n, 256), np.int64))  # in all places, those that were given up included
+        # in all places, those that were given up included
+        buffer.add(x=np.zeros((n, 256), np.int64))
         assert len(buffer) == n
     assert n_middle
 
@@ -63,7 +64,9 @@ def vacant(buffer, rows):
     generations = state["rows"].reshape(n, -1)[:, :8].view(np.uint64).ravel()
     dead = np.setdiff1d(np.arange(n), rows)
     table = state["rows"].reshape(n, -1)
-    table[dead, :8] = (generations[dead] - np.uint64(1) | np.uint64(0xFFFF << 48)).view(np.uint8).reshape(-1, 8)
+    table[dead, :8] = (
+        (generations[dead] - np.uint64(1) | np.uint64(0xFFFF << 48)).view(np.uint8).reshape(-1, 8)
+    )
     other = type(buffer)(n, buffer.fields, seed=0)
     other._storage.restore(state)
     return other
@@ -81,7 +84,8 @@ def test_uniform_draws_do_not_try_one_vacant_slot_after_the_other():
     assert n_random <= 100 * 256 * 18  # of each draw, and not the 17,000 it would take in the mean
     counts = np.array([(index == row).sum() for row in rows])
     assert counts.sum() == 25_600
-    expected = 25_600 / 3  # chi-square with 2 degrees of freedom; 28 is exceeded once in a million times
+    # chi-square with 2 degrees of freedom; 28 is exceeded once in a million times
+    expected = 25_600 / 3
     assert ((counts - expected) ** 2 / expected).sum() < 28
     assert set(buffer.sample(3, unique=True).index.tolist()) == set(rows.tolist())
     with pytest.raises(ValueError, match="number of rows"):

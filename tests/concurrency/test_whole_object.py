@@ -1,7 +1,7 @@
 """What touches the whole object, beside threads that add, draw and update: clones, checks, alpha, reset.
 
-Nothing may hang, and a clone is a consistent cut: all rows whole, all masses of their own rows, and both go on
-independently.
+Nothing may hang, and a clone is a consistent cut: all rows whole, all masses of their own rows, and
+both go on independently.
 """
 
 import copy
@@ -11,7 +11,16 @@ import time
 
 import numpy as np
 import pytest
-from rows import EPSILON, Rows, SeenSlots, check_at_rest, check_batch, check_masses, priority, td_error
+from rows import (
+    EPSILON,
+    Rows,
+    SeenSlots,
+    check_at_rest,
+    check_batch,
+    check_masses,
+    priority,
+    td_error,
+)
 
 import kary_replay as kr
 
@@ -24,7 +33,11 @@ def new_rows():
 
 
 def new_buffer(kind=kr.PrioritizedReplayBuffer):
-    options = {"alpha": 1.0, "beta": 1.0, "priority_epsilon": EPSILON} if kind is kr.PrioritizedReplayBuffer else {}
+    options = (
+        {"alpha": 1.0, "beta": 1.0, "priority_epsilon": EPSILON}
+        if kind is kr.PrioritizedReplayBuffer
+        else {}
+    )
     buffer = kind(CAPACITY, new_rows().fields(), seed=0, **options)
     add(buffer, new_rows(), np.arange(CAPACITY))
     return buffer
@@ -68,7 +81,11 @@ def run_beside(run_threaded, buffer, disturb, draw):
 
 
 @pytest.mark.parametrize("kind", [kr.ReplayBuffer, kr.PrioritizedReplayBuffer])
-@pytest.mark.parametrize("clone", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize(
+    "clone",
+    [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))],
+    ids=["deepcopy", "pickle"],
+)
 def test_a_clone_is_a_consistent_cut(kind, clone, run_threaded):
     buffer, seen = new_buffer(kind), SeenSlots(CAPACITY)
 
@@ -76,13 +93,16 @@ def test_a_clone_is_a_consistent_cut(kind, clone, run_threaded):
         twin = clone(buffer)
         number = twin.field_view("number").copy()
         check_at_rest(new_rows(), twin, number[None, :])
-        # Seven rows at a time were added, in order: what a ring of 40 slots holds are the last 40 numbers.
+        # Seven rows at a time were added, in order: what a ring of 40 slots holds are the last 40
+        # numbers.
         assert number.max() - number.min() == CAPACITY - 1 or number.min() < 1_000
         if kind is kr.PrioritizedReplayBuffer:
             handle = twin.sample(8).handle
             assert twin.update_priorities(handle, np.ones(8)) == 8
 
-    run_beside(run_threaded, buffer, check_clone, lambda rows: check_batch(rows, seen, buffer.sample(16)))
+    run_beside(
+        run_threaded, buffer, check_clone, lambda rows: check_batch(rows, seen, buffer.sample(16))
+    )
 
 
 def test_checking_invariants_beside_everything(run_threaded):

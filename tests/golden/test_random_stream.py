@@ -1,8 +1,9 @@
 """The random stream, bit for bit, against programs that share no code with it.
 
-Three independent sources: the published test vectors of Philox4x64-10 (Salmon et al. 2011, "Parallel random
-numbers: as easy as 1, 2, 3"), NumPy's Philox, and batches written down once from the reference. What is pinned
-here is part of the package's behaviour: a change breaks the reproducibility of everybody's seeded runs.
+Three independent sources: the published test vectors of Philox4x64-10 (Salmon et al. 2011,
+"Parallel random numbers: as easy as 1, 2, 3"), NumPy's Philox, and batches written down once from
+the reference. What is pinned here is part of the package's behaviour: a change breaks the
+reproducibility of everybody's seeded runs.
 """
 
 import pickle
@@ -97,7 +98,9 @@ def test_the_written_batches_are_the_references():
     tree.mass[:] = np.arange(1.0, 11.0)
     for written, stratified in ((STRATIFIED, True), (INDEPENDENT, False)):
         stream = ReferenceStream(2016)
-        assert [tree.sample(stream.uniforms(n), stratified).tolist() for n in BATCH_SIZES] == written
+        assert [
+            tree.sample(stream.uniforms(n), stratified).tolist() for n in BATCH_SIZES
+        ] == written
     stream = ReferenceStream(2016)
     assert [(stream.uniforms(n) * 10).astype(int).tolist() for n in BATCH_SIZES] == UNIFORM
 
@@ -122,7 +125,10 @@ def test_long_runs_of_uniform_batches(seed):
     buffer.add(number=np.arange(777))
     stream = ReferenceStream(seed)
     for batch_size in (1, 3, 127, 128, 129, 130, 255, 256, 257, 500, 2):
-        assert buffer.sample(batch_size).index.tolist() == (stream.uniforms(batch_size) * 777).astype(int).tolist()
+        assert (
+            buffer.sample(batch_size).index.tolist()
+            == (stream.uniforms(batch_size) * 777).astype(int).tolist()
+        )
 
 
 def test_what_else_happens_to_a_buffer_does_not_move_its_stream():
@@ -149,4 +155,7 @@ def test_a_tree_draws_with_numpys_generators(rng):
     for stratified in (True, False):
         wanted = reference.sample(np.random.default_rng(11).random(33), stratified)
         assert tree.sample(33, stratified=stratified, rng=11).tolist() == wanted.tolist()
-        assert tree.sample(33, stratified=stratified, rng=np.random.default_rng(11)).tolist() == wanted.tolist()
+        assert (
+            tree.sample(33, stratified=stratified, rng=np.random.default_rng(11)).tolist()
+            == wanted.tolist()
+        )

@@ -1,7 +1,7 @@
 """Checkpoints and pickles of format 1, written by 0.1.0 before its release, which stored masses: they are still read.
 
-Each holds eight rows, three updates drawn from them, and two rows more; "reset" three rows after a reset. The numbers
-below are what that version had, and what it drew next.
+Each holds eight rows, three updates drawn from them, and two rows more; "reset" three rows after a
+reset. The numbers below are what that version had, and what it drew next.
 """
 
 import pickle
@@ -20,7 +20,18 @@ NEXT = {
     "rank": [0, 4, 6, 7],
     "reset": [0, 0, 1, 2],
 }
-PRIORITIES = [1.0, 1 + 1 / 7, 0.500001, 1 + 3 / 7, 4.000001, 1 + 5 / 7, 9.000001, 2.0, 9.000001, 9.000001]
+PRIORITIES = [
+    1.0,
+    1 + 1 / 7,
+    0.500001,
+    1 + 3 / 7,
+    4.000001,
+    1 + 5 / 7,
+    9.000001,
+    2.0,
+    9.000001,
+    9.000001,
+]
 MASSES = {
     "proportional": np.array(PRIORITIES) ** 0.6,
     "flat": np.ones(10),

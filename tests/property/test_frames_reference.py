@@ -2,7 +2,17 @@
 
 import numpy as np
 import pytest
-from frame_writers import BOTH, FAULTS, NOT, TERMINATED, TRUNCATED, FollowsSlots, drawable, make, step
+from frame_writers import (
+    BOTH,
+    FAULTS,
+    NOT,
+    TERMINATED,
+    TRUNCATED,
+    FollowsSlots,
+    drawable,
+    make,
+    step,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import reference_n_step
@@ -33,19 +43,33 @@ class Reference:
     def add(self, envs, frames, rewards, ends):
         """Transitions first, by environment; then the frames that no transition led to."""
         alone = []
-        for env, frame, reward, (terminated, truncated) in zip(envs, frames, rewards, ends, strict=True):
+        for env, frame, reward, (terminated, truncated) in zip(
+            envs, frames, rewards, ends, strict=True
+        ):
             episode = self.episodes[env]
             episode["frames"].append(frame)
             episode["log"].append(
-                {"t": len(episode["log"]), "reward": reward, "terminated": terminated, "truncated": truncated}
+                {
+                    "t": len(episode["log"]),
+                    "reward": reward,
+                    "terminated": terminated,
+                    "truncated": truncated,
+                }
             )
-            windows = reference_n_step(episode["log"], self.n_step, self.gamma)[self.n_written[env] :]
+            windows = reference_n_step(episode["log"], self.n_step, self.gamma)[
+                self.n_written[env] :
+            ]
             for window, exact, discount in windows:
                 first, last = window[0]["t"], window[-1]["t"] + 1
-                before, after = self.observe(episode["frames"], first), self.observe(episode["frames"], last)
+                before, after = (
+                    self.observe(episode["frames"], first),
+                    self.observe(episode["frames"], last),
+                )
                 needed = {one for one in (*before, *after) if one not in (0, frame)}
                 self.row_of[frame] = self.n_rows
-                self.transitions.append((self.n_rows, needed, (before, after, float(exact), float(discount))))
+                self.transitions.append(
+                    (self.n_rows, needed, (before, after, float(exact), float(discount)))
+                )
                 self.n_rows += 1
             self.n_written[env] += len(windows)
             if not windows:
@@ -70,15 +94,23 @@ class Reference:
         return [content for _, content in sorted(left)]
 
 
-def check_against_reference(events, stack, n_step, padding="repeat", gamma=0.5, capacity=1000, writer=kr.FrameStackWriter):
+def check_against_reference(
+    events, stack, n_step, padding="repeat", gamma=0.5, capacity=1000, writer=kr.FrameStackWriter
+):
     """Events are lists, one per round, of what happens to each environment; one without an episode begins one instead."""
     n_envs = len(events[0])
     capacity = max(capacity, n_envs * (stack + n_step))
-    buffer, writer = make(stack, n_step, n_envs, capacity=capacity, padding=padding, writer=writer, gamma=gamma)
+    buffer, writer = make(
+        stack, n_step, n_envs, capacity=capacity, padding=padding, writer=writer, gamma=gamma
+    )
     reference = Reference(stack, n_step, gamma, n_envs, padding)
     number, has_begun = 0, [False] * n_envs
     for happens in events:
-        begins = [env for env in range(n_envs) if happens[env] == "crash" or (not has_begun[env] and happens[env] != "skip")]
+        begins = [
+            env
+            for env in range(n_envs)
+            if happens[env] == "crash" or (not has_begun[env] and happens[env] != "skip")
+        ]
         steps = [env for env in range(n_envs) if happens[env] in EVENTS and has_begun[env]][::-1]
         if begins:
             frames = np.arange(len(begins)) + number + 1
@@ -96,11 +128,19 @@ def check_against_reference(events, stack, n_step, padding="repeat", gamma=0.5, 
         for env, end in zip(steps, ends, strict=True):
             has_begun[env] = not any(end)
     assert drawable(buffer) == reference.drawable(capacity)
-    assert buffer.n_added == len(reference.transitions) and len(buffer) == min(reference.n_rows, capacity)
+    assert buffer.n_added == len(reference.transitions) and len(buffer) == min(
+        reference.n_rows, capacity
+    )
 
 
-ROUNDS = st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(EVENT, min_size=n, max_size=n), min_size=1, max_size=30))
-SIZES = {"stack": st.integers(1, 5), "n_step": st.integers(1, 5), "padding": st.sampled_from(["repeat", "zeros"])}
+ROUNDS = st.integers(1, 4).flatmap(
+    lambda n: st.lists(st.lists(EVENT, min_size=n, max_size=n), min_size=1, max_size=30)
+)
+SIZES = {
+    "stack": st.integers(1, 5),
+    "n_step": st.integers(1, 5),
+    "padding": st.sampled_from(["repeat", "zeros"]),
+}
 
 
 @given(events=ROUNDS, gamma=st.sampled_from([0.0, 0.25, 0.5, 1.0]), **SIZES)
@@ -132,4 +172,6 @@ EXAMPLE = [
 def test_the_reference_rejects_planted_faults(fault, n_step):
     check_against_reference(EXAMPLE, 3, n_step, capacity=16)
     with pytest.raises(AssertionError):
-        check_against_reference(EXAMPLE, 3, n_step, capacity=16 if fault is FollowsSlots else 1000, writer=fault)
+        check_against_reference(
+            EXAMPLE, 3, n_step, capacity=16 if fault is FollowsSlots else 1000, writer=fault
+        )

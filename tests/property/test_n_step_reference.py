@@ -37,7 +37,12 @@ def check_against_reference(writer_class, n_step, gamma, events, backwards):
         for place, env in enumerate(order):
             number += 1
             terminated, truncated = EVENTS[happens[env]]
-            log = {"number": number, "reward": number % 7 - 3.0, "terminated": terminated, "truncated": truncated}
+            log = {
+                "number": number,
+                "reward": number % 7 - 3.0,
+                "terminated": terminated,
+                "truncated": truncated,
+            }
             logs[env].append({**log, "order": (turn, place)})
         last = [logs[env][-1] for env in order]
         numbers, rewards = [np.array([one[name] for one in last]) for name in ("number", "reward")]
@@ -50,7 +55,13 @@ def check_against_reference(writer_class, n_step, gamma, events, backwards):
     windows = [window for log in logs for window in reference_n_step(log, n_step, gamma)]
     windows.sort(key=lambda window: (window[0][-1]["order"], window[0][0]["number"]))
     expected = [
-        (steps[0]["number"], steps[-1]["number"] + 1, float(reward), float(discount), steps[-1]["terminated"])
+        (
+            steps[0]["number"],
+            steps[-1]["number"] + 1,
+            float(reward),
+            float(discount),
+            steps[-1]["terminated"],
+        )
         for steps, reward, discount in windows
     ]
     assert np.concatenate(indices).tolist() == list(range(len(expected)))
@@ -58,16 +69,30 @@ def check_against_reference(writer_class, n_step, gamma, events, backwards):
     buffer.check_invariants()
 
 
-ROUNDS = st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(EVENT, min_size=n, max_size=n), min_size=1, max_size=30))
+ROUNDS = st.integers(1, 4).flatmap(
+    lambda n: st.lists(st.lists(EVENT, min_size=n, max_size=n), min_size=1, max_size=30)
+)
 
 
-@given(n_step=st.integers(1, 10), gamma=st.sampled_from([0.0, 0.25, 0.5, 1.0]), events=ROUNDS, backwards=st.booleans())
+@given(
+    n_step=st.integers(1, 10),
+    gamma=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+    events=ROUNDS,
+    backwards=st.booleans(),
+)
 def test_any_streams_against_the_reference(n_step, gamma, events, backwards):
     check_against_reference(kr.NStepWriter, n_step, gamma, events, backwards)
 
 
 @pytest.mark.parametrize(
-    "fault", [NeverEnds, TakesTruncationForTermination, TakesTerminationForTruncation, DropsShortWindows, ForgetsResets]
+    "fault",
+    [
+        NeverEnds,
+        TakesTruncationForTermination,
+        TakesTerminationForTruncation,
+        DropsShortWindows,
+        ForgetsResets,
+    ],
 )
 def test_the_reference_rejects_planted_faults(fault):
     events = [

@@ -1,8 +1,8 @@
 """PrioritizedReplayBuffer against the naive reference: any sequence of calls, invariants after every one.
 
-Masses may differ from the reference's by two units in the last place, because `pow` is not correctly rounded
-everywhere; the reference then takes them over, so that everything that follows (total, slots drawn) has to
-agree exactly.
+Masses may differ from the reference's by two units in the last place, because `pow` is not
+correctly rounded everywhere; the reference then takes them over, so that everything that follows
+(total, slots drawn) has to agree exactly.
 """
 
 import copy
@@ -12,21 +12,38 @@ import numpy as np
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from reference import ReferenceBuffer, ReferenceStream
 
 import kary_replay as kr
 
 ARITY = kr.sum_tree.DEFAULT_ARITY
 CAPACITIES = st.one_of(
-    st.sampled_from([1, 2, ARITY - 1, ARITY, ARITY + 1, ARITY**2, ARITY**2 + 1, ARITY**3]), st.integers(1, 40)
+    st.sampled_from([1, 2, ARITY - 1, ARITY, ARITY + 1, ARITY**2, ARITY**2 + 1, ARITY**3]),
+    st.integers(1, 40),
 )
 EXPONENTS = st.sampled_from([0.0, 0.3, 0.5, 0.6, 1.0])
 PRIORITIES = st.one_of(
-    st.floats(1e-6, 1e3), st.floats(1e-300, 1e-290), st.floats(1e290, 1e300), st.sampled_from([1.0, 2.0, 5e-324, 2.0**-1022])
+    st.floats(1e-6, 1e3),
+    st.floats(1e-300, 1e-290),
+    st.floats(1e290, 1e300),
+    st.sampled_from([1.0, 2.0, 5e-324, 2.0**-1022]),
 )
-ERRORS = st.one_of(st.just(0.0), st.floats(-1e3, 1e3), st.floats(-1e-300, 1e-300), st.sampled_from([1e300, -1e300]))
-FIELDS = {"number": kr.Field((), "int64"), "words": kr.Field((5,), "int64"), "flag": kr.Field((), "bool")}
+ERRORS = st.one_of(
+    st.just(0.0), st.floats(-1e3, 1e3), st.floats(-1e-300, 1e-300), st.sampled_from([1e300, -1e300])
+)
+FIELDS = {
+    "number": kr.Field((), "int64"),
+    "words": kr.Field((5,), "int64"),
+    "flag": kr.Field((), "bool"),
+}
 
 
 def columns(numbers):
@@ -56,7 +73,9 @@ class ReplayBufferMachine(RuleBasedStateMachine):
     def add(self, n_rows, priorities=None, one_for_all=False):
         numbers = list(range(self.n_added, self.n_added + n_rows))
         self.n_added += n_rows
-        slots = self.buffer.add(**columns(numbers), priority=priorities[0] if one_for_all else priorities)
+        slots = self.buffer.add(
+            **columns(numbers), priority=priorities[0] if one_for_all else priorities
+        )
         wanted = self.reference.add(numbers, priorities)
         assert slots.tolist() == wanted
 
@@ -71,17 +90,24 @@ class ReplayBufferMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def add_rows_with_priorities(self, data):
-        priorities = data.draw(st.lists(PRIORITIES, min_size=1, max_size=min(2 * self.capacity + 2, 30)))
+        priorities = data.draw(
+            st.lists(PRIORITIES, min_size=1, max_size=min(2 * self.capacity + 2, 30))
+        )
         self.add(len(priorities), priorities)
 
     @rule(priority=PRIORITIES)
     def add_one_transition(self, priority):
         row = {name: column[0] for name, column in columns([self.n_added]).items()}
-        assert self.buffer.add(**row, priority=priority).tolist() == self.reference.add([self.n_added], [priority])
+        assert self.buffer.add(**row, priority=priority).tolist() == self.reference.add(
+            [self.n_added], [priority]
+        )
         self.n_added += 1
 
     @precondition(lambda self: len(self.reference))
-    @rule(batch_size=st.one_of(st.integers(1, 40), st.sampled_from([127, 128, 129, 300])), stratified=st.booleans())
+    @rule(
+        batch_size=st.one_of(st.integers(1, 40), st.sampled_from([127, 128, 129, 300])),
+        stratified=st.booleans(),
+    )
     def sample(self, batch_size, stratified):
         slots, weights = self.reference.sample(batch_size, stratified)
         batch = self.buffer.sample(batch_size, stratified=stratified)
@@ -99,16 +125,23 @@ class ReplayBufferMachine(RuleBasedStateMachine):
         for handle, reference_handle in zip(handles, wanted, strict=True):
             self.handles.append((handle, reference_handle))
         # Equal handles in the buffer are equal handles in the reference, and nothing else is.
-        pairs = {(int(handle["index"]), int(handle["generation"])): reference for handle, reference in self.handles}
+        pairs = {
+            (int(handle["index"]), int(handle["generation"])): reference
+            for handle, reference in self.handles
+        }
         assert len(set(pairs.values())) == len(pairs)
 
     @precondition(lambda self: self.handles)
     @rule(data=st.data())
     def update_old_and_new_handles(self, data):
-        picks = data.draw(st.lists(st.tuples(st.integers(0, len(self.handles) - 1), ERRORS), max_size=20))
+        picks = data.draw(
+            st.lists(st.tuples(st.integers(0, len(self.handles) - 1), ERRORS), max_size=20)
+        )
         handles = np.array([self.handles[pick][0] for pick, _ in picks], kr.HANDLE_DTYPE)
         errors = [error for _, error in picks]
-        wanted = self.reference.update_priorities([self.handles[pick][1] for pick, _ in picks], errors)
+        wanted = self.reference.update_priorities(
+            [self.handles[pick][1] for pick, _ in picks], errors
+        )
         assert self.buffer.update_priorities(handles, errors) == wanted
 
     @rule(alpha=EXPONENTS)
@@ -167,7 +200,9 @@ class UniformBufferMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def add(self, data):
-        numbers = list(range(self.n_added, self.n_added + data.draw(st.integers(0, 2 * self.capacity + 2))))
+        numbers = list(
+            range(self.n_added, self.n_added + data.draw(st.integers(0, 2 * self.capacity + 2)))
+        )
         self.n_added += len(numbers)
         slots = self.buffer.add(**columns(numbers))
         for number, slot in zip(numbers, slots.tolist(), strict=True):

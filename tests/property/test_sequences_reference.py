@@ -7,8 +7,12 @@ from sequence_writers import check_against_reference
 import kary_replay as kr
 
 EVENT = st.sampled_from(["step"] * 9 + ["skip", "reset", "terminated", "truncated", "both"])
-ROUNDS = st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(EVENT, min_size=n, max_size=n), min_size=1, max_size=40))
-SHAPE = st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n), st.integers(0, n - 1)))
+ROUNDS = st.integers(1, 4).flatmap(
+    lambda n: st.lists(st.lists(EVENT, min_size=n, max_size=n), min_size=1, max_size=40)
+)
+SHAPE = st.integers(1, 9).flatmap(
+    lambda n: st.tuples(st.just(n), st.integers(1, n), st.integers(0, n - 1))
+)
 
 
 @given(shape=SHAPE, events=ROUNDS, backwards=st.booleans())

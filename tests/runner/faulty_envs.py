@@ -16,7 +16,9 @@ class Faulty(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, fault="none", at=50, length=20, once=None, only_if=None, reward=1.0, render_mode=None):
+    def __init__(
+        self, fault="none", at=50, length=20, once=None, only_if=None, reward=1.0, render_mode=None
+    ):
         self.fault, self.at, self.length, self.once = fault, at, length, once
         self.only_if, self.reward = only_if, reward
         self.n_steps = 0
@@ -51,7 +53,12 @@ class Faulty(gymnasium.Env):
         reward = self.reward * float(np.sum(action))
         if self.fault == "slow":
             time.sleep(0.4)
-        if self.n_steps == self.at and self.fault != "none" and "reset" not in self.fault and self.due():
+        if (
+            self.n_steps == self.at
+            and self.fault != "none"
+            and "reset" not in self.fault
+            and self.due()
+        ):
             if self.fault == "raises":
                 raise RuntimeError("the bottle is empty")
             if self.fault == "sys.exit":

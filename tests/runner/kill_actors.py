@@ -65,5 +65,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         result, killed = main(args.kills, args.env_steps, args.seed, Path(folder) / "run")
     best = max(found.mean_return for found in result.evaluations[-5:])
-    print(f"{killed} actors killed; best of the last 5 evaluations {best:.1f}; {result.env_steps} steps")
+    print(
+        f"{killed} actors killed; best of the last 5 evaluations {best:.1f}; {result.env_steps} steps"
+    )
     sys.exit(not (killed >= args.kills and best >= args.threshold))

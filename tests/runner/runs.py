@@ -7,7 +7,7 @@ import torch
 
 from kary_replay.algorithms import ALGORITHMS
 from kary_replay.runner import Runner, RunnerConfig
-from kary_replay.runner.run_directory import load_state
+from kary_replay.runner.records.run_directory import load_state
 
 SMALL = {
     "actors": 1, "backend": "serial", "envs_per_actor": 4, "groups": 2, "learning_starts": 100, "evaluate": "never",
@@ -19,7 +19,13 @@ def config(algorithm, env, directory, options=None, **settings):
     """A small, fast run."""
     options_class = ALGORITHMS[algorithm].options_class
     small = {"hidden": (16, 16), "batch_size": 32, **(options or {})}
-    return RunnerConfig(algorithm, env, options=options_class(**small), directory=str(directory), **{**SMALL, **settings})
+    return RunnerConfig(
+        algorithm,
+        env,
+        options=options_class(**small),
+        directory=str(directory),
+        **{**SMALL, **settings},
+    )
 
 
 def run(*args, **kwargs):

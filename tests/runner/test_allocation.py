@@ -11,14 +11,18 @@ from rich.console import Console
 from runs import config
 
 from kary_replay.runner import RunFailedError, Runner, RunnerConfig, measuring
-from kary_replay.runner.allocation import allocate, n_cores
+from kary_replay.runner.allocation.allocation import allocate, n_cores
 
 CASES = {  # steps per actor, updates, steps per update, cores, learners -> actors, and why
     "one actor is enough": ((1000.0, 500.0, 2.0, 8, 1), 1, "1 actor keeps the learner busy"),
     "as many as it takes": ((1000.0, 500.0, 5.0, 8, 1), 3, "3 actors keep the learner busy"),
     "a hundredth less is enough": ((1000.0, 302.0, 10.0, 8, 1), 3, "3 actors keep"),
     "two hundredths are not": ((1000.0, 306.0, 10.0, 8, 1), 4, "4 actors keep"),
-    "not enough cores": ((1000.0, 5000.0, 10.0, 8, 1), 7, "so they get all the other cores (7 of 8)"),
+    "not enough cores": (
+        (1000.0, 5000.0, 10.0, 8, 1),
+        7,
+        "so they get all the other cores (7 of 8)",
+    ),
     "several learners": ((1000.0, 5000.0, 10.0, 8, 4), 4, "(4 of 8)"),
     "threads of learners": ((1000.0, 5000.0, 10.0, 8, 2, 3), 2, "(2 of 8)"),
     "one core": ((1000.0, 5000.0, 10.0, 1, 1), 1, "(1 of 1)"),
@@ -30,28 +34,44 @@ def test_the_fewest_actors_that_keep_learners_busy(case):
     measured, actors, reason = CASES[case]
     allocation = allocate(*measured)
     assert allocation.chosen.actors == actors and reason in allocation.reason
-    assert [option.actors for option in allocation.options] == list(range(1, max(1, measured[3] - math.prod(measured[4:])) + 1))
+    assert [option.actors for option in allocation.options] == list(
+        range(1, max(1, measured[3] - math.prod(measured[4:])) + 1)
+    )
 
 
 def test_a_run_measures_prints_and_takes_what_it_chose(tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "MEASURE_SECONDS", 0.2)
     console = Console(file=io.StringIO(), width=100, record=True)
-    settings = config("dqn", "CartPole-v1", tmp_path / "run", backend="process", actors="auto", total_env_steps=600)
+    settings = config(
+        "dqn",
+        "CartPole-v1",
+        tmp_path / "run",
+        backend="process",
+        actors="auto",
+        total_env_steps=600,
+    )
     result = Runner(settings, console=console).run()
     allocation, text = result.allocation, " ".join(console.export_text().split())
     assert allocation.steps_per_actor > 0 and allocation.updates_per_second > 0
     assert 1 <= allocation.chosen.actors <= max(1, n_cores() - 1)
     assert f"→ {allocation.chosen.actors}" in text and allocation.reason in text
     assert result.env_steps >= 600
-    assert json.loads((tmp_path / "run" / "checkpoint.json").read_text())["n_actors"] == allocation.chosen.actors
+    assert (
+        json.loads((tmp_path / "run" / "checkpoint.json").read_text())["n_actors"]
+        == allocation.chosen.actors
+    )
 
 
 def test_measuring_does_not_collect_what_learning_starts_with(tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "MEASURE_SECONDS", 0.0)
     work, worked = measuring.Actor.work, []
-    monkeypatch.setattr(measuring.Actor, "work", lambda self, patience: worked.append(1) or work(self, patience))
+    monkeypatch.setattr(
+        measuring.Actor, "work", lambda self, patience: worked.append(1) or work(self, patience)
+    )
     settings = {"backend": "process", "actors": "auto", "learning_starts": 4_000}
-    assert Runner(config("dqn", "CartPole-v1", tmp_path / "run", **settings))._measured_actors() >= 1
+    assert (
+        Runner(config("dqn", "CartPole-v1", tmp_path / "run", **settings))._measured_actors() >= 1
+    )
     assert len(worked) < 10
 
 
@@ -61,7 +81,9 @@ def test_a_learner_is_measured_with_its_share_of_a_batch_and_its_threads(tmp_pat
     monkeypatch.setattr(
         measuring.Learner,
         "work",
-        lambda self, patience: seen.add((self.batch_size, torch.get_num_threads())) or work(self, patience),
+        lambda self, patience: (
+            seen.add((self.batch_size, torch.get_num_threads())) or work(self, patience)
+        ),
     )
     settings = {"backend": "process", "actors": "auto", "learners": 4, "learner_threads": 2}
     allocation = Runner(config("dqn", "CartPole-v1", tmp_path / "run", **settings))
@@ -71,18 +93,38 @@ def test_a_learner_is_measured_with_its_share_of_a_batch_and_its_threads(tmp_pat
 def test_an_environment_that_hangs_while_it_is_measured_is_named(tmp_path, monkeypatch):
     settings = {"backend": "process", "actors": "auto", "environment_timeout_seconds": 1.0}
     before = time.monotonic()
-    with pytest.raises(RunFailedError, match=r"environment faulty_envs:make hung: .* for \d+ s.*\nNothing has been created"):
-        Runner(config("dqn", "faulty_envs:make", tmp_path / "run", env_options={"fault": "hangs", "at": 5}, **settings)).run()
+    with pytest.raises(
+        RunFailedError,
+        match=r"environment faulty_envs:make hung: .* for \d+ s.*\nNothing has been created",
+    ):
+        Runner(
+            config(
+                "dqn",
+                "faulty_envs:make",
+                tmp_path / "run",
+                env_options={"fault": "hangs", "at": 5},
+                **settings,
+            )
+        ).run()
     assert time.monotonic() - before < 30 and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("policy", ["restart", "stop"])
-def test_an_environment_that_breaks_now_and_then_is_measured_all_the_same(policy, tmp_path, monkeypatch):
+def test_an_environment_that_breaks_now_and_then_is_measured_all_the_same(
+    policy, tmp_path, monkeypatch
+):
     """The sixth step of each raises, after an episode of four: in a run its actor would be started anew for ever."""
     made, actor, fault = [], measuring.Actor, {"fault": "raises", "at": 6, "length": 4}
     monkeypatch.setattr(measuring, "Actor", lambda *arguments: made.append(1) or actor(*arguments))
-    settings = {"backend": "process", "actors": "auto", "on_environment_error": policy, "max_restarts": 1}
-    runner = Runner(config("dqn", "faulty_envs:make", tmp_path / "run", env_options=fault, **settings))
+    settings = {
+        "backend": "process",
+        "actors": "auto",
+        "on_environment_error": policy,
+        "max_restarts": 1,
+    }
+    runner = Runner(
+        config("dqn", "faulty_envs:make", tmp_path / "run", env_options=fault, **settings)
+    )
     if policy == "restart":
         assert runner._measured_actors() >= 1 and len(made) > 2
     else:
@@ -91,13 +133,23 @@ def test_an_environment_that_breaks_now_and_then_is_measured_all_the_same(policy
 
 
 def test_a_learner_that_fails_while_it_is_measured_is_named(tmp_path):
-    settings = RunnerConfig("failing_algorithms:Failing", "CartPole-v1", directory=str(tmp_path / "run"), backend="process")
-    with pytest.raises(RunFailedError, match=r"(?s)learner-0 failed: Traceback.*diverged.*\nNothing has been created"):
+    settings = RunnerConfig(
+        "failing_algorithms:Failing",
+        "CartPole-v1",
+        directory=str(tmp_path / "run"),
+        backend="process",
+    )
+    with pytest.raises(
+        RunFailedError,
+        match=r"(?s)learner-0 failed: Traceback.*diverged.*\nNothing has been created",
+    ):
         Runner(settings).run()
 
 
 def test_an_environment_that_breaks_while_it_is_measured_is_named(tmp_path):
     settings = {"backend": "process", "actors": "auto", "env_options": {"fault": "raises", "at": 1}}
-    with pytest.raises(RunFailedError, match=r"(?s)the bottle is empty.*\nNothing has been created"):
+    with pytest.raises(
+        RunFailedError, match=r"(?s)the bottle is empty.*\nNothing has been created"
+    ):
         Runner(config("dqn", "faulty_envs:make", tmp_path / "run", **settings)).run()
     assert not list(tmp_path.iterdir())

@@ -36,7 +36,9 @@ def started(*arguments, **options):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     # Jobs in a shell's background ignore Ctrl-C, and what they start inherits it.
     pipes["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
-    return subprocess.Popen([sys.executable, "-m", "kary_replay", *arguments], **{**pipes, **options})
+    return subprocess.Popen(
+        [sys.executable, "-m", "kary_replay", *arguments], **{**pipes, **options}
+    )
 
 
 REFUSED = {  # arguments, and what the message has
@@ -77,7 +79,9 @@ REFUSED = {  # arguments, and what the message has
 
 
 @pytest.mark.parametrize("arguments", REFUSED)
-def test_what_cannot_be_done_is_said_in_one_paragraph_and_nothing_is_created(arguments, capsys, tmp_path):
+def test_what_cannot_be_done_is_said_in_one_paragraph_and_nothing_is_created(
+    arguments, capsys, tmp_path
+):
     if "--directory" in arguments:
         (tmp_path / "taken").touch()
     before = list(tmp_path.rglob("*"))
@@ -90,25 +94,64 @@ def test_what_cannot_be_done_is_said_in_one_paragraph_and_nothing_is_created(arg
     assert list(tmp_path.rglob("*")) == before
 
 
-INTEGERS = {"1e6": 1_000_000, "1_000_000": 1_000_000, "1.5E+3": 1_500, "2.50e1": 25, "12": 12, "1e15": 10**15}
+INTEGERS = {
+    "1e6": 1_000_000,
+    "1_000_000": 1_000_000,
+    "1.5E+3": 1_500,
+    "2.50e1": 25,
+    "12": 12,
+    "1e15": 10**15,
+}
 
 
 @pytest.mark.parametrize("word", INTEGERS)
 def test_integers_may_be_written_with_an_exponent(word):
-    arguments = ["dqn", "CartPole-v1", "--total-env-steps", word, "--actors", "2e0", "--prefetch", "1e1"]
-    arguments += ["--options.batch-size", "1e2", "--options.hidden", "1e2", "64", "--seed", "7", "--learning-starts", "1"]
+    arguments = [
+        "dqn",
+        "CartPole-v1",
+        "--total-env-steps",
+        word,
+        "--actors",
+        "2e0",
+        "--prefetch",
+        "1e1",
+    ]
+    arguments += [
+        "--options.batch-size",
+        "1e2",
+        "--options.hidden",
+        "1e2",
+        "64",
+        "--seed",
+        "7",
+        "--learning-starts",
+        "1",
+    ]
     settings = cli._config(arguments)
     assert (settings.total_env_steps, settings.actors, settings.prefetch) == (INTEGERS[word], 2, 10)
-    assert (settings.options.batch_size, settings.options.hidden, settings.seed) == (100, (100, 64), 7)
-    assert cli._config(["dqn", "CartPole-v1", "--actors", "auto", "--prefetch", "None"]).actors == "auto"
+    assert (settings.options.batch_size, settings.options.hidden, settings.seed) == (
+        100,
+        (100, 64),
+        7,
+    )
+    assert (
+        cli._config(["dqn", "CartPole-v1", "--actors", "auto", "--prefetch", "None"]).actors
+        == "auto"
+    )
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_help_of_train_shows_every_setting(algorithm, capsys):
     assert cli.main(["train", algorithm, "SomeEnv-v0", "--help"]) == 0
     out = capsys.readouterr().out
-    names = [field.name for field in dataclasses.fields(RunnerConfig) if field.name not in ("algorithm", "env", "options")]
-    names += [f"options.{field.name}" for field in dataclasses.fields(ALGORITHMS[algorithm].options_class)]
+    names = [
+        field.name
+        for field in dataclasses.fields(RunnerConfig)
+        if field.name not in ("algorithm", "env", "options")
+    ]
+    names += [
+        f"options.{field.name}" for field in dataclasses.fields(ALGORITHMS[algorithm].options_class)
+    ]
     missing = [name for name in names if f"--{name.replace('_', '-')}" not in out]
     assert not missing
     assert "--algorithm" not in out and "--env " not in out
@@ -118,8 +161,14 @@ def test_the_help_shows_docstrings_and_the_preset(capsys):
     assert cli.main(["train", "dqn", "CartPole-v1", "--help"]) == 0
     text = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
     settings = RunnerConfig("dqn", "CartPole-v1")
-    assert f"Environment steps of the whole run, over all actors. (default: {settings.total_env_steps})" in text
-    assert f"Learning rate of Adam, for all networks. (default: {settings.options.learning_rate})" in text
+    assert (
+        f"Environment steps of the whole run, over all actors. (default: {settings.total_env_steps})"
+        in text
+    )
+    assert (
+        f"Learning rate of Adam, for all networks. (default: {settings.options.learning_rate})"
+        in text
+    )
 
 
 @pytest.mark.parametrize("arguments", ["--help", "-h", "train --help", "train dqn --help", "play --help", "export --help",
@@ -133,13 +182,17 @@ def test_every_command_explains_itself(arguments, capsys):
 def test_help_and_version_need_no_torch():
     code = "import sys; from kary_replay.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     for argument in "--help", "--version":
-        done = subprocess.run([sys.executable, "-c", code, argument], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code, argument], capture_output=True, text=True, check=True
+        )
         assert VERSION in done.stdout or "usage" in done.stdout
 
 
 def test_a_missing_package_is_named(monkeypatch, capsys):
     find = cli.importlib.util.find_spec
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "tyro" else find(name))
+    monkeypatch.setattr(
+        cli.importlib.util, "find_spec", lambda name: None if name == "tyro" else find(name)
+    )
     assert cli.main(["train", "dqn", "CartPole-v1"]) == 2
     assert 'needs tyro: pip install "kary-replay[runner]"' in capsys.readouterr().err
 
@@ -149,28 +202,51 @@ def test_the_presets_are_shown(capsys):
     out = capsys.readouterr().out
     words = " ".join(out.replace("│", " ").split())
     for (algorithm, env), row in PRESETS.items():
-        assert algorithm in words and env in words and f"total_env_steps={row.get('total_env_steps', 1_000_000)}" in words
+        assert (
+            algorithm in words
+            and env in words
+            and f"total_env_steps={row.get('total_env_steps', 1_000_000)}" in words
+        )
 
 
 def test_train_then_resume_play_and_export(tmp_path, capsys):
-    assert cli.main(["train", "dqn", "CartPole-v1", *SMALL, "--env-options", "sutton_barto_reward=true"]) == 0
+    assert (
+        cli.main(
+            ["train", "dqn", "CartPole-v1", *SMALL, "--env-options", "sutton_barto_reward=true"]
+        )
+        == 0
+    )
     assert "done: return" in capsys.readouterr().out
     run = tmp_path / "runs" / "dqn_CartPole-v1_s0"
     settings = json.loads((run / "config.json").read_text())
-    assert settings["options"]["hidden"] == [16, 16] and settings["env_options"] == {"sutton_barto_reward": True}
-    assert settings["options"]["learning_rate"] == RunnerConfig("dqn", "CartPole-v1").options.learning_rate
+    assert settings["options"]["hidden"] == [16, 16] and settings["env_options"] == {
+        "sutton_barto_reward": True
+    }
+    assert (
+        settings["options"]["learning_rate"]
+        == RunnerConfig("dqn", "CartPole-v1").options.learning_rate
+    )
     assert cli.main(["train", "--resume", str(run), "--total-env-steps", "600"]) == 0
     assert "after 600 environment steps" in capsys.readouterr().out
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for arguments in (["--resume", str(run)], [f"--resume={run}", "--total-env-steps", "500"]):
         assert cli.main(["train", *arguments]) == 0
         out = " ".join(capsys.readouterr().out.split())
-        assert "is finished: all of its total_env_steps=" in out and "done: return" in out and "after 600 env" in out
+        assert (
+            "is finished: all of its total_env_steps=" in out
+            and "done: return" in out
+            and "after 600 env" in out
+        )
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert cli.main(["train", "--resume", str(run), "dqn", "CartPole-v1"]) == 2
     assert cli.main(["train", "--resume", str(run), "--help"]) == 0
     out = capsys.readouterr().out
-    assert "--target-return" in out and "--total-env-steps" in out and "--seed" not in out and "(default: 600)" in out
+    assert (
+        "--target-return" in out
+        and "--total-env-steps" in out
+        and "--seed" not in out
+        and "(default: 600)" in out
+    )
     assert cli.main(["play", str(run), "--episodes", "1"]) == 0
     assert Image.open(run / "play.gif").n_frames > 1
     assert "mean return" in capsys.readouterr().out
@@ -180,14 +256,19 @@ def test_train_then_resume_play_and_export(tmp_path, capsys):
 
 def test_settings_follow_from_those_given(tmp_path):
     """As in Python: the interval of evaluations from the steps, updates per step from the batch size."""
-    parsed = cli._config(["td3", "Pendulum-v1", "--total-env-steps", "5000", "--options.batch-size", "64"])
+    parsed = cli._config(
+        ["td3", "Pendulum-v1", "--total-env-steps", "5000", "--options.batch-size", "64"]
+    )
     options = dataclasses.replace(RunnerConfig("td3", "Pendulum-v1").options, batch_size=64)
     assert parsed == RunnerConfig("td3", "Pendulum-v1", total_env_steps=5000, options=options)
     assert type(parsed) is RunnerConfig  # which other processes can import
 
 
 def test_what_sb3_has_no_place_for_is_refused(tmp_path, capsys):
-    assert cli.main(["train", "dqn", "CartPole-v1", *SMALL, "--options.dueling", "--directory", "run"]) == 0
+    assert (
+        cli.main(["train", "dqn", "CartPole-v1", *SMALL, "--options.dueling", "--directory", "run"])
+        == 0
+    )
     assert cli.main(["export", "run", "--to", "sb3"]) == 2
     assert "dueling=True" in capsys.readouterr().err
     assert not list(tmp_path.rglob("*.zip"))
@@ -205,7 +286,9 @@ def test_a_run_that_fails_ends_with_1(tmp_path, capsys):
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
-    process = started("train", "dqn", "CartPole-v1", *SMALL, "--total-env-steps", "10000000", "--directory", "run")
+    process = started(
+        "train", "dqn", "CartPole-v1", *SMALL, "--total-env-steps", "10000000", "--directory", "run"
+    )
     deadline = time.monotonic() + 60
     while not ((tmp_path / "run" / "episodes.jsonl").exists()) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -16,9 +16,9 @@ from kary_replay import PrioritizedReplayBuffer, cli
 from kary_replay.algorithms import DQNOptions, SACOptions, TD3Options
 from kary_replay.runner import ConfigError, Runner, RunnerConfig
 from kary_replay.runner.config import as_json, from_json
-from kary_replay.runner.making import maker
+from kary_replay.runner.environments.env_factory import maker
 from kary_replay.runner.presets import PRESETS
-from kary_replay.runner.run_directory import RunDirectory
+from kary_replay.runner.records.run_directory import RunDirectory
 
 
 def make():
@@ -38,7 +38,9 @@ gymnasium.register("Session-v0", entry_point=faulty_envs.make)
 
 
 def normalized():
-    return gymnasium.wrappers.TransformReward(gymnasium.wrappers.NormalizeObservation(make()), float)
+    return gymnasium.wrappers.TransformReward(
+        gymnasium.wrappers.NormalizeObservation(make()), float
+    )
 
 
 def normalized_rewards():
@@ -71,29 +73,50 @@ def frozen():
 
 REFUSED = [  # settings of a process run with a batch of 32, and what the message has
     ({"learners": 64}, "learners must divide batch_size=32"),
-    ({"learners": 3}, "learners must divide batch_size=32.*choose another number of learners or another batch size"),
+    (
+        {"learners": 3},
+        "learners must divide batch_size=32.*choose another number of learners or another batch size",
+    ),
     ({"learners": 2, "backend": "serial"}, "learners must be 1 with backend='serial'"),
     ({"actors": 0}, "actors must be 'auto' or an integer of at least 1, got 0"),
     ({"groups": 3}, "groups must divide envs_per_actor=4"),
     ({"learning_starts": 6_000}, "learning_starts must be at most buffer_capacity=5000"),
     ({"samples_per_insert": float("nan")}, "samples_per_insert must be a finite number above 0"),
-    ({"samples_per_insert_error": "8"}, "samples_per_insert_error must be None or a finite number above 0"),
+    (
+        {"samples_per_insert_error": "8"},
+        "samples_per_insert_error must be None or a finite number above 0",
+    ),
     ({"samples_per_insert_error": 8.0}, "samples_per_insert_error must be at least 32"),
     ({"prefetch": -1}, "prefetch must be None or an integer from 0 to 64"),
     ({"prefetch": 10**9}, "prefetch must be None or an integer from 0 to 64"),
     ({"seed": 2**64}, r"seed must be below 2\*\*63"),
-    ({"learners": 2, "samples_per_insert_error": 20.0}, "samples_per_insert_error must be at least 32"),
+    (
+        {"learners": 2, "samples_per_insert_error": 20.0},
+        "samples_per_insert_error must be at least 32",
+    ),
     ({"device": "gpu"}, "device must be one of torch's"),
     ({"device": "meta"}, "device must be there, got 'meta': .*; use device='cpu'"),
     ({"device": "cuda:99"}, "device must be there, got 'cuda:99' with learners=1: torch finds"),
-    ({"device": "cuda:0", "learners": 2}, "each of learners=2 needs a GPU of its own: give device='cuda', not 'cuda:0'"),
-    ({"target_return": float("nan"), "evaluate": "during"}, "target_return must be None or a finite number"),
+    (
+        {"device": "cuda:0", "learners": 2},
+        "each of learners=2 needs a GPU of its own: give device='cuda', not 'cuda:0'",
+    ),
+    (
+        {"target_return": float("nan"), "evaluate": "during"},
+        "target_return must be None or a finite number",
+    ),
     ({"target_return": 475.0}, "target_return needs evaluate='during'"),
     ({"env_options": {"space": object()}}, "env_options must be a dict of what JSON has"),
-    ({"env_options": 5, "env": functools.partial(make)}, "env_options must be a dict of what JSON has"),
+    (
+        {"env_options": 5, "env": functools.partial(make)},
+        "env_options must be a dict of what JSON has",
+    ),
     ({"backend": "ray"}, "backend must be one of process, serial, got 'ray'"),
     ({"env": lambda: make()}, r"cannot be sent to other processes.*at the top level of a module"),
-    ({"env": forget}, "made no environment, which has an observation_space and an action_space, but None"),
+    (
+        {"env": forget},
+        "made no environment, which has an observation_space and an action_space, but None",
+    ),
     ({"env": 5}, "env must be a gymnasium id, module:function, or a function"),
     ({"total_env_steps": 2**60}, "total_env_steps must be at most 9007199254740992"),
     ({"env": functools.partial(make, size=3)}, "could not be made: TypeError"),
@@ -108,15 +131,29 @@ REFUSED = [  # settings of a process run with a batch of 32, and what the messag
     ),
     ({"env": normalized_vector}, "its wrapper NormalizeObservation does"),
     ({"env": own_normalization, "total_env_steps": 120}, "its wrapper OwnNormalization does"),
-    ({"env": "ALE/Pong-v5"}, "got 'ALE/Pong-v5': ale-py registers it. pip install ale-py, and write ale_py:ALE/Pong-v5"),
-    ({"env": "MiniGrid-Empty-5x5-v0"}, "minigrid registers it. .* write minigrid:MiniGrid-Empty-5x5-v0"),
-    ({"env": "Mine/Task-v0"}, "no package that registers Mine/ has been imported. .*module:Mine/Task-v0"),
+    (
+        {"env": "ALE/Pong-v5"},
+        "got 'ALE/Pong-v5': ale-py registers it. pip install ale-py, and write ale_py:ALE/Pong-v5",
+    ),
+    (
+        {"env": "MiniGrid-Empty-5x5-v0"},
+        "minigrid registers it. .* write minigrid:MiniGrid-Empty-5x5-v0",
+    ),
+    (
+        {"env": "Mine/Task-v0"},
+        "no package that registers Mine/ has been imported. .*module:Mine/Task-v0",
+    ),
     ({"env": "tabular/Blackjak-v0"}, "did you mean tabular/Blackjack-v0"),
-    ({"buffer_capacity": 10**14}, "buffer_capacity=100000000000000 is more than memory has room for"),
+    (
+        {"buffer_capacity": 10**14},
+        "buffer_capacity=100000000000000 is more than memory has room for",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[" ".join(settings) for settings, _ in REFUSED])
+@pytest.mark.parametrize(
+    ("settings", "message"), REFUSED, ids=[" ".join(settings) for settings, _ in REFUSED]
+)
 def test_what_cannot_be_run_is_refused_and_nothing_is_created(settings, message, tmp_path):
     env = settings.pop("env", "CartPole-v1")
     with pytest.raises(ConfigError, match=message) as caught:
@@ -135,24 +172,33 @@ def test_a_function_of_an_interactive_session_is_refused(tmp_path, monkeypatch):
     monkeypatch.delattr(main, "__file__", raising=False)
     monkeypatch.setattr(main, "make", make, raising=False)
     monkeypatch.setattr(make, "__module__", "__main__")
-    with pytest.raises(ConfigError, match=r'interactive session.*Put it into a module, and pass "module:function"'):
+    with pytest.raises(
+        ConfigError, match=r'interactive session.*Put it into a module, and pass "module:function"'
+    ):
         Runner(config("dqn", make, tmp_path / "run", backend="process"))
     Runner(config("dqn", make, tmp_path / "run"))  # serial: nobody has to import it
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("env", ["faulty_envs:make", "faulty_envs:Faulty-v0", functools.partial(faulty_envs.make, length=3)])
+@pytest.mark.parametrize(
+    "env",
+    ["faulty_envs:make", "faulty_envs:Faulty-v0", functools.partial(faulty_envs.make, length=3)],
+)
 def test_ways_to_name_an_environment(env, tmp_path):
     assert Runner(config("dqn", env, tmp_path / "run", total_env_steps=120)).run().env_steps >= 120
 
 
 def test_processes_make_what_was_registered_in_this_session_alone(tmp_path):
-    result = Runner(config("dqn", "Session-v0", tmp_path / "run", backend="process", total_env_steps=120)).run()
+    result = Runner(
+        config("dqn", "Session-v0", tmp_path / "run", backend="process", total_env_steps=120)
+    ).run()
     assert result.env_steps >= 120
 
 
 def test_what_a_partial_holds_is_kept_in_config_json(tmp_path):
-    settings = config("dqn", functools.partial(faulty_envs.make, length=3), tmp_path / "run", total_env_steps=120)
+    settings = config(
+        "dqn", functools.partial(faulty_envs.make, length=3), tmp_path / "run", total_env_steps=120
+    )
     assert (settings.env, settings.env_options) == (faulty_envs.make, {"length": 3})
     Runner(settings).run()
     _, again = RunDirectory.existing(tmp_path / "run")
@@ -162,11 +208,18 @@ def test_what_a_partial_holds_is_kept_in_config_json(tmp_path):
 @pytest.mark.parametrize("env", [lambda: make(), functools.partial(faulty_envs.Faulty, "none")])
 def test_a_run_whose_environment_has_no_name_says_that_it_cannot_go_on(env, tmp_path, capsys):
     assert Runner(config("dqn", env, tmp_path / "run", total_env_steps=120)).run().env_steps >= 120
-    assert "so this run cannot be resumed, played or exported later" in " ".join(capsys.readouterr().out.split())
+    assert "so this run cannot be resumed, played or exported later" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_an_environment_that_cannot_be_closed_can_be_used(tmp_path):
-    assert Runner(config("dqn", lambda: Clumsy(make()), tmp_path / "run", total_env_steps=120)).run().env_steps >= 120
+    assert (
+        Runner(config("dqn", lambda: Clumsy(make()), tmp_path / "run", total_env_steps=120))
+        .run()
+        .env_steps
+        >= 120
+    )
 
 
 def test_what_json_would_change_stays_in_the_partial():
@@ -190,15 +243,23 @@ def test_too_little_memory_to_go_on_is_no_damage(tmp_path, monkeypatch):
         raise MemoryError("500 GB are needed")
 
     monkeypatch.setattr(PrioritizedReplayBuffer, "load", load)
-    with pytest.raises(ConfigError, match=r"^buffer_capacity=5000 is more than memory has room for: 500 GB are needed"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^buffer_capacity=5000 is more than memory has room for: 500 GB are needed",
+    ):
         Runner.resume(tmp_path / "run", total_env_steps=240).run()
 
 
 def test_where_processes_cannot_share_memory_all_workers_are_in_one(monkeypatch):
-    assert RunnerConfig("dqn", "CartPole-v1").backend == ("process" if sys.platform.startswith("linux") else "serial")
+    assert RunnerConfig("dqn", "CartPole-v1").backend == (
+        "process" if sys.platform.startswith("linux") else "serial"
+    )
     monkeypatch.setattr(sys, "platform", "darwin")
     assert RunnerConfig("dqn", "CartPole-v1").backend == "serial"
-    with pytest.raises(ConfigError, match="backend='process' needs the shared memory of Linux: use backend='serial' here"):
+    with pytest.raises(
+        ConfigError,
+        match="backend='process' needs the shared memory of Linux: use backend='serial' here",
+    ):
         RunnerConfig("dqn", "CartPole-v1", backend="process")
 
 
@@ -213,8 +274,12 @@ def test_a_program_without_a_main_guard_is_told_so(tmp_path):
         "from kary_replay.runner import Runner, RunnerConfig\n"
         "Runner(RunnerConfig('dqn', 'CartPole-v1', actors=1, total_env_steps=64, directory='run')).run()\n"
     )
-    ended = subprocess.run([sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 1 and 'must do so only under if __name__ == "__main__":' in ended.stderr
+    ended = subprocess.run(
+        [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert (
+        ended.returncode == 1 and 'must do so only under if __name__ == "__main__":' in ended.stderr
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["program.py", "run"]
 
 
@@ -249,26 +314,59 @@ def test_options_are_those_of_the_algorithm():
 
 @pytest.mark.parametrize(("algorithm", "env"), PRESETS)
 def test_config_json_has_every_setting(algorithm, env):
-    settings = RunnerConfig(algorithm, env.replace("*", "CartPole-v1"), env_options={"x": 1.5}, directory=Path("somewhere"))
+    settings = RunnerConfig(
+        algorithm,
+        env.replace("*", "CartPole-v1"),
+        env_options={"x": 1.5},
+        directory=Path("somewhere"),
+    )
     assert settings.directory == "somewhere"
     assert from_json(json.loads(json.dumps(as_json(settings)))) == settings
 
 
 CHANGED = {  # what was changed in a run's directory: file, how, and what the message has
-    "format": ("config.json", lambda content: content.update(format=99), "another version of kary-replay"),
+    "format": (
+        "config.json",
+        lambda content: content.update(format=99),
+        "another version of kary-replay",
+    ),
     "algorithm": (
         "config.json",
         lambda content: content.update(algorithm="td3"),
         "of algorithm ddpg, but config.json says td3",
     ),
-    "env": ("config.json", lambda content: content.update(env="MountainCarContinuous-v0"), "is of env Pendulum-v1"),
+    "env": (
+        "config.json",
+        lambda content: content.update(env="MountainCarContinuous-v0"),
+        "is of env Pendulum-v1",
+    ),
     "counters": ("checkpoint.json", lambda content: content.pop("env_steps"), "has no counters"),
-    "setting": ("config.json", lambda content: content.update(no_such=1), "another version of kary-replay"),
-    "option": ("config.json", lambda content: content["options"].update(no_such=1), "another version of kary-replay"),
-    "bad option": ("config.json", lambda content: content["options"].update(gamma=2), "gamma must be from 0 to 1"),
-    "widths": ("config.json", lambda content: content["options"].update(hidden=[32, 32]), "is of other networks than config"),
+    "setting": (
+        "config.json",
+        lambda content: content.update(no_such=1),
+        "another version of kary-replay",
+    ),
+    "option": (
+        "config.json",
+        lambda content: content["options"].update(no_such=1),
+        "another version of kary-replay",
+    ),
+    "bad option": (
+        "config.json",
+        lambda content: content["options"].update(gamma=2),
+        "gamma must be from 0 to 1",
+    ),
+    "widths": (
+        "config.json",
+        lambda content: content["options"].update(hidden=[32, 32]),
+        "is of other networks than config",
+    ),
     "no options": ("config.json", lambda content: content.pop("options"), "KeyError: 'options'"),
-    "folder": ("checkpoint.json", lambda content: content.update(folder="nowhere"), "which is gone"),
+    "folder": (
+        "checkpoint.json",
+        lambda content: content.update(folder="nowhere"),
+        "which is gone",
+    ),
 }
 
 

@@ -5,8 +5,12 @@ import numpy as np
 import pytest
 from faulty_envs import Faulty
 
-from kary_replay.runner import environments
-from kary_replay.runner.environments import EnvironmentFaultError, Environments, action_scale
+from kary_replay.runner.environments import environments
+from kary_replay.runner.environments.environments import (
+    EnvironmentFaultError,
+    Environments,
+    action_scale,
+)
 
 FAULTS = {
     "raises": r"step raised RuntimeError: the bottle is empty .environment 0, .*, step 6; .*faulty_envs.py, line \d",
@@ -42,14 +46,20 @@ def test_what_a_step_returns_is_what_it_led_to_also_at_the_end_of_an_episode():
     for number in range(1, 8):
         before = envs.observation.copy()
         steps = envs.step(np.array([1, 0]))
-        assert np.array_equal(steps.observation, before) and steps.truncated.all() == (number % 3 == 0)
+        assert np.array_equal(steps.observation, before) and steps.truncated.all() == (
+            number % 3 == 0
+        )
         assert np.array_equal(steps.next_observation, envs.observation) == (number % 3 != 0)
-    assert [(ended.episode_return, ended.length) for ended in envs.ended] == [(3.0, 3), (0.0, 3)] * 2
+    assert [(ended.episode_return, ended.length) for ended in envs.ended] == [
+        (3.0, 3),
+        (0.0, 3),
+    ] * 2
 
 
 def test_making_an_environment_is_part_of_it():
     with pytest.raises(
-        EnvironmentFaultError, match=r"^Faulty \(actor 0\): making it raised RuntimeError: no room for the bottle"
+        EnvironmentFaultError,
+        match=r"^Faulty \(actor 0\): making it raised RuntimeError: no room for the bottle",
     ):
         faulty(fault="making")
 
@@ -61,7 +71,14 @@ class Pending:
         self.steps = []
 
     def add(self, **step):
-        self.steps.append((step["env"], step["observation"].copy(), step["action"], step["next_observation"].copy()))
+        self.steps.append(
+            (
+                step["env"],
+                step["observation"].copy(),
+                step["action"],
+                step["next_observation"].copy(),
+            )
+        )
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
@@ -72,7 +89,11 @@ def test_running_episodes_come_back(env_id):
     first, second, rng = make(), make(), np.random.default_rng(1)
 
     def actions():
-        return rng.integers(2, size=2) if env_id == "CartPole-v1" else rng.uniform(-1, 1, (2, 1)).astype(np.float32)
+        return (
+            rng.integers(2, size=2)
+            if env_id == "CartPole-v1"
+            else rng.uniform(-1, 1, (2, 1)).astype(np.float32)
+        )
 
     first.reset()
     taken = []

@@ -14,25 +14,32 @@ from runs import config
 
 from kary_replay.algorithms import ALGORITHMS
 from kary_replay.runner import ConfigError
-from kary_replay.runner.environments import action_scale
-from kary_replay.runner.export import export
-from kary_replay.runner.inference import as_tensors
-from kary_replay.runner.run_directory import RunDirectory, save_state
-from kary_replay.runner.trained import trained
+from kary_replay.runner.environments.environments import action_scale
+from kary_replay.runner.policies.checkpoint_policy import trained
+from kary_replay.runner.policies.export import export
+from kary_replay.runner.records.run_directory import RunDirectory, save_state
+from kary_replay.runner.streams.inference import as_tensors
 
 sb3 = pytest.importorskip("stable_baselines3")
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 WIDE = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
 IMAGE = spaces.Box(0, 255, (4, 40, 44), np.uint8)
-DICT = spaces.Dict({"b": BOX, "a": spaces.Discrete(3), "image": spaces.Box(0, 255, (3, 36, 36), np.uint8)})
+DICT = spaces.Dict(
+    {"b": BOX, "a": spaces.Discrete(3), "image": spaces.Box(0, 255, (3, 36, 36), np.uint8)}
+)
 OBSERVATIONS = {
     "vector": BOX, "float64": spaces.Box(-1, 1, (3,), np.float64), "matrix": spaces.Box(-1, 1, (2, 2), np.float32),
     "bytes": spaces.Box(0, 255, (5,), np.uint8), "small image": spaces.Box(0, 255, (3, 8, 8), np.uint8),
     "number": spaces.Discrete(5), "bits": spaces.MultiBinary(4),
 }  # fmt: skip
 
-IMAGES = {("dqn", "image"): IMAGE, ("td3", "image"): IMAGE, ("dqn", "dict"): DICT, ("sac", "dict"): DICT}
+IMAGES = {
+    ("dqn", "image"): IMAGE,
+    ("td3", "image"): IMAGE,
+    ("dqn", "dict"): DICT,
+    ("sac", "dict"): DICT,
+}
 
 
 class Spaces(gymnasium.Env):
@@ -52,7 +59,9 @@ def untrained(path, algorithm, monkeypatch, observation_space=BOX, action_space=
     settings = config(algorithm, "test_export_sb3:Spaces", path, options)
     made = ALGORITHMS[algorithm](observation_space, action_space, settings.options)
     with torch.no_grad():
-        for vector in [minimizer.flat for minimizer in made.minimizers.values()] + list(made.targets.values()):
+        for vector in [minimizer.flat for minimizer in made.minimizers.values()] + list(
+            made.targets.values()
+        ):
             vector += 0.1 * torch.randn_like(vector)
     directory = RunDirectory.new(settings)
     folder = directory.begin_checkpoint(0)
@@ -64,7 +73,11 @@ def untrained(path, algorithm, monkeypatch, observation_space=BOX, action_space=
 def samples(space, n):
     space.seed(1)
     drawn = [space.sample() for _ in range(n)]
-    return {key: np.stack([one[key] for one in drawn]) for key in space} if isinstance(space, spaces.Dict) else np.stack(drawn)
+    return (
+        {key: np.stack([one[key] for one in drawn]) for key in space}
+        if isinstance(space, spaces.Dict)
+        else np.stack(drawn)
+    )
 
 
 def exported(path, algorithm):
@@ -84,13 +97,22 @@ def assert_same_actions(policy, model, n):
         with torch.no_grad():  # on large observations one action may always be the best
             assert torch.equal(policy.algorithm.q(as_tensors(observation)), model.q_net(tensors))
     else:
-        large = max(1.0, np.abs(observation).max() / 10) if isinstance(observation, np.ndarray) else 1.0  # so is rounding then
-        np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-5 * large)  # 1e-6 of the widest range, 10
+        # so is rounding then
+        large = (
+            max(1.0, np.abs(observation).max() / 10) if isinstance(observation, np.ndarray) else 1.0
+        )
+        # 1e-6 of the widest range, 10
+        np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-5 * large)
 
 
-@pytest.mark.parametrize(("algorithm", "kind"), [*itertools.product(ALGORITHMS, OBSERVATIONS), *IMAGES])
+@pytest.mark.parametrize(
+    ("algorithm", "kind"), [*itertools.product(ALGORITHMS, OBSERVATIONS), *IMAGES]
+)
 def test_the_same_greedy_actions(algorithm, kind, tmp_path, monkeypatch):
-    space, n = IMAGES.get((algorithm, kind), OBSERVATIONS.get(kind)), 50 if (algorithm, kind) in IMAGES else 2000
+    space, n = (
+        IMAGES.get((algorithm, kind), OBSERVATIONS.get(kind)),
+        50 if (algorithm, kind) in IMAGES else 2000,
+    )
     untrained(tmp_path / "run", algorithm, monkeypatch, space)
     assert_same_actions(*exported(tmp_path / "run", algorithm), n)
 
@@ -104,7 +126,9 @@ def test_any_hidden_layers(algorithm, hidden, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("algorithm", ["ddpg", "td3", "sac"])
 def test_actions_of_any_shape(algorithm, tmp_path, monkeypatch):
-    untrained(tmp_path / "run", algorithm, monkeypatch, action_space=spaces.Box(-3, 3, (2, 2), np.float32))
+    untrained(
+        tmp_path / "run", algorithm, monkeypatch, action_space=spaces.Box(-3, 3, (2, 2), np.float32)
+    )
     assert_same_actions(*exported(tmp_path / "run", algorithm), 2000)
 
 
@@ -128,13 +152,25 @@ def test_q_targets_come_along(tmp_path, monkeypatch):
     policy, model = exported(tmp_path / "run", "dqn")
     observation = torch.from_numpy(samples(BOX, 50))
     with torch.no_grad():
-        assert torch.equal(policy.algorithm.q_target(observation), model.policy.q_net_target(observation))
+        assert torch.equal(
+            policy.algorithm.q_target(observation), model.policy.q_net_target(observation)
+        )
 
 
 def test_the_model_goes_on_learning(tmp_path, monkeypatch):
-    untrained(tmp_path / "run", "sac", monkeypatch, spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (1,), np.float32))
+    untrained(
+        tmp_path / "run",
+        "sac",
+        monkeypatch,
+        spaces.Box(-1, 1, (3,), np.float32),
+        spaces.Box(-2, 2, (1,), np.float32),
+    )
     _, model = exported(tmp_path / "run", "sac")
-    model.set_env(gymnasium.wrappers.TransformObservation(gymnasium.make("Pendulum-v1"), lambda x: x.clip(-1, 1), BOX))
+    model.set_env(
+        gymnasium.wrappers.TransformObservation(
+            gymnasium.make("Pendulum-v1"), lambda x: x.clip(-1, 1), BOX
+        )
+    )
     model.learning_starts = 10
     model.learn(20)
     assert model.buffer_size == 5_000
@@ -148,7 +184,9 @@ def test_loading_needs_no_kary_replay(tmp_path, monkeypatch):
         "model = stable_baselines3.DQN.load(sys.argv[1]); print(model.predict(numpy.zeros(3, 'f4'), deterministic=True)[0])"
     )
     path = str(tmp_path / "run" / "sb3.zip")
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() in "012"
 
 
@@ -160,11 +198,17 @@ NO_PLACE = [
     ({}, {"observation_space": spaces.MultiDiscrete([2, 3])}, "one-hot"),
     ({}, {"observation_space": spaces.Box(0, 255, (40, 44), np.uint8)}, "an axis of channels"),
     ({}, {"observation_space": spaces.Box(0, 200, (3, 40, 40), np.uint8)}, "0 to 255"),
-    ({}, {"observation_space": spaces.Dict({"x": spaces.Box(0, 255, (3, 8, 8), np.uint8)})}, "too small"),
+    (
+        {},
+        {"observation_space": spaces.Dict({"x": spaces.Box(0, 255, (3, 8, 8), np.uint8)})},
+        "too small",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("options", "where", "message"), NO_PLACE, ids=[message for _, _, message in NO_PLACE])
+@pytest.mark.parametrize(
+    ("options", "where", "message"), NO_PLACE, ids=[message for _, _, message in NO_PLACE]
+)
 def test_what_sb3_has_no_place_for_is_refused(options, where, message, tmp_path, monkeypatch):
     untrained(tmp_path / "run", "dqn", monkeypatch, **where, **options)
     with pytest.raises(ConfigError, match=message):
@@ -174,7 +218,9 @@ def test_what_sb3_has_no_place_for_is_refused(options, where, message, tmp_path,
 
 def test_a_model_that_acts_otherwise_is_not_written(tmp_path, monkeypatch):
     untrained(tmp_path / "run", "td3", monkeypatch)
-    monkeypatch.setattr("kary_replay.runner.export.COPY", {"td3": lambda algorithm, model: None})
+    monkeypatch.setattr(
+        "kary_replay.runner.policies.export.COPY", {"td3": lambda algorithm, model: None}
+    )
     with pytest.raises(ConfigError, match="act otherwise"):
         export(tmp_path / "run")
     assert not list(tmp_path.rglob("*.zip"))

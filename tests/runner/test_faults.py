@@ -20,7 +20,12 @@ HERE = Path(__file__).parent
 
 def faulty(directory, fault, *, learning_starts=64, **settings):
     env_options = {"fault": fault, **settings.pop("env_options", {})}
-    small = {"total_env_steps": 4_000, "environment_timeout_seconds": 1.0, "max_restarts": 2, "samples_per_insert": 4.0}
+    small = {
+        "total_env_steps": 4_000,
+        "environment_timeout_seconds": 1.0,
+        "max_restarts": 2,
+        "samples_per_insert": 4.0,
+    }
     return config(
         "dqn", "faulty_envs:make", directory, env_options=env_options, learning_starts=learning_starts,
         **{"backend": "process", **small, **settings},
@@ -56,7 +61,9 @@ def others():
 def workers():
     """Processes that this test started, but not Python's own helper."""
     new = [pid for pid in descendants(os.getpid()) if pid not in OTHERS]
-    return [pid for pid in new if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [
+        pid for pid in new if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
 
 
 def gone(processes, seconds):
@@ -102,7 +109,9 @@ def test_an_actor_is_started_anew(fault, tmp_path, capfd):
 
 
 def test_an_actor_that_fails_every_time_ends_the_run(tmp_path):
-    with pytest.raises(RunFailedError, match=r"actor-0 failed 3 times in a row.*the bottle is empty"):
+    with pytest.raises(
+        RunFailedError, match=r"actor-0 failed 3 times in a row.*the bottle is empty"
+    ):
         Runner(faulty(tmp_path / "run", "raises", env_options={"at": 10})).run()
     assert workers() == []
 
@@ -110,12 +119,19 @@ def test_an_actor_that_fails_every_time_ends_the_run(tmp_path):
 def test_an_actor_that_hangs_does_not_hold_up_ctrl_c(tmp_path):
     """Not even where a checkpoint waits for its state, which takes up to half a minute."""
     once, directory = tmp_path / "once", tmp_path / "run"
-    settings = {"environment_timeout_seconds": 60.0, "checkpoint_interval_seconds": 0.2, "env_options": {"once": str(once)}}
+    settings = {
+        "environment_timeout_seconds": 60.0,
+        "checkpoint_interval_seconds": 0.2,
+        "env_options": {"once": str(once)},
+    }
     runner, ended = Runner(faulty(directory, "hangs", **settings)), []
 
     def stop():
         deadline = time.monotonic() + 60
-        while not (once.exists() and list(directory.glob("checkpoint-*"))) and time.monotonic() < deadline:
+        while (
+            not (once.exists() and list(directory.glob("checkpoint-*")))
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.02)
         time.sleep(0.5)
         runner.stop()
@@ -134,7 +150,14 @@ def test_checkpoints_do_not_excuse_an_actor_that_hangs(tmp_path, monkeypatch):
     monkeypatch.setattr(process_backend, "AWAY_SECONDS", 0.5)
     monkeypatch.setattr("kary_replay.runner.runner.SAVE_SECONDS", 3.0)
     with pytest.raises(RunFailedError, match="hung: no step or reset ended for"):
-        Runner(faulty(tmp_path / "run", "hangs", on_environment_error="stop", checkpoint_interval_seconds=0.2)).run()
+        Runner(
+            faulty(
+                tmp_path / "run",
+                "hangs",
+                on_environment_error="stop",
+                checkpoint_interval_seconds=0.2,
+            )
+        ).run()
     assert workers() == []
 
 
@@ -155,18 +178,25 @@ def test_a_run_goes_on_whatever_happens_to_its_actors(tmp_path):
 
 def test_a_learner_that_is_killed_ends_the_run_and_the_checkpoint_is_named(tmp_path):
     directory = tmp_path / "run"
-    runner = Runner(faulty(directory, "none", total_env_steps=1_000_000, checkpoint_interval_env_steps=500))
+    runner = Runner(
+        faulty(directory, "none", total_env_steps=1_000_000, checkpoint_interval_env_steps=500)
+    )
 
     def kill():
         deadline = time.monotonic() + 30
         while not (directory / "checkpoint.json").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
-        [learner] = [pid for pid in workers() if b"learner" in Path(f"/proc/{pid}/comm").read_bytes()]
+        [learner] = [
+            pid for pid in workers() if b"learner" in Path(f"/proc/{pid}/comm").read_bytes()
+        ]
         os.kill(learner, signal.SIGKILL)
 
     thread = threading.Thread(target=kill)
     thread.start()
-    with pytest.raises(RunFailedError, match=f"(?s)learner-0 failed: killed by SIGKILL.*{directory}: go on with --resume"):
+    with pytest.raises(
+        RunFailedError,
+        match=f"(?s)learner-0 failed: killed by SIGKILL.*{directory}: go on with --resume",
+    ):
         runner.run()
     thread.join()
     assert workers() == []
@@ -175,7 +205,9 @@ def test_a_learner_that_is_killed_ends_the_run_and_the_checkpoint_is_named(tmp_p
 def test_a_learner_that_hangs_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(process_backend, "UPDATE_SECONDS", 1.0)
     runner = Runner(faulty(tmp_path / "run", "none", total_env_steps=1_000_000))
-    thread = threading.Thread(target=lambda: signalled(b"learner", signal.SIGSTOP, tmp_path / "run"))
+    thread = threading.Thread(
+        target=lambda: signalled(b"learner", signal.SIGSTOP, tmp_path / "run")
+    )
     thread.start()
     with pytest.raises(RunFailedError, match="learner-0 failed: it hung: no update ended for"):
         runner.run()
@@ -184,9 +216,16 @@ def test_a_learner_that_hangs_ends_the_run(tmp_path, monkeypatch):
 
 
 def test_a_run_goes_on_without_evaluations(tmp_path, capfd):
-    settings = {"evaluate": "during", "evaluation_interval": 500, "evaluation_episodes": 2, "max_restarts": 0}
+    settings = {
+        "evaluate": "during",
+        "evaluation_interval": 500,
+        "evaluation_episodes": 2,
+        "max_restarts": 0,
+    }
     runner = Runner(faulty(tmp_path / "run", "none", total_env_steps=20_000, **settings))
-    thread = threading.Thread(target=lambda: signalled(b"evaluator", signal.SIGKILL, tmp_path / "run"))
+    thread = threading.Thread(
+        target=lambda: signalled(b"evaluator", signal.SIGKILL, tmp_path / "run")
+    )
     thread.start()
     result = runner.run()
     thread.join()
@@ -206,7 +245,12 @@ def signalled(name, number, directory):
 
 def test_environments_may_be_slow_one_by_one(tmp_path):
     """Two that take 0.4 s each: their actor is not stuck for 0.6."""
-    settings = {"total_env_steps": 8, "learning_starts": 4, "environment_timeout_seconds": 0.6, "max_restarts": 0}
+    settings = {
+        "total_env_steps": 8,
+        "learning_starts": 4,
+        "environment_timeout_seconds": 0.6,
+        "max_restarts": 0,
+    }
     assert Runner(faulty(tmp_path / "run", "slow", **settings)).run().env_steps >= 8
 
 
@@ -225,7 +269,9 @@ def started(tmp_path, learners=1, fault="none"):
     """A run in a process of its own, once it has begun to learn."""
     tmp_path.mkdir(exist_ok=True)
     directory, program = tmp_path / "run", tmp_path / "program.py"
-    program.write_text(PROGRAM.format(here=str(HERE), directory=str(directory), learners=learners, fault=fault))
+    program.write_text(
+        PROGRAM.format(here=str(HERE), directory=str(directory), learners=learners, fault=fault)
+    )
     process = subprocess.Popen(
         [sys.executable, str(program)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),

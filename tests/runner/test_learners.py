@@ -22,12 +22,22 @@ BATCH, UPDATES = 24, 100
 def algorithm_of(name, share=None):
     options_class = ALGORITHMS[name].options_class
     options = options_class(hidden=(32, 32), batch_size=BATCH, target_interval=3)
-    return ALGORITHMS[name](OBSERVATION, ACTIONS.get(name, spaces.Box(-2, 2, (2,), np.float32)), options, seed=3, share=share)
+    return ALGORITHMS[name](
+        OBSERVATION,
+        ACTIONS.get(name, spaces.Box(-2, 2, (2,), np.float32)),
+        options,
+        seed=3,
+        share=share,
+    )
 
 
 def batch_of(name, number, rows=slice(None)):
     rng = np.random.default_rng(number)
-    action = rng.integers(3, size=BATCH) if name == "dqn" else rng.uniform(-1, 1, (BATCH, 2)).astype(np.float32)
+    action = (
+        rng.integers(3, size=BATCH)
+        if name == "dqn"
+        else rng.uniform(-1, 1, (BATCH, 2)).astype(np.float32)
+    )
     columns = {
         "observation": rng.normal(size=(BATCH, 4)).astype(np.float32),
         "action": action,
@@ -46,8 +56,16 @@ def learn(index, count, meeting, pipe):
     for name in ALGORITHMS:
         algorithm = algorithm_of(name, share)
         rows = share.rows(BATCH // count)
-        errors = [algorithm.update(batch_of(name, number, rows)).numpy().copy() for number in range(UPDATES)]
-        pipe.send((errors, {key: minimizer.flat.numpy() for key, minimizer in algorithm.minimizers.items()}))
+        errors = [
+            algorithm.update(batch_of(name, number, rows)).numpy().copy()
+            for number in range(UPDATES)
+        ]
+        pipe.send(
+            (
+                errors,
+                {key: minimizer.flat.numpy() for key, minimizer in algorithm.minimizers.items()},
+            )
+        )
     pipe.recv()
 
 
@@ -72,8 +90,12 @@ def test_learners_in_processes_equal_one_with_the_whole_batch():
         errors = [one.update(batch_of(name, number)).numpy().copy() for number in range(UPDATES)]
         for key, minimizer in one.minimizers.items():
             np.testing.assert_array_equal(first[key], second[key])
-            np.testing.assert_allclose(first[key], minimizer.flat.numpy(), rtol=1e-4, atol=1e-5, err_msg=f"{name} {key}")
-        np.testing.assert_allclose(np.concatenate([first_errors, second_errors], 1), errors, rtol=1e-3, atol=1e-4)
+            np.testing.assert_allclose(
+                first[key], minimizer.flat.numpy(), rtol=1e-4, atol=1e-5, err_msg=f"{name} {key}"
+            )
+        np.testing.assert_allclose(
+            np.concatenate([first_errors, second_errors], 1), errors, rtol=1e-3, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("learners", [2, 3])
@@ -85,7 +107,8 @@ def test_learners_of_a_run_end_together(learners, tmp_path):
         )
     ).run()  # fmt: skip
     assert result.env_steps >= 2_000
-    assert result.samples_per_insert == pytest.approx(24, rel=0.1)  # the allowance, against so short a run
+    # the allowance, against so short a run
+    assert result.samples_per_insert == pytest.approx(24, rel=0.1)
 
 
 def test_the_learner_that_failed_is_named_with_its_reason(tmp_path):
@@ -94,7 +117,9 @@ def test_the_learner_that_failed_is_named_with_its_reason(tmp_path):
         "failing_algorithms:Failing", "CartPole-v1", directory=str(tmp_path / "run"), options=DQNOptions(batch_size=24),
         **{**SMALL, "backend": "process", "learners": 2},
     )  # fmt: skip
-    with pytest.raises(RunFailedError, match=r"(?s)learner-1 failed: Traceback.*ValueError: diverged"):
+    with pytest.raises(
+        RunFailedError, match=r"(?s)learner-1 failed: Traceback.*ValueError: diverged"
+    ):
         Runner(settings).run()
 
 
@@ -110,5 +135,14 @@ def test_learners_end_when_the_last_rows_are_too_few_for_all_of_them(tmp_path):
 
 
 def test_actors_can_be_measured_for_a_run_that_ends_before_learning_starts(tmp_path):
-    result = Runner(config("dqn", "CartPole-v1", tmp_path / "run", backend="process", actors="auto", total_env_steps=50)).run()
+    result = Runner(
+        config(
+            "dqn",
+            "CartPole-v1",
+            tmp_path / "run",
+            backend="process",
+            actors="auto",
+            total_env_steps=50,
+        )
+    ).run()
     assert result.env_steps >= 50 and result.updates == 0

@@ -13,20 +13,28 @@ from rich.console import Console
 from runs import config, run
 
 from kary_replay.runner import Evaluation, Runner, display
-from kary_replay.runner.allocation import allocate
-from kary_replay.runner.board import Board
-from kary_replay.runner.display import Display, duration, number
-from kary_replay.runner.learning_curve import MOST_POINTS, Points
-from kary_replay.runner.monitor import Monitor
-from kary_replay.runner.progress import Figures, Progress
-from kary_replay.runner.run_directory import RunDirectory
+from kary_replay.runner.allocation.allocation import allocate
+from kary_replay.runner.records.display import Display, duration, number
+from kary_replay.runner.records.learning_curve import MOST_POINTS, Points
+from kary_replay.runner.records.monitor import Monitor
+from kary_replay.runner.records.progress import Figures, Progress
+from kary_replay.runner.records.run_directory import RunDirectory
+from kary_replay.runner.streams.board import Board
 
 FIGURES = Figures(
     seconds=75.0, seconds_left=3700.0, env_steps=20_480, env_steps_per_second=1702.4, updates=9_740, updates_per_second=812.0,
     behind=3.5, most_behind=8.0, buffer_size=1_000, samples_per_insert=31.9, actors_waited=0.67, learners_waited=0.0,
 )  # fmt: skip
-EVALUATIONS = [Evaluation(1000, 100, 1.0, 20.0, (20.0,)), Evaluation(20_000, 9000, 70.0, 12.5, (12.5,))]
-MODEST = {"total_env_steps": 600, "evaluate": "during", "evaluation_interval": 200, "evaluation_episodes": 2}
+EVALUATIONS = [
+    Evaluation(1000, 100, 1.0, 20.0, (20.0,)),
+    Evaluation(20_000, 9000, 70.0, 12.5, (12.5,)),
+]
+MODEST = {
+    "total_env_steps": 600,
+    "evaluate": "during",
+    "evaluation_interval": 200,
+    "evaluation_episodes": 2,
+}
 
 
 def screen(**options):
@@ -70,7 +78,9 @@ def test_elsewhere_there_are_lines_now_and_then(tmp_path, monkeypatch):
     lines.stop()
     first, *others = console.export_text().splitlines()
     assert first.startswith("dqn on CartPole-v1") and len(others) == 3
-    assert others[0].startswith("1:15, 20,480 env steps (1,702/s), 9,740 updates (812.0/s), return 18.2, evaluation 12.5, ")
+    assert others[0].startswith(
+        "1:15, 20,480 env steps (1,702/s), 9,740 updates (812.0/s), return 18.2, evaluation 12.5, "
+    )
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -107,11 +117,18 @@ def test_figures_are_read_off_the_board(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     first = progress.look()
-    assert np.isnan([first.env_steps_per_second, first.behind, first.actors_waited, first.seconds_left]).all()
+    assert np.isnan(
+        [first.env_steps_per_second, first.behind, first.actors_waited, first.seconds_left]
+    ).all()
     now[0], plan.seconds = 110.0, 15.0
     for index, version in enumerate((40, 20)):
         row = board.row("actor", index)
-        row.first_step, row.env_steps, row.parameter_version, row.waited_seconds = 100.0, 50, version, 4.0
+        row.first_step, row.env_steps, row.parameter_version, row.waited_seconds = (
+            100.0,
+            50,
+            version,
+            4.0,
+        )
     board.row("learner", 0).updates = 50
     figures = progress.look()
     assert (figures.env_steps_per_second, figures.updates_per_second) == (10.0, 5.0)
@@ -124,7 +141,7 @@ def test_figures_are_read_off_the_board(monkeypatch):
 def test_actors_say_which_parameters_they_act_by(tmp_path, monkeypatch):
     seen = []
     look = Progress.look
-    monkeypatch.setattr("kary_replay.runner.monitor.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("kary_replay.runner.records.monitor.LOOK_SECONDS", 0.0)
     monkeypatch.setattr(Progress, "look", lambda self: seen.append(look(self)) or seen[-1])
     run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=600, publish_interval=10)
     behind = [figures.behind for figures in seen if figures.updates > 20]
@@ -133,7 +150,9 @@ def test_actors_say_which_parameters_they_act_by(tmp_path, monkeypatch):
 
 def test_looking_is_rare_and_the_rest_free(tmp_path, monkeypatch):
     looks, show, seconds = [], Monitor.show, []
-    monkeypatch.setattr(Progress, "look", lambda self, look=Progress.look: looks.append(1) or look(self))
+    monkeypatch.setattr(
+        Progress, "look", lambda self, look=Progress.look: looks.append(1) or look(self)
+    )
 
     def timed(self):
         begun = time.perf_counter()
@@ -154,9 +173,15 @@ def test_tensorboard_reads_the_scalars(tmp_path):
     events.Reload()
     points = events.Scalars("return/evaluation")
     assert [(point.step, point.value) for point in points] == [
-        (evaluation.env_steps, pytest.approx(evaluation.mean_return)) for evaluation in result.evaluations
+        (evaluation.env_steps, pytest.approx(evaluation.mean_return))
+        for evaluation in result.evaluations
     ]
-    names = {"return/episodes", "speed/env_steps_per_second", "replay/samples_per_insert", "workers/updates_behind"}
+    names = {
+        "return/episodes",
+        "speed/env_steps_per_second",
+        "replay/samples_per_insert",
+        "workers/updates_behind",
+    }
     assert names <= set(events.Tags()["scalars"])
 
 
@@ -186,7 +211,11 @@ def test_the_clock_stands_still_while_no_environment_is_stepped(tmp_path):
     """Neither the start of a run that goes on, nor a finished one that does so, takes time."""
     first = run("dqn", "CartPole-v1", tmp_path / "run", **MODEST)
     second = Runner.resume(tmp_path / "run").run()
-    assert (second.env_steps, second.updates, second.wall_seconds) == (first.env_steps, first.updates, first.wall_seconds)
+    assert (second.env_steps, second.updates, second.wall_seconds) == (
+        first.env_steps,
+        first.updates,
+        first.wall_seconds,
+    )
 
 
 def test_a_resumed_run_continues_its_records(tmp_path, monkeypatch):
@@ -199,11 +228,14 @@ def test_a_resumed_run_continues_its_records(tmp_path, monkeypatch):
             copies.append(shutil.copytree(self.path, tmp_path / "copy"))
 
     monkeypatch.setattr(RunDirectory, "commit", commit_and_copy)
-    whole = run("dqn", "CartPole-v1", tmp_path / "whole", checkpoint_interval_env_steps=300, **MODEST)
+    whole = run(
+        "dqn", "CartPole-v1", tmp_path / "whole", checkpoint_interval_env_steps=300, **MODEST
+    )
     monkeypatch.undo()
     (copy,) = copies
     for name, end in (("episodes.jsonl", '{"env_steps": 4'), ("evaluations.jsonl", "\n")):
-        with (copy / name).open("a") as file:  # what was done after the checkpoint, the last line half written
+        # what was done after the checkpoint, the last line half written
+        with (copy / name).open("a") as file:
             file.write(json.dumps({"env_steps": 412, "updates": 1, "wall_seconds": 1.0, "returns": [], "mean_return": 0.0,
                                    "episode_return": 0.0, "length": 1}) + "\n" + end)  # fmt: skip
     resumed = Runner.resume(copy).run()
@@ -216,4 +248,6 @@ def test_a_resumed_run_continues_its_records(tmp_path, monkeypatch):
 
     for name in ("episodes.jsonl", "evaluations.jsonl"):
         assert records(copy, name) == records(tmp_path / "whole", name)
-    assert [one[:2] + one[3:] for one in resumed.evaluations] == [one[:2] + one[3:] for one in whole.evaluations]
+    assert [one[:2] + one[3:] for one in resumed.evaluations] == [
+        one[:2] + one[3:] for one in whole.evaluations
+    ]

@@ -47,7 +47,9 @@ def test_a_film_is_written(trained, capsys):
 
 
 def test_the_same_seeds_give_the_same_episodes(trained, tmp_path):
-    played = [play.play(trained, episodes=2, seed=seed, output=tmp_path / "x.gif") for seed in (5, 5, 6)]
+    played = [
+        play.play(trained, episodes=2, seed=seed, output=tmp_path / "x.gif") for seed in (5, 5, 6)
+    ]
     assert played[0] == played[1] and played[0][1] == played[2][0]
 
 
@@ -58,7 +60,10 @@ def test_long_films_are_cut(trained, monkeypatch, capsys):
     assert "the first 3 frames" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("name", "message"), [("Unseen", "no render mode rgb_array"), ("Broken", "RuntimeError: no screen")])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("Unseen", "no render mode rgb_array"), ("Broken", "RuntimeError: no screen")],
+)
 def test_without_pictures_it_plays_and_says_so(name, message, tmp_path, capsys):
     path = trained_on(name, tmp_path)
     assert len(play.play(path, episodes=1)) == 1
@@ -77,7 +82,9 @@ def test_a_window_is_opened_by_the_environment(trained, monkeypatch, capsys):
     assert before == ((trained / "play.gif").exists() and (trained / "play.gif").stat().st_mtime_ns)
 
 
-@pytest.mark.parametrize("bad", [{"output": "film.avi"}, {"output": "nowhere/film.gif"}, {"episodes": 0}, {"seed": -1}])
+@pytest.mark.parametrize(
+    "bad", [{"output": "film.avi"}, {"output": "nowhere/film.gif"}, {"episodes": 0}, {"seed": -1}]
+)
 def test_bad_arguments(trained, bad, tmp_path):
     if "output" in bad:
         bad = {"output": tmp_path / bad["output"]}

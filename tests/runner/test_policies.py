@@ -9,11 +9,11 @@ import torch
 from runs import config, run, stopped
 
 from kary_replay.runner import ConfigError, Runner, play
-from kary_replay.runner.export import export
-from kary_replay.runner.making import maker
+from kary_replay.runner.environments.env_factory import maker
 from kary_replay.runner.plan import Evaluated, Plan
-from kary_replay.runner.run_directory import RunDirectory, load_state
-from kary_replay.runner.trained import trained
+from kary_replay.runner.policies.checkpoint_policy import trained
+from kary_replay.runner.policies.export import export
+from kary_replay.runner.records.run_directory import RunDirectory, load_state
 from kary_replay.runner.workers import Actor, Evaluator, Learner, evaluator
 
 EVALUATED = {"evaluate": "during", "evaluation_interval": 200, "evaluation_episodes": 3}
@@ -22,7 +22,9 @@ TASKS = {"dqn": "CartPole-v1", "sac": "Pendulum-v1", "ddpg": "Pendulum-v1"}
 
 @pytest.fixture(autouse=True)
 def no_film(monkeypatch):
-    monkeypatch.setattr(play, "_rendered", lambda make, mode, seed: (make(), "the film is not looked at"))
+    monkeypatch.setattr(
+        play, "_rendered", lambda make, mode, seed: (make(), "the film is not looked at")
+    )
 
 
 def played(directory, **options):
@@ -47,18 +49,35 @@ def worse_every_time(monkeypatch):
 @pytest.mark.parametrize("backend", ["serial", "process"])
 def test_a_run_that_reaches_its_target_keeps_the_policy_that_did(backend, algorithm, tmp_path):
     """The learner has gone on meanwhile: what is published is older than what it has."""
-    settings = {"total_env_steps": 3_000, "target_return": -1e6, "publish_interval": 30, "backend": backend, **EVALUATED}
+    settings = {
+        "total_env_steps": 3_000,
+        "target_return": -1e6,
+        "publish_interval": 30,
+        "backend": backend,
+        **EVALUATED,
+    }
     result = run(algorithm, TASKS[algorithm], tmp_path / "run", **settings)
     assert len(result.evaluations) == 1 and result.env_steps < 3_000
     returns = result.evaluations[0].returns
     assert played(tmp_path / "run") == returns
     assert result.best_return == result.last_return == np.mean(returns)
-    assert played(tmp_path / "run", policy="last") == played(tmp_path / "run", policy="best") == returns
+    assert (
+        played(tmp_path / "run", policy="last")
+        == played(tmp_path / "run", policy="best")
+        == returns
+    )
 
 
 def test_no_policy_is_evaluated_after_the_one_that_reached_the_target(tmp_path):
     """Though a run takes a while to end, as when its buffer is large."""
-    settings = config("dqn", "CartPole-v1", tmp_path / "run", target_return=1.0, total_env_steps=3_000, **EVALUATED)
+    settings = config(
+        "dqn",
+        "CartPole-v1",
+        tmp_path / "run",
+        target_return=1.0,
+        total_env_steps=3_000,
+        **EVALUATED,
+    )
     plan = Plan.new(settings, maker(settings), 1, None, {})
     reports = []
     actor, learner, judge = (kind(plan, 0, reports.append) for kind in (Actor, Learner, Evaluator))
@@ -74,8 +93,13 @@ def test_the_best_policy_and_the_last_one_are_kept(worse_every_time, tmp_path, c
     first, *_, last = result.evaluations
     assert result.best_return == first.mean_return > last.mean_return == result.last_return
     assert played(tmp_path / "run") == played(tmp_path / "run", policy="best") == first.returns
-    assert played(tmp_path / "run", policy="last") == tuple(value + worse_every_time[-1] for value in last.returns)
-    assert f"the policy of step {first.env_steps:,}, evaluated at {first.mean_return:.1f} in 3" in capsys.readouterr().out
+    assert played(tmp_path / "run", policy="last") == tuple(
+        value + worse_every_time[-1] for value in last.returns
+    )
+    assert (
+        f"the policy of step {first.env_steps:,}, evaluated at {first.mean_return:.1f} in 3"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("backend", ["serial", "process"])
@@ -85,7 +109,10 @@ def test_policies_evaluated_after_the_run_are_kept_too(backend, tmp_path):
     best = max(result.evaluations, key=lambda found: found.mean_return)
     assert played(tmp_path / "run") == best.returns and result.best_return == best.mean_return
     assert played(tmp_path / "run", policy="last") == result.evaluations[-1].returns
-    assert result.last_return == result.evaluations[-1].mean_return and result.evaluations[-1].updates == result.updates
+    assert (
+        result.last_return == result.evaluations[-1].mean_return
+        and result.evaluations[-1].updates == result.updates
+    )
 
 
 def test_a_run_that_is_interrupted_and_goes_on_keeps_its_best_policy(worse_every_time, tmp_path):
@@ -96,7 +123,9 @@ def test_a_run_that_is_interrupted_and_goes_on_keeps_its_best_policy(worse_every
     assert played(directory) == first.evaluations[0].returns
     runner = Runner.resume(directory)
     second = stopped(runner, lambda: len(worse_every_time) > len(first.evaluations))
-    assert len(second.evaluations) > len(first.evaluations) and second.best_return == first.best_return
+    assert (
+        len(second.evaluations) > len(first.evaluations) and second.best_return == first.best_return
+    )
     assert second.last_return == second.evaluations[-1].mean_return < first.last_return
     assert played(directory) == first.evaluations[0].returns
 
@@ -111,13 +140,22 @@ def test_a_policy_that_outlived_a_crash_stays_the_best(tmp_path, monkeypatch):
             copies.append(shutil.copytree(self.path, tmp_path / "copy"))
 
     monkeypatch.setattr(RunDirectory, "commit", commit_and_copy)
-    run("dqn", "CartPole-v1", tmp_path / "whole", total_env_steps=600, checkpoint_interval_env_steps=300, **EVALUATED)
+    run(
+        "dqn",
+        "CartPole-v1",
+        tmp_path / "whole",
+        total_env_steps=600,
+        checkpoint_interval_env_steps=300,
+        **EVALUATED,
+    )
     monkeypatch.undo()
     content = load_state(tmp_path / "whole" / "last_policy.pt")
     for name in ("best", "last"):
         torch.save({**content, "mean_return": 1e6}, copies[0] / f"{name}_policy.pt")
     result = Runner.resume(copies[0]).run()
-    assert result.best_return == 1e6 and max(found.mean_return for found in result.evaluations) < 1e6
+    assert (
+        result.best_return == 1e6 and max(found.mean_return for found in result.evaluations) < 1e6
+    )
     assert result.last_return == result.evaluations[-1].mean_return
 
 
@@ -150,7 +188,10 @@ def test_export_takes_the_policy_that_is_asked_for(worse_every_time, tmp_path):
 
 
 DAMAGES = {
-    "cut off": (lambda path: path.write_bytes(path.read_bytes()[:100]), r"best_policy\.pt is damaged: .*; remove it"),
+    "cut off": (
+        lambda path: path.write_bytes(path.read_bytes()[:100]),
+        r"best_policy\.pt is damaged: .*; remove it",
+    ),
     "other widths": (
         lambda path: torch.save({**load_state(path), "parameters": torch.zeros(3)}, path),
         r"best_policy\.pt is of other networks than config\.json",
@@ -176,8 +217,17 @@ def test_evaluation_episodes_that_do_not_end_are_cut_off_and_that_is_said(backen
     result = run("dqn", "faulty_envs:make", tmp_path / "run", env_options=endless, **settings)
     assert {found.n_cut for found in result.evaluations} == {3} and result.best_return <= 50
     out = " ".join("".join(capfd.readouterr()).split())
-    assert out.count("3 of 3 evaluation episodes were cut off after evaluation_max_steps=50 steps") == 1
-    records = [json.loads(line) for line in (tmp_path / "run" / "evaluations.jsonl").read_text().splitlines()]
+    assert (
+        out.count("3 of 3 evaluation episodes were cut off after evaluation_max_steps=50 steps")
+        == 1
+    )
+    records = [
+        json.loads(line)
+        for line in (tmp_path / "run" / "evaluations.jsonl").read_text().splitlines()
+    ]
     assert [record["n_cut"] for record in records] == [3] * len(records)
-    assert played(tmp_path / "run") == max(result.evaluations, key=lambda found: found.mean_return).returns
+    assert (
+        played(tmp_path / "run")
+        == max(result.evaluations, key=lambda found: found.mean_return).returns
+    )
     assert "cut off after evaluation_max_steps=50 steps" in capfd.readouterr().out

@@ -15,8 +15,8 @@ from kary_replay.runner import RunFailedError, Runner
 from kary_replay.runner.backends import ProcessBackend
 from kary_replay.runner.backends import process as process_backend
 from kary_replay.runner.backends.guard import Guard
+from kary_replay.runner.environments.env_factory import maker
 from kary_replay.runner.failures import WorkerFailedError
-from kary_replay.runner.making import maker
 from kary_replay.runner.plan import Plan
 
 
@@ -40,7 +40,8 @@ def test_a_run_that_was_stopped_goes_on(learners, tmp_path):
     first = stopped(runner, lambda: episodes.exists() and episodes.stat().st_size > 1000)
     assert first.interrupted and 0 < first.env_steps < 2_500
     counters, buffer = checkpoint(directory)
-    assert first.env_steps / 2 < buffer.n_added < counters["env_steps"] + 1_000  # actors go on while the buffer is saved
+    # actors go on while the buffer is saved
+    assert first.env_steps / 2 < buffer.n_added < counters["env_steps"] + 1_000
     missed = counters["env_steps"] - buffer.n_added
     second = Runner.resume(directory).run()
     assert not second.interrupted and second.env_steps >= 2_500 and second.updates > first.updates
@@ -48,7 +49,8 @@ def test_a_run_that_was_stopped_goes_on(learners, tmp_path):
     counters, buffer = checkpoint(directory)
     assert counters["updates"] == second.updates
     assert buffer.n_added == pytest.approx(second.env_steps - missed, abs=32)
-    assert second.samples_per_insert == pytest.approx(8, rel=0.3)  # the allowance, against so short a run
+    # the allowance, against so short a run
+    assert second.samples_per_insert == pytest.approx(8, rel=0.3)
 
 
 @pytest.fixture
@@ -71,7 +73,9 @@ def test_a_start_may_take_long_while_episodes_are_played_again(backend):
         backend._check_starting(actors)
 
 
-def test_a_checkpoint_that_ctrl_c_interrupts_is_no_failure_of_the_learner(backend, monkeypatch, tmp_path):
+def test_a_checkpoint_that_ctrl_c_interrupts_is_no_failure_of_the_learner(
+    backend, monkeypatch, tmp_path
+):
     pressed = iter([False, True, True])
     monkeypatch.setattr(backend, "_interrupted", lambda: next(pressed))
     monkeypatch.setattr(backend, "_await", lambda what, members, seconds, give_up=None: members)
@@ -86,7 +90,9 @@ def test_a_second_ctrl_c_does_not_wait_for_a_large_buffer(backend, monkeypatch, 
         raise KeyboardInterrupt
 
     written, done = threading.Event(), threading.Event()
-    monkeypatch.setattr(PrioritizedReplayBuffer, "save", lambda self, path: (written.set(), done.wait(60)))
+    monkeypatch.setattr(
+        PrioritizedReplayBuffer, "save", lambda self, path: (written.set(), done.wait(60))
+    )
     monkeypatch.setattr(backend, "_await", lambda what, members, seconds, give_up=None: [])
     monkeypatch.setattr(backend, "_receive", press_again)
     before = time.monotonic()
@@ -97,7 +103,12 @@ def test_a_second_ctrl_c_does_not_wait_for_a_large_buffer(backend, monkeypatch, 
 
 
 def test_the_last_policy_is_published_and_evaluated(tmp_path):
-    settings = {"backend": "process", "evaluate": "after", "evaluation_episodes": 2, "publish_interval": 100_000}
+    settings = {
+        "backend": "process",
+        "evaluate": "after",
+        "evaluation_episodes": 2,
+        "publish_interval": 100_000,
+    }
     result = run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=600, **settings)
     assert result.evaluations[-1].updates == result.updates > 0
 
@@ -107,7 +118,10 @@ def test_policies_that_are_lost_are_told_of(tmp_path, capsys):
     plan = Plan.new(settings, maker(settings), 1, None, {})
     backend = ProcessBackend(plan, print, lambda: False)
     backend._failed(backend._members[-1], "killed by SIGKILL")
-    assert "the policies that waited for their evaluation are lost: killed by SIGKILL" in capsys.readouterr().out
+    assert (
+        "the policies that waited for their evaluation are lost: killed by SIGKILL"
+        in capsys.readouterr().out
+    )
     plan.close()
 
 
@@ -128,7 +142,9 @@ def test_workers_that_cannot_be_started_end_the_run(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(process_backend.tempfile, "mkdtemp", full)
-    with pytest.raises(RunFailedError, match=r"could not be started: .*No space left.*\nNo checkpoint yet"):
+    with pytest.raises(
+        RunFailedError, match=r"could not be started: .*No space left.*\nNo checkpoint yet"
+    ):
         Runner(config("dqn", "CartPole-v1", tmp_path / "run", backend="process", learners=2)).run()
 
 

@@ -7,7 +7,7 @@ import pytest
 from runs import config
 
 from kary_replay.runner import Runner
-from kary_replay.runner.board import Board
+from kary_replay.runner.streams.board import Board
 
 
 class Slow(gymnasium.Wrapper):
@@ -25,7 +25,11 @@ def slow(seconds=0.001):
 
 
 SIDES = {
-    "actors": {"env": "test_ratio:slow", "env_options": {"seconds": 0.002}, "total_env_steps": 3_000},
+    "actors": {
+        "env": "test_ratio:slow",
+        "env_options": {"seconds": 0.002},
+        "total_env_steps": 3_000,
+    },
     "learners": {"env": "CartPole-v1", "options": {"hidden": (256, 256)}, "total_env_steps": 8_000},
 }
 
@@ -58,7 +62,10 @@ def test_the_side_that_is_held_back_is_the_one_that_waited(monkeypatch):
     assert actor.wait(may_after(0.0), 8, patience_seconds=5.0)
     assert board.waited() == {"actors": 0.0, "learners": 0.0}
     assert learner.wait(may_after(3.0), 32, patience_seconds=5.0)
-    assert not actor.wait(may_after(3.0), 8, patience_seconds=0.0), "who has no patience does not wait"
+    assert not actor.wait(may_after(3.0), 8, patience_seconds=0.0), (
+        "who has no patience does not wait"
+    )
     assert not actor.wait(may_after(3.0), 8, patience_seconds=1.0), "and in vain is waited, too"
     clock[0] = 110.0
-    assert board.waited() == {"actors": pytest.approx(0.05), "learners": pytest.approx(0.3)}  # of two actors one, 1 s of 10
+    # of two actors one, 1 s of 10
+    assert board.waited() == {"actors": pytest.approx(0.05), "learners": pytest.approx(0.3)}

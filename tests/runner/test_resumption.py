@@ -15,13 +15,24 @@ def files(directory):
 
 
 def same_result(first, second):
-    names = "best_return", "last_return", "env_steps", "updates", "wall_seconds", "evaluations", "directory", "interrupted"
+    names = (
+        "best_return",
+        "last_return",
+        "env_steps",
+        "updates",
+        "wall_seconds",
+        "evaluations",
+        "directory",
+        "interrupted",
+    )
     return [getattr(first, name) for name in names] == [getattr(second, name) for name in names]
 
 
 @pytest.mark.parametrize("evaluate", ["during", "after"])
 @pytest.mark.parametrize("backend", ["serial", "process"])
-def test_a_run_whose_steps_are_done_stays_as_it_is_until_it_is_given_more(backend, evaluate, tmp_path, capsys):
+def test_a_run_whose_steps_are_done_stays_as_it_is_until_it_is_given_more(
+    backend, evaluate, tmp_path, capsys
+):
     settings = {**EVALUATED, "evaluate": evaluate, "total_env_steps": 600, "backend": backend}
     first = run("dqn", "CartPole-v1", tmp_path / "run", **settings)
     before = files(tmp_path / "run")
@@ -45,7 +56,11 @@ def test_a_run_that_reached_its_target_stays_as_it_is_until_it_is_given_another(
         assert "is finished: its target_return=" in " ".join(capsys.readouterr().out.split())
     assert files(tmp_path / "run") == before
     second = Runner.resume(tmp_path / "run", target_return=1e6).run()
-    assert second.env_steps == 1_000 and second.evaluations[0] == first.evaluations[0] and len(second.evaluations) > 2
+    assert (
+        second.env_steps == 1_000
+        and second.evaluations[0] == first.evaluations[0]
+        and len(second.evaluations) > 2
+    )
     assert second.best_return == max(found.mean_return for found in second.evaluations)
     assert second.last_return == second.evaluations[-1].mean_return
     assert second.evaluations[-1].updates == second.updates
@@ -68,13 +83,18 @@ def test_an_interrupted_run_is_not_finished(tmp_path):
     runner = Runner(config("dqn", "CartPole-v1", directory, total_env_steps=100_000, **EVALUATED))
     first = stopped(runner, lambda: (directory / "best_policy.pt").exists())
     assert first.interrupted
-    second = Runner.resume(directory, total_env_steps=first.env_steps + 400, checkpoint_interval_env_steps=100).run()
+    second = Runner.resume(
+        directory, total_env_steps=first.env_steps + 400, checkpoint_interval_env_steps=100
+    ).run()
     assert not second.interrupted and second.env_steps >= first.env_steps + 400
     assert second.evaluations[-1].updates == second.updates
 
 
 REFUSED = {
-    "seed": (3, "seed cannot change when a run goes on, only total_env_steps, target_return, .*: leave it out, or begin"),
+    "seed": (
+        3,
+        "seed cannot change when a run goes on, only total_env_steps, target_return, .*: leave it out, or begin",
+    ),
     "evaluation_episodes": (3, "evaluation_episodes cannot change"),
     "total_env_steps": (0, "total_env_steps must be an integer of at least 1, got 0"),
     "target": (3.0, "a run has no setting target; when it goes on, total_env_steps"),

@@ -13,7 +13,7 @@ import torch
 from runs import config, run, stopped
 
 from kary_replay.runner import ConfigError, RunFailedError, Runner, run_directory
-from kary_replay.runner.run_directory import RunDirectory, load_state, save_state
+from kary_replay.runner.records.run_directory import RunDirectory, load_state, save_state
 from kary_replay.runner.workers import evaluator
 
 QUICK = {"total_env_steps": 400, "checkpoint_interval_env_steps": 100}
@@ -65,7 +65,9 @@ def test_a_run_that_cannot_go_on_lets_its_directory_go(tmp_path):
     directory = run("dqn", "CartPole-v1", tmp_path / "run", **QUICK).directory
     (directory / "episodes.jsonl.new").symlink_to("/dev/full")
     runner = Runner.resume(directory, total_env_steps=600)
-    with pytest.raises(ConfigError, match=r"cannot go on: episodes\.jsonl cannot be written: .*No space left"):
+    with pytest.raises(
+        ConfigError, match=r"cannot go on: episodes\.jsonl cannot be written: .*No space left"
+    ):
         runner.run()
     assert len((directory / "episodes.jsonl").read_text().splitlines()) > 3
     assert json.loads((directory / "config.json").read_text())["total_env_steps"] == 400
@@ -87,14 +89,24 @@ def test_of_two_runs_that_begin_in_one_directory_the_second_is_refused(tmp_path,
 def test_a_run_may_go_on_with_fewer_actors(tmp_path):
     directory = run("dqn", "CartPole-v1", tmp_path / "run", actors=3, **QUICK).directory
     content = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**content, "actors": 2, "total_env_steps": 600}))
+    (directory / "config.json").write_text(
+        json.dumps({**content, "actors": 2, "total_env_steps": 600})
+    )
     result = Runner.resume(directory).run()
     assert 600 <= result.env_steps < 620 and result.updates == pytest.approx(500 * 8 / 32, abs=5)
 
 
 def test_a_run_keeps_its_directory_locked(tmp_path):
     directory, found = tmp_path / "run", []
-    runner = Runner(config("dqn", "CartPole-v1", directory, total_env_steps=100_000, checkpoint_interval_env_steps=100))
+    runner = Runner(
+        config(
+            "dqn",
+            "CartPole-v1",
+            directory,
+            total_env_steps=100_000,
+            checkpoint_interval_env_steps=100,
+        )
+    )
 
     def try_to_go_on():
         while not (directory / "checkpoint.json").exists():
@@ -116,7 +128,10 @@ def test_a_run_of_another_version_does_not_go_on(tmp_path):
     directory = run("dqn", "CartPole-v1", tmp_path / "run", **QUICK).directory
     content = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**content, "version": "0.0.1"}))
-    with pytest.raises(ConfigError, match=r"was written by kary-replay 0.0.1, this is .*: a run goes on only with the version"):
+    with pytest.raises(
+        ConfigError,
+        match=r"was written by kary-replay 0.0.1, this is .*: a run goes on only with the version",
+    ):
         Runner.resume(directory)
 
 
@@ -136,7 +151,9 @@ def test_a_full_disk_costs_checkpoints_and_not_the_training(backend, tmp_path, m
         return folder
 
     monkeypatch.setattr(RunDirectory, "begin_checkpoint", begin_on_a_full_disk)
-    with pytest.raises(RunFailedError, match=r"the last checkpoint could not be made: .*\nNo checkpoint yet"):
+    with pytest.raises(
+        RunFailedError, match=r"the last checkpoint could not be made: .*\nNo checkpoint yet"
+    ):
         run("dqn", "CartPole-v1", tmp_path / "run", backend=backend, **QUICK)
     assert "no checkpoint, the one before stays" in " ".join("".join(capfd.readouterr()).split())
     assert not list((tmp_path / "run").glob("checkpoint*"))
@@ -147,7 +164,7 @@ def test_a_full_disk_costs_tensorboards_scalars_and_not_the_training(tmp_path, m
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_scalar", full)
-    monkeypatch.setattr("kary_replay.runner.monitor.SCALARS_SECONDS", 0.0)
+    monkeypatch.setattr("kary_replay.runner.records.monitor.SCALARS_SECONDS", 0.0)
     settings = {**QUICK, "evaluate": "during", "evaluation_interval": 200, "evaluation_episodes": 1}
     result = run("dqn", "CartPole-v1", tmp_path / "run", **settings)
     assert result.env_steps == 400 and result.evaluations
@@ -165,7 +182,15 @@ def test_a_state_is_written_whole_or_not_at_all(tmp_path):
 
 def test_whoever_presses_ctrl_c_twice_keeps_a_checkpoint(tmp_path, monkeypatch):
     """The second time while the checkpoint before, which the new one has replaced, is being removed."""
-    runner = Runner(config("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=1_000, checkpoint_interval_env_steps=100))
+    runner = Runner(
+        config(
+            "dqn",
+            "CartPole-v1",
+            tmp_path / "run",
+            total_env_steps=1_000,
+            checkpoint_interval_env_steps=100,
+        )
+    )
     remove, removed = shutil.rmtree, []
 
     def interrupted(path, **options):
@@ -184,8 +209,22 @@ def test_whoever_presses_ctrl_c_twice_keeps_a_checkpoint(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("backend", ["serial", "process"])
 def test_policies_that_wait_for_their_evaluation_survive_an_interruption(backend, tmp_path):
-    settings = {"evaluate": "after", "evaluation_interval": 100, "evaluation_episodes": 2, "learning_starts": 64}
-    runner = Runner(config("dqn", "CartPole-v1", tmp_path / "run", backend=backend, total_env_steps=2_000, **settings))
+    settings = {
+        "evaluate": "after",
+        "evaluation_interval": 100,
+        "evaluation_episodes": 2,
+        "learning_starts": 64,
+    }
+    runner = Runner(
+        config(
+            "dqn",
+            "CartPole-v1",
+            tmp_path / "run",
+            backend=backend,
+            total_env_steps=2_000,
+            **settings,
+        )
+    )
 
     first = stopped(runner, lambda: runner_steps(tmp_path / "run") >= 500)
     assert first.interrupted and not first.evaluations
@@ -221,7 +260,12 @@ def test_no_policy_is_evaluated_twice(evaluate, tmp_path, monkeypatch):
 
 def test_the_last_policy_is_not_evaluated_twice_if_no_update_came_after_it(tmp_path):
     """602 steps are an odd number of a group's steps, and the rows of the last one too few for an update."""
-    settings = {"evaluate": "after", "evaluation_interval": 301, "evaluation_episodes": 1, "total_env_steps": 602}
+    settings = {
+        "evaluate": "after",
+        "evaluation_interval": 301,
+        "evaluation_episodes": 1,
+        "total_env_steps": 602,
+    }
     result = run("dqn", "CartPole-v1", tmp_path / "run", **settings)
     updates = [found.updates for found in result.evaluations]
     assert updates == sorted(set(updates)) and updates[-1] == result.updates
@@ -245,10 +289,22 @@ def test_records_of_something_else_are_named(line, tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"mean_return": "20"}, {"env_steps": 5.0}, {"returns": ["a"]}, {"parameters": torch.tensor([1.0, float("nan")])}],
+    [
+        {"mean_return": "20"},
+        {"env_steps": 5.0},
+        {"returns": ["a"]},
+        {"parameters": torch.tensor([1.0, float("nan")])},
+    ],
 )
 def test_a_policy_that_is_none_is_named(change, tmp_path):
-    state = {"env_steps": 5, "updates": 1, "wall_seconds": 1.0, "mean_return": 2.0, "returns": [2.0], "n_cut": 0}
+    state = {
+        "env_steps": 5,
+        "updates": 1,
+        "wall_seconds": 1.0,
+        "mean_return": 2.0,
+        "returns": [2.0],
+        "n_cut": 0,
+    }
     state["parameters"] = torch.zeros(2)
     save_state(tmp_path / "best_policy.pt", state)
     assert RunDirectory(tmp_path).policy("best").evaluation.mean_return == 2.0

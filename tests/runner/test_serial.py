@@ -9,12 +9,18 @@ from runs import SMALL, config, parameters, run, same
 
 from kary_replay.algorithms import ALGORITHMS
 from kary_replay.runner import ConfigError, RunFailedError, Runner, RunnerConfig
-from kary_replay.runner.run_directory import RunDirectory, load_state
+from kary_replay.runner.records.run_directory import RunDirectory, load_state
 
 ENVS = {"dqn": "CartPole-v1"}
 SETTINGS = [
     {},
-    {"options": {"n_step": 3}, "initial_priority": "td_error", "publish_interval": 7, "actors": 2, "samples_per_insert": 8},
+    {
+        "options": {"n_step": 3},
+        "initial_priority": "td_error",
+        "publish_interval": 7,
+        "actors": 2,
+        "samples_per_insert": 8,
+    },
 ]
 
 
@@ -43,7 +49,12 @@ def test_going_on_from_a_checkpoint_changes_nothing(algorithm, settings, tmp_pat
 
     monkeypatch.setattr(RunDirectory, "commit", commit_and_copy)
     whole = config(
-        algorithm, env_of(algorithm), tmp_path / "whole", total_env_steps=600, checkpoint_interval_env_steps=200, **settings
+        algorithm,
+        env_of(algorithm),
+        tmp_path / "whole",
+        total_env_steps=600,
+        checkpoint_interval_env_steps=200,
+        **settings,
     )
     result = Runner(whole).run()
     monkeypatch.undo()
@@ -68,7 +79,11 @@ DAMAGES = {
 def test_a_broken_environment_ends_the_run(evaluate, tmp_path):
     """In training, and in the evaluations after it."""
     at = 300 if evaluate == "never" else 50  # actors have 4 environments, the evaluator 1
-    settings = {"total_env_steps": 400 if evaluate == "never" else 120, "evaluate": evaluate, "evaluation_episodes": 1}
+    settings = {
+        "total_env_steps": 400 if evaluate == "never" else 120,
+        "evaluate": evaluate,
+        "evaluation_episodes": 1,
+    }
     env_options = {"fault": "raises", "at": at // 4 if evaluate == "never" else at, "length": 60}
     with pytest.raises(RunFailedError, match="the bottle is empty") as caught:
         run("dqn", "faulty_envs:make", tmp_path / "run", env_options=env_options, **settings)
@@ -82,8 +97,16 @@ def test_what_was_learned_is_saved_when_an_actor_fails_for_good(backend, tmp_pat
     broken = tmp_path / "broken"
     broken.touch()
     env_options = {"fault": "raises", "at": 100, "length": 60, "only_if": str(broken)}
-    settings = {"total_env_steps": 800, "backend": backend, "max_restarts": 0, "env_options": env_options}
-    with pytest.raises(RunFailedError, match=r"the bottle is empty.*\nThe last checkpoint is in .*: go on with --resume"):
+    settings = {
+        "total_env_steps": 800,
+        "backend": backend,
+        "max_restarts": 0,
+        "env_options": env_options,
+    }
+    with pytest.raises(
+        RunFailedError,
+        match=r"the bottle is empty.*\nThe last checkpoint is in .*: go on with --resume",
+    ):
         run("dqn", "faulty_envs:make", tmp_path / "run", **settings)
     counters = json.loads((tmp_path / "run" / "checkpoint.json").read_text())
     assert 350 < counters["env_steps"] <= 400 and counters["updates"] > 0
@@ -98,8 +121,17 @@ def test_an_environment_that_ends_its_process_every_time_ends_the_run(fault, bac
     if (fault, backend) == ("os._exit", "serial"):
         pytest.skip("that is this process")
     env_options = {"fault": fault, "at": 15, "length": 20}
-    settings = {"total_env_steps": 4_000, "backend": backend, "max_restarts": 2, "env_options": env_options}
-    said = "SystemExit: 0" if fault == "sys.exit" else "environment faulty_envs:make ended the process that it ran in"
+    settings = {
+        "total_env_steps": 4_000,
+        "backend": backend,
+        "max_restarts": 2,
+        "env_options": env_options,
+    }
+    said = (
+        "SystemExit: 0"
+        if fault == "sys.exit"
+        else "environment faulty_envs:make ended the process that it ran in"
+    )
     with pytest.raises(RunFailedError, match=said) as caught:
         run("dqn", "faulty_envs:make", tmp_path / "run", **settings)
     assert "faulty_envs:make" in str(caught.value)
@@ -113,9 +145,16 @@ def test_a_run_that_diverges_says_so_in_a_paragraph(backend, tmp_path):
         "backend": backend, "evaluate": "during", "evaluation_interval": 50, "evaluation_episodes": 1,
     }  # fmt: skip
     with pytest.raises(
-        RunFailedError, match=r"^[a-z]+-0 failed: training diverged: .* no longer finite after \d+ upd"
+        RunFailedError,
+        match=r"^[a-z]+-0 failed: training diverged: .* no longer finite after \d+ upd",
     ) as caught:
-        run("ddpg", "faulty_envs:make_continuous", tmp_path / "run", {"learning_rate": 0.5}, **settings)
+        run(
+            "ddpg",
+            "faulty_envs:make_continuous",
+            tmp_path / "run",
+            {"learning_rate": 0.5},
+            **settings,
+        )
     text = str(caught.value)
     assert "Traceback" not in text and text.count("\n") == 1 and "options.learning_rate=0.5" in text
     for path in (tmp_path / "run").glob("checkpoint-*/learner-0.pt"):
@@ -124,9 +163,12 @@ def test_a_run_that_diverges_says_so_in_a_paragraph(backend, tmp_path):
 
 
 def test_a_learner_that_fails_ends_the_run(tmp_path):
-    settings = RunnerConfig("failing_algorithms:Failing", "CartPole-v1", directory=str(tmp_path / "run"), **SMALL)
+    settings = RunnerConfig(
+        "failing_algorithms:Failing", "CartPole-v1", directory=str(tmp_path / "run"), **SMALL
+    )
     with pytest.raises(
-        RunFailedError, match=r"(?s)learner-0 failed: Traceback.*ValueError: diverged.*No checkpoint yet"
+        RunFailedError,
+        match=r"(?s)learner-0 failed: Traceback.*ValueError: diverged.*No checkpoint yet",
     ) as caught:
         Runner(settings).run()
     assert isinstance(caught.value.__cause__, ValueError)
@@ -148,7 +190,16 @@ def test_a_damaged_checkpoint_is_refused_by_name(damage, tmp_path):
 
 @pytest.mark.parametrize("publish_interval", [1, 1_000])
 def test_the_last_policy_is_evaluated(publish_interval, tmp_path):
-    settings = {"total_env_steps": 400, "evaluate": "during", "evaluation_interval": 150, "evaluation_episodes": 2}
-    result = run("dqn", "CartPole-v1", tmp_path / "run", publish_interval=publish_interval, **settings)
-    assert [found.env_steps for found in result.evaluations] == ([150, 300, 400] if publish_interval == 1 else [150, 400])
+    settings = {
+        "total_env_steps": 400,
+        "evaluate": "during",
+        "evaluation_interval": 150,
+        "evaluation_episodes": 2,
+    }
+    result = run(
+        "dqn", "CartPole-v1", tmp_path / "run", publish_interval=publish_interval, **settings
+    )
+    assert [found.env_steps for found in result.evaluations] == (
+        [150, 300, 400] if publish_interval == 1 else [150, 400]
+    )
     assert result.evaluations[-1].updates == result.updates

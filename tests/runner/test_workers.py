@@ -5,8 +5,8 @@ import pytest
 import torch
 from runs import config, run
 
+from kary_replay.runner.environments.env_factory import maker
 from kary_replay.runner.failures import DivergedError
-from kary_replay.runner.making import maker
 from kary_replay.runner.plan import Plan
 from kary_replay.runner.workers import Actor, Learner
 
@@ -41,7 +41,13 @@ def asked_for(actor, monkeypatch):
 def test_actors_explore_by_the_schedule_and_their_rank(spread, plan_of, monkeypatch):
     """Ape-X, section 4.1: epsilon to the power of 1 + spread · i / (N - 1), over the environments of all actors."""
     options = {"exploration_fraction": 0.9}
-    plan = plan_of(2, options=options, exploration_spread=spread, total_env_steps=400, samples_per_insert_error=1e6)
+    plan = plan_of(
+        2,
+        options=options,
+        exploration_spread=spread,
+        total_env_steps=400,
+        samples_per_insert_error=1e6,
+    )
     for index in range(2):
         actor = Actor(plan, index, lambda report: None)
         seen = asked_for(actor, monkeypatch)
@@ -50,7 +56,8 @@ def test_actors_explore_by_the_schedule_and_their_rank(spread, plan_of, monkeypa
             steps.append(plan.board.env_steps)
             assert actor.work(0)
         exponent = 1 + spread * (4 * index + np.arange(4)) / 7
-        for number in range(2, len(seen)):  # each was asked for when its group had been stepped, two pieces of work before
+        # each was asked for when its group had been stepped, two pieces of work before
+        for number in range(2, len(seen)):
             epsilon = actor.algorithm.exploration(min(1.0, steps[number - 1] / 400))
             rows = slice(0, 2) if number % 2 == 0 else slice(2, 4)
             np.testing.assert_allclose(seen[number], epsilon ** exponent[rows], rtol=1e-5)
@@ -78,7 +85,10 @@ def test_an_actor_that_has_not_begun_has_no_episodes_to_go_on_with(plan_of):
     first, second = (Actor(plan, 0, lambda report: None) for _ in range(2))
     second.load_state_dict(first.state_dict())
     assert not second.started and second.work(0)
-    assert len(set(second.groups[0].state_dict()["seeds"] + second.groups[1].state_dict()["seeds"])) == 4
+    assert (
+        len(set(second.groups[0].state_dict()["seeds"] + second.groups[1].state_dict()["seeds"]))
+        == 4
+    )
     assert first.rng.bit_generator.state != second.rng.bit_generator.state
     first.close()
     second.close()
@@ -90,7 +100,8 @@ def test_actors_wait_for_the_learner_and_it_for_them(plan_of):
     assert not learner.work(0)  # there is nothing to draw
     while actor.work(0):
         pass
-    assert plan.replay.buffer.n_added == 100 + 640 / 32  # what learning starts with, and as far as they may be ahead
+    # what learning starts with, and as far as they may be ahead
+    assert plan.replay.buffer.n_added == 100 + 640 / 32
     while learner.work(0):
         pass
     assert plan.board.updates == 2 * 640 / 32
@@ -99,8 +110,16 @@ def test_actors_wait_for_the_learner_and_it_for_them(plan_of):
 
 
 def test_a_learner_may_draw_ahead(tmp_path):
-    result = run("dqn", "CartPole-v1", tmp_path / "run", prefetch=2, total_env_steps=400, samples_per_insert=32.0)
-    assert result.updates >= 290  # one for each step after the first 100, but for batches that lay ready in the end
+    result = run(
+        "dqn",
+        "CartPole-v1",
+        tmp_path / "run",
+        prefetch=2,
+        total_env_steps=400,
+        samples_per_insert=32.0,
+    )
+    # one for each step after the first 100, but for batches that lay ready in the end
+    assert result.updates >= 290
 
 
 def test_a_learner_sets_priorities_and_anneals_beta(plan_of):
@@ -135,9 +154,18 @@ def test_actors_act_by_what_was_published_last(plan_of):
 @pytest.mark.parametrize("target", [5.0, 501.0])
 def test_a_run_ends_when_its_target_is_reached(target, tmp_path):
     settings = {"evaluate": "during", "evaluation_interval": 200, "evaluation_episodes": 2}
-    result = run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=600, target_return=target, **settings)
+    result = run(
+        "dqn",
+        "CartPole-v1",
+        tmp_path / "run",
+        total_env_steps=600,
+        target_return=target,
+        **settings,
+    )
     assert (result.env_steps < 600) == (target == 5.0)
-    assert (result.last_return >= target) == (target == 5.0) and len(result.evaluations) == (1 if target == 5.0 else 4)
+    assert (result.last_return >= target) == (target == 5.0) and len(result.evaluations) == (
+        1 if target == 5.0 else 4
+    )
 
 
 def test_a_learner_whose_td_errors_are_not_finite_says_that_it_diverged(plan_of):
@@ -149,7 +177,10 @@ def test_a_learner_whose_td_errors_are_not_finite_says_that_it_diverged(plan_of)
     assert learner.work(0) and learner.state_dict()["updates"] == 1
     with torch.no_grad():
         learner.algorithm.minimizers["q"].flat[3] = float("nan")
-    with pytest.raises(DivergedError, match="training diverged: the parameters of q are no longer finite after 1 updates"):
+    with pytest.raises(
+        DivergedError,
+        match="training diverged: the parameters of q are no longer finite after 1 updates",
+    ):
         learner.state_dict()
     message = "training diverged: TD errors are no longer finite after 1 updates, at environment step 200. Try a new run with"
     with pytest.raises(DivergedError, match=message):

@@ -1,6 +1,7 @@
 """Pearson's chi-square test of counts, with a stated false-alarm rate and no dependency.
 
-`check_counts` is the one judge of tests/statistical: what is right and every planted fault go through it.
+`check_counts` is the one judge of tests/statistical: what is right and every planted fault go
+through it.
 """
 
 import math
@@ -39,14 +40,16 @@ def survival(statistic, n_freedom):
 def check_counts(counts, expected, false_alarm):
     """Raise AssertionError, with all counts, if counts [..., cells] are implausible for their expectation.
 
-    Each row of cells is one multinomial draw with its own expected counts; rows are independent and their
-    statistics add up. A cell that cannot occur must not. Expected counts below 8 would make the chi-square
-    law a poor approximation, and are refused.
+    Each row of cells is one multinomial draw with its own expected counts; rows are independent and
+    their statistics add up. A cell that cannot occur must not. Expected counts below 8 would make
+    the chi-square law a poor approximation, and are refused.
     """
     counts, expected = np.atleast_2d(counts), np.atleast_2d(expected)
     possible = expected > 0
     assert (expected[possible] >= 8).all(), "too few draws for this test"
-    assert np.allclose(counts.sum(1), expected.sum(1), rtol=1e-9), "counts and expectation have different sums"
+    assert np.allclose(counts.sum(1), expected.sum(1), rtol=1e-9), (
+        "counts and expectation have different sums"
+    )
     table = f"counts\n{counts.tolist()}\nexpected\n{expected.round(2).tolist()}"
     assert not counts[~possible].any(), f"something impossible was drawn\n{table}"
     statistic = float(((counts - expected)[possible] ** 2 / expected[possible]).sum())

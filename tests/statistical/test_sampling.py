@@ -1,9 +1,10 @@
 """Draws follow the masses: chi-square at a stated false-alarm rate, and every fault planted is caught.
 
-Each check may fail a correct program with probability FALSE_ALARM, and the file makes fewer than 50 checks
-that a correct program has to pass: below 1e-6 over the file. Seeds are fixed. What is counted is which leaf
-came at which place of the batch: a stratified draw owes each place its own stratum's leaves, in proportion to
-their overlap with it, an independent draw owes every place the same distribution.
+Each check may fail a correct program with probability FALSE_ALARM, and the file makes fewer than 50
+checks that a correct program has to pass: below 1e-6 over the file. Seeds are fixed. What is
+counted is which leaf came at which place of the batch: a stratified draw owes each place its own
+stratum's leaves, in proportion to their overlap with it, an independent draw owes every place the
+same distribution.
 """
 
 import numpy as np
@@ -19,8 +20,44 @@ ARITIES = (2, 4, 8, 16, 32, 64)
 BATCH_SIZE = 16
 N_BATCHES = 3000
 
-# Whole numbers that sum to 160, so that each of 16 strata is 10 wide and every overlap with one is at least 1.
-MASSES = np.array([1, 2, 3, 5, 8, 0, 13, 21, 0, 0, 1, 30, 2, 4, 7, 1, 1, 0, 12, 3, 5, 6, 9, 10, 11, 0, 1, 3, 0, 1, 0], float)
+# Whole numbers that sum to 160, so that each of 16 strata is 10 wide and every overlap with one is
+# at least 1.
+MASSES = np.array(
+    [
+        1,
+        2,
+        3,
+        5,
+        8,
+        0,
+        13,
+        21,
+        0,
+        0,
+        1,
+        30,
+        2,
+        4,
+        7,
+        1,
+        1,
+        0,
+        12,
+        3,
+        5,
+        6,
+        9,
+        10,
+        11,
+        0,
+        1,
+        3,
+        0,
+        1,
+        0,
+    ],
+    float,
+)
 PLACES = [True, False]
 
 
@@ -113,7 +150,13 @@ def test_the_judge_accepts_what_is_right(stratified):
 
 @pytest.mark.parametrize(
     ("statistic", "n_freedom", "chance"),
-    [(3.841459, 1, 0.05), (32.841253, 1, 1e-8), (57.663962, 10, 1e-8), (82.528727, 63, 0.05), (1271.632287, 1000, 1e-8)],
+    [
+        (3.841459, 1, 0.05),
+        (32.841253, 1, 1e-8),
+        (57.663962, 10, 1e-8),
+        (82.528727, 63, 0.05),
+        (1271.632287, 1000, 1e-8),
+    ],
 )
 def test_the_chi_square_law_against_published_quantiles(statistic, n_freedom, chance):
     assert survival(statistic, n_freedom) == pytest.approx(chance, rel=1e-5)
@@ -126,11 +169,17 @@ def test_tree_follows_its_masses(arity, stratified):
     rng = np.random.default_rng(SEED + arity)
     tree.set(np.arange(len(MASSES)), rng.random(len(MASSES)))  # the masses drawn from are updates
     tree.set(np.arange(len(MASSES)), MASSES)
-    judge(draw_many(lambda: tree.sample(BATCH_SIZE, stratified=stratified, rng=rng)), MASSES, stratified)
+    judge(
+        draw_many(lambda: tree.sample(BATCH_SIZE, stratified=stratified, rng=rng)),
+        MASSES,
+        stratified,
+    )
 
 
 def scalar_buffer(capacity, **options):
-    return kr.PrioritizedReplayBuffer(capacity, {"number": kr.Field((), "int64")}, seed=SEED, **options)
+    return kr.PrioritizedReplayBuffer(
+        capacity, {"number": kr.Field((), "int64")}, seed=SEED, **options
+    )
 
 
 def buffer_with_masses(alpha, epsilon=2.0**-20):
@@ -150,21 +199,33 @@ def buffer_with_masses(alpha, epsilon=2.0**-20):
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
 def test_buffer_follows_updated_priorities(alpha, stratified):
     buffer, wanted = buffer_with_masses(alpha)
-    judge(draw_many(lambda: buffer.sample(BATCH_SIZE, stratified=stratified).index), wanted, stratified)
+    judge(
+        draw_many(lambda: buffer.sample(BATCH_SIZE, stratified=stratified).index),
+        wanted,
+        stratified,
+    )
 
 
 @pytest.mark.parametrize("stratified", PLACES)
 def test_a_priority_exponent_of_zero_means_uniform(stratified):
     buffer = scalar_buffer(20, alpha=0.0)
     buffer.add(number=np.arange(20), priority=np.arange(1.0, 21.0))
-    judge(draw_many(lambda: buffer.sample(BATCH_SIZE, stratified=stratified).index), np.ones(20), stratified)
+    judge(
+        draw_many(lambda: buffer.sample(BATCH_SIZE, stratified=stratified).index),
+        np.ones(20),
+        stratified,
+    )
 
 
 @pytest.mark.parametrize("n_rows", [20, 40, 64])
 def test_uniform_buffer_is_uniform(n_rows):
     buffer = kr.ReplayBuffer(40, {"number": kr.Field((), "int64")}, seed=SEED)
     buffer.add(number=np.arange(n_rows))
-    judge(draw_many(lambda: buffer.sample(BATCH_SIZE).index), np.ones(min(n_rows, 40)), stratified=False)
+    judge(
+        draw_many(lambda: buffer.sample(BATCH_SIZE).index),
+        np.ones(min(n_rows, 40)),
+        stratified=False,
+    )
 
 
 @pytest.mark.parametrize("fault", ["twice as often", "never", "strata"])
@@ -227,7 +288,10 @@ def test_updates_that_change_nothing_leave_the_frequencies_alone(run_threaded):
     tree.set(every, MASSES)
     rng = np.random.default_rng(SEED)
     drawn = sample_beside(
-        lambda: tree.set(every, MASSES), lambda: tree.sample(64, stratified=False, rng=rng), run_threaded, N_BATCHES
+        lambda: tree.set(every, MASSES),
+        lambda: tree.sample(64, stratified=False, rng=rng),
+        run_threaded,
+        N_BATCHES,
     )
     judge_pooled(drawn, MASSES)
 
@@ -235,8 +299,9 @@ def test_updates_that_change_nothing_leave_the_frequencies_alone(run_threaded):
 def test_rows_drawn_again_are_drawn_by_mass():
     """Half of the mass is put on slots without a row, so that half of the draws fail and are made again.
 
-    In use, a draw fails because another thread is overwriting the row, too rarely to be counted. Where no row is,
-    a draw fails as well, every time; the rows drawn instead have to follow their masses as if nothing had happened.
+    In use, a draw fails because another thread is overwriting the row, too rarely to be counted.
+    Where no row is, a draw fails as well, every time; the rows drawn instead have to follow their
+    masses as if nothing had happened.
     """
     n_rows = len(MASSES)
     buffer = scalar_buffer(2 * n_rows, alpha=1.0)
@@ -250,7 +315,10 @@ def test_a_biased_second_draw_is_rejected(favourite):
     rng = np.random.default_rng(SEED)
     full = np.flatnonzero(MASSES)
     drawn, failed = pick(MASSES, rng, False), rng.random((N_BATCHES, BATCH_SIZE)) < 0.5
-    second = {"the first row": np.zeros_like(drawn), "the row before": full[np.searchsorted(full, drawn) - 1]}
+    second = {
+        "the first row": np.zeros_like(drawn),
+        "the row before": full[np.searchsorted(full, drawn) - 1],
+    }
     drawn = np.where(failed, second.get(favourite, rng.choice(full, drawn.shape)), drawn)
     with pytest.raises(AssertionError, match="chi-square"):
         judge_pooled(drawn, MASSES)

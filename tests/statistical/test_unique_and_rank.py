@@ -1,6 +1,7 @@
 """Draws without replacement, and masses by rank: chi-square at a stated false-alarm rate, planted faults rejected.
 
-Each check may fail a correct program with probability FALSE_ALARM; there are fewer than 20 of them. Seeds are fixed.
+Each check may fail a correct program with probability FALSE_ALARM; there are fewer than 20 of them.
+Seeds are fixed.
 """
 
 import copy
@@ -16,7 +17,8 @@ FALSE_ALARM = 1e-6 / 20
 FIELDS = {"number": kr.Field((), "int64")}
 N_BATCHES = 60_000
 EVEN = np.array([3.0, 1.0, 4.0, 2.0, 6.0])
-SKEWED = np.array([1e9, 2.0, 1e9, 3.0, 4.0])  # once both large ones are in the batch, the rest is 1e-8 of the mass
+# once both large ones are in the batch, the rest is 1e-8 of the mass
+SKEWED = np.array([1e9, 2.0, 1e9, 3.0, 4.0])
 
 
 def buffer_of(masses, **options):
@@ -65,7 +67,9 @@ def test_without_replacement(masses, batch_size):
 def test_uniform_without_replacement():
     buffer = kr.ReplayBuffer(6, FIELDS, seed=1)
     buffer.add(number=np.arange(5))
-    judge_batches(np.stack([buffer.sample(3, unique=True).number for _ in range(N_BATCHES)]), np.ones(5))
+    judge_batches(
+        np.stack([buffer.sample(3, unique=True).number for _ in range(N_BATCHES)]), np.ones(5)
+    )
 
 
 def rows_of_one_draw(rng, masses):
@@ -112,7 +116,7 @@ def test_large_unique_batches(n):
     assert len(set(batch.index.tolist())) == n and batch.importance_weight.max() == 1
 
 
-# ------------------------------------------------------------------------------------------------------------------ by rank
+# ------------------------------------------------------------------------------------------ by rank
 
 PRIORITIES = np.array([0.5, 7.0, 7.0, 0.01, 3.0, 1e6, 2.0, 0.3, 5.0, 1.0])
 
@@ -125,12 +129,18 @@ def by_rank(priorities, alpha):
 
 
 def ranked(alpha=0.7, n=10, **options):
-    return kr.PrioritizedReplayBuffer(n, FIELDS, alpha=alpha, prioritization="rank", seed=5, **options)
+    return kr.PrioritizedReplayBuffer(
+        n, FIELDS, alpha=alpha, prioritization="rank", seed=5, **options
+    )
 
 
 def judge_ranks(numbers, priorities, alpha):
     share = by_rank(priorities, alpha)
-    check_counts(np.bincount(numbers, minlength=len(priorities)), len(numbers) * share / share.sum(), FALSE_ALARM)
+    check_counts(
+        np.bincount(numbers, minlength=len(priorities)),
+        len(numbers) * share / share.sum(),
+        FALSE_ALARM,
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.7, 1.0])
@@ -138,7 +148,8 @@ def judge_ranks(numbers, priorities, alpha):
 def test_draws_follow_the_ranks(alpha, stratified):
     buffer = ranked(alpha)
     buffer.add(number=np.arange(10), priority=PRIORITIES)
-    if stratified:  # places of a batch are not alike; over all of them, each row comes as often as it is due
+    # places of a batch are not alike; over all of them, each row comes as often as it is due
+    if stratified:
         numbers = np.concatenate([buffer.sample(1, stratified=True).number for _ in range(40_000)])
     else:
         numbers = np.concatenate([buffer.sample(100, stratified=False).number for _ in range(400)])
@@ -146,7 +157,8 @@ def test_draws_follow_the_ranks(alpha, stratified):
 
 
 @pytest.mark.parametrize(
-    "share", [PRIORITIES**0.7, np.ones(10), by_rank(-PRIORITIES, 0.7), np.roll(by_rank(PRIORITIES, 0.7), 1)]
+    "share",
+    [PRIORITIES**0.7, np.ones(10), by_rank(-PRIORITIES, 0.7), np.roll(by_rank(PRIORITIES, 0.7), 1)],
 )
 def test_rejects_other_shares(share, rng):
     with pytest.raises(AssertionError, match=r"chi-square|impossible"):
@@ -167,9 +179,13 @@ def test_masses_are_exact_when_ranked(rng):
         assert (mass > 0).all() and (mass <= 1).all()
         buffer.check_invariants()
     buffer.rank()
-    np.testing.assert_allclose(buffer.tree.get(np.arange(500)), by_rank(priorities, 0.6), rtol=1e-12)
+    np.testing.assert_allclose(
+        buffer.tree.get(np.arange(500)), by_rank(priorities, 0.6), rtol=1e-12
+    )
     buffer.alpha = 0.9
-    np.testing.assert_allclose(buffer.tree.get(np.arange(500)), by_rank(priorities, 0.9), rtol=1e-12)
+    np.testing.assert_allclose(
+        buffer.tree.get(np.arange(500)), by_rank(priorities, 0.9), rtol=1e-12
+    )
 
 
 def test_a_new_priority_gets_about_its_rank(rng):
@@ -232,7 +248,9 @@ def test_rank_buffers_are_restored(tmp_path):
 
 
 def test_the_kind_of_prioritization_is_checked():
-    with pytest.raises(ValueError, match="prioritization must be 'proportional' or 'rank', got 'ranks'"):
+    with pytest.raises(
+        ValueError, match="prioritization must be 'proportional' or 'rank', got 'ranks'"
+    ):
         kr.PrioritizedReplayBuffer(5, FIELDS, prioritization="ranks")
     assert kr.PrioritizedReplayBuffer(5, FIELDS).prioritization == "proportional"
     kr.PrioritizedReplayBuffer(5, FIELDS).rank()

@@ -14,7 +14,9 @@ linux_only = pytest.mark.skipif(not shared_memory.is_supported(), reason="sharin
 
 
 def run(*command):
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
 
 
 def as_dict(text):
@@ -25,7 +27,15 @@ def test_every_line_has_a_name_and_a_value():
     shown = as_dict(run("-m", "kary_replay"))
     assert shown["kary-replay"].strip().startswith(VERSION)
     assert shown["numpy"].strip() == np.__version__
-    assert {"Python", "compiled with", "system", "processor", "features", "cores", "shared memory"} <= set(shown)
+    assert {
+        "Python",
+        "compiled with",
+        "system",
+        "processor",
+        "features",
+        "cores",
+        "shared memory",
+    } <= set(shown)
     assert all(value.strip() for value in shown.values())
     assert "-O3" in shown["compiled with"] or "sanitize" in shown["compiled with"]
 
@@ -53,13 +63,18 @@ def test_sharing_works():
 
 def test_why_sharing_does_not_work(monkeypatch):
     monkeypatch.setattr(shared_memory, "is_supported", lambda: False)
-    assert about._shared_memory().startswith("does not work: NotImplementedError: shared buffers need Linux")
+    assert about._shared_memory().startswith(
+        "does not work: NotImplementedError: shared buffers need Linux"
+    )
 
 
 @linux_only
 def test_another_process_that_fails_is_quoted(monkeypatch):
     monkeypatch.setattr(about, "OTHER", "raise OSError('no way in')")
-    assert about._shared_memory() == "does not work: RuntimeError: another process could not add: OSError: no way in"
+    assert (
+        about._shared_memory()
+        == "does not work: RuntimeError: another process could not add: OSError: no way in"
+    )
 
 
 @linux_only
@@ -71,7 +86,10 @@ def test_rows_that_do_not_arrive_are_noticed(monkeypatch):
 @pytest.mark.parametrize(
     ("cpuinfo", "expected"),
     [
-        ("processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu sse4_2 avx2\n", ("Some CPU", "sse4_2 avx2")),
+        (
+            "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu sse4_2 avx2\n",
+            ("Some CPU", "sse4_2 avx2"),
+        ),
         ("processor\t: 0\nFeatures\t: fp asimd atomics sve\n", (None, "asimd atomics sve")),
         (None, (None, "unknown")),
     ],

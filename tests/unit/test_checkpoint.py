@@ -14,10 +14,11 @@ from kary_replay import checkpoint
 from kary_replay.errors import CheckpointError
 
 KINDS = pytest.mark.parametrize("kind", [kr.ReplayBuffer, kr.PrioritizedReplayBuffer])
-SMALL_CHUNKS = pytest.mark.parametrize("chunk_nbytes", [1, 150, 16 << 20])  # less than a row, a few rows, everything
+# less than a row, a few rows, everything
+SMALL_CHUNKS = pytest.mark.parametrize("chunk_nbytes", [1, 150, 16 << 20])
 
 
-# ------------------------------------------------------------------------------------------------------------ what comes back
+# ---------------------------------------------------------------------------------- what comes back
 
 
 @KINDS
@@ -32,7 +33,11 @@ def test_the_next_samples_are_the_same(kind, chunk_nbytes, n_rows, tmp_path, mon
     twin = kind.load(tmp_path / "saved")
     assert state(twin) == before
     twin.check_invariants()
-    assert (twin.n_added, twin.n_sampled, len(twin)) == (buffer.n_added, buffer.n_sampled, len(buffer))
+    assert (twin.n_added, twin.n_sampled, len(twin)) == (
+        buffer.n_added,
+        buffer.n_sampled,
+        len(buffer),
+    )
     for first in (100, 200):
         for batch_size in (1, 5, 200):
             same_batch(buffer.sample(batch_size), twin.sample(batch_size))
@@ -50,7 +55,11 @@ def test_settings_and_handles_come_back(tmp_path):
     buffer.save(tmp_path)
     twin = kr.PrioritizedReplayBuffer.load(tmp_path)
     assert (twin.alpha, twin.beta, twin.priority_epsilon) == (0.1 + 0.2, 1 / 3, 5e-324)
-    assert (twin.total_mass, twin.max_priority, twin.capacity) == (buffer.total_mass, buffer.max_priority, 10)
+    assert (twin.total_mass, twin.max_priority, twin.capacity) == (
+        buffer.total_mass,
+        buffer.max_priority,
+        10,
+    )
     assert twin.fields == FIELDS and list(twin.fields) == list(FIELDS)
     assert twin.update_priorities(current, np.ones(20)) == 20
     gone = np.isin(old["index"], [3, 4, 5, 6])
@@ -75,11 +84,26 @@ def test_only_rows_that_were_written_are_saved(tmp_path):
     buffer.save(tmp_path)
     assert sum(path.stat().st_size for path in tmp_path.rglob("*")) < 60_000
     twin = kr.PrioritizedReplayBuffer.load(tmp_path)
-    assert len(twin) == 5 and twin.capacity == 100_000 and twin.add(image=np.ones((1, 84, 84), np.uint8)).tolist() == [5]
+    assert (
+        len(twin) == 5
+        and twin.capacity == 100_000
+        and twin.add(image=np.ones((1, 84, 84), np.uint8)).tolist() == [5]
+    )
 
 
 @pytest.mark.parametrize(
-    "dtype", ["bool", "uint8", "int8", "uint64", "float16", "float64", "longdouble", "complex64", "clongdouble"]
+    "dtype",
+    [
+        "bool",
+        "uint8",
+        "int8",
+        "uint64",
+        "float16",
+        "float64",
+        "longdouble",
+        "complex64",
+        "clongdouble",
+    ],
 )
 def test_every_dtype(dtype, tmp_path):
     field = kr.Field((3,), dtype)
@@ -88,14 +112,20 @@ def test_every_dtype(dtype, tmp_path):
     buffer.save(tmp_path)
     twin = kr.ReplayBuffer.load(tmp_path)
     assert twin.fields == {"value": field}
-    np.testing.assert_array_equal(twin.field_view("value")[:2], np.arange(6).reshape(2, 3).astype(dtype))
+    np.testing.assert_array_equal(
+        twin.field_view("value")[:2], np.arange(6).reshape(2, 3).astype(dtype)
+    )
 
 
 @KINDS
 @pytest.mark.parametrize("saved", ["private", "shared", "on disk"])
 @pytest.mark.parametrize("loaded", ["private", "shared", "on disk"])
 def test_where_the_memory_is_does_not_matter(kind, saved, loaded, tmp_path):
-    options = {"private": {}, "shared": {"shared": True}, "on disk": {"storage_directory": tmp_path}}
+    options = {
+        "private": {},
+        "shared": {"shared": True},
+        "on disk": {"storage_directory": tmp_path},
+    }
     buffer = used_buffer(kind, **options[saved])
     buffer.save(tmp_path / "saved")
     with kind.load(tmp_path / "saved", **options[loaded]) as twin:
@@ -114,7 +144,10 @@ def test_kinds_are_not_confused_and_derived_classes_are_no_kinds(tmp_path):
     buffer.save(tmp_path)
     assert type(Mine.load(tmp_path)) is Mine
     assert state(kr.PrioritizedReplayBuffer.load(tmp_path)) == state(buffer)
-    with pytest.raises(CheckpointError, match=r"holds a PrioritizedReplayBuffer: load it with PrioritizedReplayBuffer\.load"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"holds a PrioritizedReplayBuffer: load it with PrioritizedReplayBuffer\.load",
+    ):
         kr.ReplayBuffer.load(tmp_path)
     used_buffer(kr.ReplayBuffer).save(tmp_path)
     with pytest.raises(CheckpointError, match="holds a ReplayBuffer"):
@@ -122,7 +155,9 @@ def test_kinds_are_not_confused_and_derived_classes_are_no_kinds(tmp_path):
 
 
 def test_a_buffer_of_frames_goes_on_as_before(tmp_path):
-    buffer = kr.FrameReplayBuffer(50, kr.Field((2, 3), "uint8"), {"action": kr.Field((), "int64")}, stack=3, n_step=2, seed=0)
+    buffer = kr.FrameReplayBuffer(
+        50, kr.Field((2, 3), "uint8"), {"action": kr.Field((), "int64")}, stack=3, n_step=2, seed=0
+    )
     writer = kr.FrameStackWriter(buffer, n_envs=1, gamma=0.5)
     writer.reset(np.zeros((1, 2, 3), np.uint8))
     no = np.zeros(1, bool)
@@ -131,11 +166,15 @@ def test_a_buffer_of_frames_goes_on_as_before(tmp_path):
         writer.add(action=[number], reward=[1.0], next_frame=frame, terminated=no, truncated=no)
     buffer.save(tmp_path)
     twin = kr.FrameReplayBuffer.load(tmp_path)
-    assert (twin.stack, twin.n_step, twin.padding) == (3, 2, "repeat") and state(twin) == state(buffer)
+    assert (twin.stack, twin.n_step, twin.padding) == (3, 2, "repeat") and state(twin) == state(
+        buffer
+    )
     for batch_size in (1, 40):
         one, two = buffer.sample(batch_size), twin.sample(batch_size)
         assert all(one[name].tobytes() == two[name].tobytes() for name in one)
-    with pytest.raises(CheckpointError, match=r"holds a FrameReplayBuffer: load it with FrameReplayBuffer\.load"):
+    with pytest.raises(
+        CheckpointError, match=r"holds a FrameReplayBuffer: load it with FrameReplayBuffer\.load"
+    ):
         kr.PrioritizedReplayBuffer.load(tmp_path)
 
 
@@ -156,14 +195,16 @@ def test_memory_is_not_needed_twice(tmp_path, monkeypatch):
     assert (twin.field_view("body") == 7).all()
 
 
-# ------------------------------------------------------------------------------------------------------------------ one moment
+# --------------------------------------------------------------------------------------- one moment
 
 
 @KINDS
 @pytest.mark.parametrize("chunk_nbytes", [1, 400, 16 << 20])
 @pytest.mark.parametrize("n_rows", [0, 4, 13])
 @pytest.mark.parametrize("meanwhile", ["one", "some", "a lap", "reset", "reset and some"])
-def test_what_is_saved_is_the_moment_of_the_cut(kind, chunk_nbytes, n_rows, meanwhile, tmp_path, monkeypatch):
+def test_what_is_saved_is_the_moment_of_the_cut(
+    kind, chunk_nbytes, n_rows, meanwhile, tmp_path, monkeypatch
+):
     """Others write between the copy and the cut."""
     monkeypatch.setattr(checkpoint, "CHUNK_NBYTES", chunk_nbytes)
     buffer = kind(10, FIELDS, seed=3)
@@ -216,7 +257,10 @@ def test_a_save_beside_a_writer_is_a_consistent_cut(tmp_path, monkeypatch, run_t
     def check(twin):
         twin.check_invariants()
         number = twin.field_view("number").copy()
-        assert sorted(number.tolist()) == list(range(twin.n_added - 500, twin.n_added)) and twin.n_added % 7 == 0
+        assert (
+            sorted(number.tolist()) == list(range(twin.n_added - 500, twin.n_added))
+            and twin.n_added % 7 == 0
+        )
         assert (twin.tree.get(np.arange(500)) == number + 1.0).all()
         assert (twin.field_view("nested")["shape"] == number[:, None]).all()
 

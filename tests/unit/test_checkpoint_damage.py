@@ -68,7 +68,9 @@ def test_bytes_that_changed_places_or_became_zero(name, saved, rng):
         start, n = rng.integers(len(whole)), int(2 ** rng.uniform(0, 9))
         for damaged in (whole.copy(), whole.copy()):
             damaged[start : start + n] = (
-                0 if damaged is not whole and rng.random() < 0.5 else rng.permutation(damaged[start : start + n])
+                0
+                if damaged is not whole and rng.random() < 0.5
+                else rng.permutation(damaged[start : start + n])
             )
             if (damaged != whole).any():
                 path.write_bytes(damaged.tobytes())
@@ -100,7 +102,9 @@ def test_missing_files(saved):
     shutil.rmtree(find(saved, "rows.bin").parent)
     refused(saved, "rows.bin", "is missing")
     (saved / "checkpoint.json").unlink()
-    with pytest.raises(CheckpointError, match="holds no checkpoint: no save to it has come to its end"):
+    with pytest.raises(
+        CheckpointError, match="holds no checkpoint: no save to it has come to its end"
+    ):
         kr.PrioritizedReplayBuffer.load(saved)
 
 
@@ -125,10 +129,16 @@ def rewrite(saved, change):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"format": 3, "version": "9.9"}, r"saved by kary-replay 9\.9 in format 3; version .* reads formats 1 and 2"),
+        (
+            {"format": 3, "version": "9.9"},
+            r"saved by kary-replay 9\.9 in format 3; version .* reads formats 1 and 2",
+        ),
         ({"byte_order": "big"}, "big-endian machine, this one is little-endian"),
         ({"kind": "FrameBuffer"}, r"holds a FrameBuffer: load it with FrameBuffer\.load"),
-        ({"offsets": [8, 16, 24, 32], "version": "0.0.7"}, r"saved by kary-replay 0\.0\.7, which lays rows out differently"),
+        (
+            {"offsets": [8, 16, 24, 32], "version": "0.0.7"},
+            r"saved by kary-replay 0\.0\.7, which lays rows out differently",
+        ),
     ],
 )
 def test_other_formats_machines_and_kinds(change, what, saved):
@@ -155,10 +165,17 @@ def test_other_formats_machines_and_kinds(change, what, saved):
             {"n_added": 2**64},
             {"n_sampled": -1},
         ],
-        *[{name: value} for name in ("alpha", "beta") for value in (-0.1, 1.1, float("nan"), "half", None)],
+        *[
+            {name: value}
+            for name in ("alpha", "beta")
+            for value in (-0.1, 1.1, float("nan"), "half", None)
+        ],
         *[{"max_priority": value} for value in (0.0, -1.0, float("nan"), float("inf"))],
         *[{"random": value} for value in ([], [1, 2], [1, 2, -3], [1, 2, 2**64], None)],
-        *[{"fields": value} for value in ({}, [], {"x": 3}, {"x": []}, {"x": [[3], "object"]}, {"x": [[0], "int8"]})],
+        *[
+            {"fields": value}
+            for value in ({}, [], {"x": 3}, {"x": []}, {"x": [[3], "object"]}, {"x": [[0], "int8"]})
+        ],
         *[{"data": value} for value in ("", "..", "../x", "data-XYZ", None)],
         *[{"files": value} for value in ({}, [], None, {"../../etc/passwd": {"nbytes": 1}})],
         *[{"files.more": {"..": {"nbytes": 4096, "chunk_nbytes": 1, "crc32": []}}}],
@@ -182,7 +199,10 @@ def test_other_formats_machines_and_kinds(change, what, saved):
         *[{"max_priority": value} for value in (0.5, 1e308, True, "2")],
         *[{"random": value} for value in ([1, 2, 3, 4], [1, 2, 3.0], [1, 2, True], "123", {})],
         *[{"fields": {"x": [value, "int8"]}} for value in ([True], [2.0], 5, None)],
-        *[{"fields": {name: value}} for name, value in (("index", [[], "i1"]), ("x", [[2], "i1", 3]))],
+        *[
+            {"fields": {name: value}}
+            for name, value in (("index", [[], "i1"]), ("x", [[2], "i1", 3]))
+        ],
         *[{"files.rows.bin": {"nbytes": value}} for value in (-1, "1200", 1200.0, None, [])],
         *[{"files.rows.bin": {"chunk_nbytes": value}} for value in (0, -1, 1, 10**9, None)],
         *[{"files.mass.bin": {"crc32": value}} for value in ([], ["00000000"] * 3, None)],
@@ -230,19 +250,30 @@ def test_a_manifest_that_lacks_something(left_out, saved):
 
 @pytest.mark.parametrize(
     ("name", "at", "value"),
-    [("mass.bin", 3, -1.0), ("mass.bin", 3, np.nan), ("mass.bin", 3, np.inf), ("rows.bin", 0, 3), ("rows.bin", 0, 0)],
+    [
+        ("mass.bin", 3, -1.0),
+        ("mass.bin", 3, np.nan),
+        ("mass.bin", 3, np.inf),
+        ("rows.bin", 0, 3),
+        ("rows.bin", 0, 0),
+    ],
 )
 def test_contents_that_no_buffer_can_have(name, at, value, saved):
     """Checksums are no proof against who can compute them: what would break the buffer's invariants is refused."""
     path = find(saved, name)
-    values = np.frombuffer(path.read_bytes(), np.float64 if name == "mass.bin" else np.uint64).copy()
+    values = np.frombuffer(
+        path.read_bytes(), np.float64 if name == "mass.bin" else np.uint64
+    ).copy()
     values[at] = value
     path.write_bytes(values.tobytes())
 
     def reseal(content):
         about = content["files"][name]
         size, raw = about["chunk_nbytes"], values.tobytes()
-        about["crc32"] = [f"{checkpoint_files.zlib.crc32(raw[i : i + size]):08x}" for i in range(0, len(raw), size)]
+        about["crc32"] = [
+            f"{checkpoint_files.zlib.crc32(raw[i : i + size]):08x}"
+            for i in range(0, len(raw), size)
+        ]
 
     rewrite(saved, reseal)
     refused(saved, "checkpoint.json", "contradicts itself")

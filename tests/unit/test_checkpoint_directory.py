@@ -15,7 +15,9 @@ from kary_replay import checkpoint, checkpoint_files
 from kary_replay.errors import CheckpointError, ClosedError
 
 
-@pytest.mark.parametrize("as_path", [str, os.fsencode, lambda path: path], ids=["str", "bytes", "Path"])
+@pytest.mark.parametrize(
+    "as_path", [str, os.fsencode, lambda path: path], ids=["str", "bytes", "Path"]
+)
 def test_directories_are_made_and_replaced(as_path, tmp_path):
     target = tmp_path / "runs" / "ünter 1" / "saved"
     buffer = used_buffer()
@@ -23,7 +25,11 @@ def test_directories_are_made_and_replaced(as_path, tmp_path):
         buffer.add(**rows(first, 2))
         buffer.save(as_path(target))
         names = sorted(path.name for path in target.iterdir())
-        assert names[0] == "checkpoint.json" and names[1].startswith("data-") and names[2:] == ["kary-replay.lock"]
+        assert (
+            names[0] == "checkpoint.json"
+            and names[1].startswith("data-")
+            and names[2:] == ["kary-replay.lock"]
+        )
         assert state(kr.PrioritizedReplayBuffer.load(as_path(target))) == state(buffer)
 
 
@@ -33,7 +39,11 @@ def test_leftovers_are_removed_and_other_things_stay(tmp_path):
     (tmp_path / "data-0123456789abcdef").mkdir()
     (tmp_path / "data-0123456789abcdef" / "rows.bin").write_bytes(b"half a f")
     (tmp_path / "checkpoint.json.new").write_bytes(b"{")
-    mine = {tmp_path / "notes.txt": b"mine", tmp_path / "data-mine": None, tmp_path / "data-mine" / "x": b"mine"}
+    mine = {
+        tmp_path / "notes.txt": b"mine",
+        tmp_path / "data-mine": None,
+        tmp_path / "data-mine" / "x": b"mine",
+    }
     (tmp_path / "data-mine").mkdir()
     for path, content in mine.items():
         if content:
@@ -59,7 +69,11 @@ def test_a_moved_checkpoint_and_one_that_may_not_be_written(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["file", "checkpoint.json", "other files"])
-@pytest.mark.parametrize("call", [lambda path: used_buffer().save(path), kr.PrioritizedReplayBuffer.load], ids=["save", "load"])
+@pytest.mark.parametrize(
+    "call",
+    [lambda path: used_buffer().save(path), kr.PrioritizedReplayBuffer.load],
+    ids=["save", "load"],
+)
 def test_foreign_things_are_refused_and_left_alone(what, call, tmp_path):
     target = tmp_path / "theirs"
     if what == "file":
@@ -149,7 +163,7 @@ def test_a_file_that_may_not_grow(tmp_path):
     assert state(kr.ReplayBuffer.load(tmp_path)) == saved
 
 
-# --------------------------------------------------------------------------------------------------------- steps that fail
+# ---------------------------------------------------------------------------------- steps that fail
 
 STEPS = ["mkdir", "open", "pwrite", "fsync", "replace", "close"]
 
@@ -164,7 +178,11 @@ class Steps:
         for name in STEPS:
             setattr(watched, name, self._watched(name, getattr(os, name)))
         monkeypatch.setattr(checkpoint_files, "os", watched)
-        monkeypatch.setattr(checkpoint_files, "shutil", types.SimpleNamespace(rmtree=self._watched("rmtree", shutil.rmtree)))
+        monkeypatch.setattr(
+            checkpoint_files,
+            "shutil",
+            types.SimpleNamespace(rmtree=self._watched("rmtree", shutil.rmtree)),
+        )
 
     def _watched(self, name, function):
         def call(*arguments, **options):
@@ -214,7 +232,9 @@ class Trial:
 
 
 @pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()], ids=["full", "interrupt"]
+    "error",
+    [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()],
+    ids=["full", "interrupt"],
 )
 def test_when_a_step_fails_the_checkpoint_stays_and_the_new_files_go(error, tmp_path, monkeypatch):
     trial, outcomes = Trial(tmp_path, monkeypatch), []
@@ -246,7 +266,9 @@ def test_whoever_dies_at_any_step_leaves_one_or_the_other_whole(tmp_path, monkey
         pid = os.fork()
         if pid == 0:
             try:
-                trial.steps.save(trial.buffer, trial.folder, lambda number: number == die_at and os._exit(9))  # noqa: B023
+                trial.steps.save(
+                    trial.buffer, trial.folder, lambda number: number == die_at and os._exit(9)
+                )  # noqa: B023
             finally:
                 os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
@@ -278,5 +300,10 @@ def test_everything_is_on_the_disk_before_the_switch(tmp_path, monkeypatch):
         last = max(i for i, event in enumerate(events) if event == ("pwrite", name))
         assert last < events.index(("fsync", name)) < switch
     assert events.index(("fsync", "mass.bin")) < events.index(("fsync", data)) < switch
-    assert ("fsync", trial.folder.name) in events[events.index(("fsync", "checkpoint.json.new")) : switch]
-    assert events[switch + 1 :] == [("fsync", trial.folder.name), ("rmtree", old.name)] and not old.exists()
+    assert ("fsync", trial.folder.name) in events[
+        events.index(("fsync", "checkpoint.json.new")) : switch
+    ]
+    assert (
+        events[switch + 1 :] == [("fsync", trial.folder.name), ("rmtree", old.name)]
+        and not old.exists()
+    )

@@ -1,7 +1,7 @@
 """Bad input: a clear error that names argument, value and remedy, and nothing has changed afterwards.
 
-Whether anything changed is read off the pickled state, which holds rows, masses, generations, settings and
-the place in the random stream.
+Whether anything changed is read off the pickled state, which holds rows, masses, generations,
+settings and the place in the random stream.
 """
 
 import pickle
@@ -57,8 +57,12 @@ def tree():
 
 def test_the_errors_are_also_the_builtin_ones():
     errors = kr.errors
-    assert issubclass(errors.EmptyBufferError, (errors.KaryReplayError)) and issubclass(errors.EmptyBufferError, ValueError)
-    assert issubclass(errors.IndexRangeError, IndexError) and issubclass(errors.IndexRangeError, ValueError)
+    assert issubclass(errors.EmptyBufferError, (errors.KaryReplayError)) and issubclass(
+        errors.EmptyBufferError, ValueError
+    )
+    assert issubclass(errors.IndexRangeError, IndexError) and issubclass(
+        errors.IndexRangeError, ValueError
+    )
     assert issubclass(errors.FieldError, TypeError) and issubclass(errors.FieldError, ValueError)
     for error in (errors.EmptyBufferError, errors.IndexRangeError, errors.FieldError):
         assert issubclass(error, errors.KaryReplayError)
@@ -100,7 +104,9 @@ def test_td_errors_that_are_no_real_numbers(buffer, bad):
         buffer.update_priorities(handle, bad)
 
 
-@pytest.mark.parametrize("bad", [np.arange(2), [0, 1], np.zeros((2, 2)), None, np.zeros(2, [("index", "i8")])])
+@pytest.mark.parametrize(
+    "bad", [np.arange(2), [0, 1], np.zeros((2, 2)), None, np.zeros(2, [("index", "i8")])]
+)
 def test_handles_that_are_none(buffer, bad):
     with refused(buffer, TypeError, "handle"):
         buffer.update_priorities(bad, [1.0, 1.0])
@@ -116,7 +122,9 @@ def test_handles_of_slots_that_do_not_exist(buffer, index):
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF, -1.0, 0.0, -0.0, 1.7e308])
 @pytest.mark.parametrize(
-    "form", [lambda bad: bad, lambda bad: [bad, 1.0], lambda bad: [1.0, bad]], ids=["one", "first", "last"]
+    "form",
+    [lambda bad: bad, lambda bad: [bad, 1.0], lambda bad: [1.0, bad]],
+    ids=["one", "first", "last"],
 )
 def test_priorities_out_of_range(buffer, bad, form):
     with refused(buffer, ValueError, "priority", str(bad), "above 0"):
@@ -194,7 +202,8 @@ def test_one_bad_row_leaves_the_whole_batch_unwritten(buffer):
 
 @pytest.mark.parametrize("kind", [kr.ReplayBuffer, kr.PrioritizedReplayBuffer])
 @pytest.mark.parametrize(
-    ("bad", "error"), [(0, ValueError), (-1, ValueError), (2.0, TypeError), ("2", TypeError), (None, TypeError)]
+    ("bad", "error"),
+    [(0, ValueError), (-1, ValueError), (2.0, TypeError), ("2", TypeError), (None, TypeError)],
 )
 def test_batch_sizes(kind, bad, error):
     buffer = kind(5, FIELDS, seed=0)
@@ -203,7 +212,9 @@ def test_batch_sizes(kind, bad, error):
         buffer.sample(bad)
 
 
-@pytest.mark.parametrize("make", [lambda b: b, lambda b: (b.add(**rows(3)), b.reset(), b)[-1]], ids=["new", "reset"])
+@pytest.mark.parametrize(
+    "make", [lambda b: b, lambda b: (b.add(**rows(3)), b.reset(), b)[-1]], ids=["new", "reset"]
+)
 @pytest.mark.parametrize("kind", [kr.ReplayBuffer, kr.PrioritizedReplayBuffer])
 def test_an_empty_buffer(kind, make):
     buffer = make(kind(5, FIELDS, seed=0))
@@ -213,7 +224,8 @@ def test_an_empty_buffer(kind, make):
 
 @pytest.mark.parametrize("kind", [kr.ReplayBuffer, kr.PrioritizedReplayBuffer])
 @pytest.mark.parametrize(
-    ("bad", "error"), [(0, ValueError), (-3, ValueError), (2.5, TypeError), ("5", TypeError), (True, TypeError)]
+    ("bad", "error"),
+    [(0, ValueError), (-3, ValueError), (2.5, TypeError), ("5", TypeError), (True, TypeError)],
 )
 def test_capacities(kind, bad, error):
     with pytest.raises(error, match=f"capacity.*{bad}"):
@@ -223,7 +235,15 @@ def test_capacities(kind, bad, error):
 
 
 @pytest.mark.parametrize(
-    ("bad", "error"), [(0, ValueError), (1, ValueError), (3, ValueError), (6, ValueError), (128, ValueError), (4.0, TypeError)]
+    ("bad", "error"),
+    [
+        (0, ValueError),
+        (1, ValueError),
+        (3, ValueError),
+        (6, ValueError),
+        (128, ValueError),
+        (4.0, TypeError),
+    ],
 )
 def test_arities(bad, error):
     with pytest.raises(error, match=rf"arity.*{bad}"):
@@ -232,7 +252,14 @@ def test_arities(bad, error):
 
 @pytest.mark.parametrize("name", ["alpha", "beta"])
 @pytest.mark.parametrize(
-    ("bad", "error"), [(-0.1, ValueError), (1.1, ValueError), (NAN, ValueError), ("0.5", TypeError), (None, TypeError)]
+    ("bad", "error"),
+    [
+        (-0.1, ValueError),
+        (1.1, ValueError),
+        (NAN, ValueError),
+        ("0.5", TypeError),
+        (None, TypeError),
+    ],
 )
 def test_exponents(buffer, name, bad, error):
     with pytest.raises(error, match=f"{name}.*{bad}"):
@@ -242,7 +269,14 @@ def test_exponents(buffer, name, bad, error):
 
 
 @pytest.mark.parametrize(
-    ("bad", "error"), [(0.0, ValueError), (-1e-6, ValueError), (NAN, ValueError), (INF, ValueError), ("1", TypeError)]
+    ("bad", "error"),
+    [
+        (0.0, ValueError),
+        (-1e-6, ValueError),
+        (NAN, ValueError),
+        (INF, ValueError),
+        ("1", TypeError),
+    ],
 )
 def test_priority_epsilons(buffer, bad, error):
     with pytest.raises(error, match=f"priority_epsilon.*{bad}"):
@@ -272,7 +306,9 @@ def test_fields_that_a_buffer_cannot_have(kind, fields, error):
         kind(5, fields)
 
 
-@pytest.mark.parametrize(("bad", "error"), [(-1, ValueError), ("seed", TypeError), (1.5, TypeError)])
+@pytest.mark.parametrize(
+    ("bad", "error"), [(-1, ValueError), ("seed", TypeError), (1.5, TypeError)]
+)
 def test_seeds(bad, error):
     with pytest.raises(error, match="seed"):
         kr.ReplayBuffer(5, FIELDS, seed=bad)
@@ -287,7 +323,9 @@ def test_more_memory_than_there_is():
 def test_tree_indices_out_of_range(tree, index):
     bad = next(one for one in np.atleast_1d(index).tolist() if not 0 <= one < 5)
     for call in (lambda: tree.get(index), lambda: tree.set(index, 1.0)):
-        with refused(tree, (kr.errors.IndexRangeError, IndexError, ValueError), "index", str(bad), "4"):
+        with refused(
+            tree, (kr.errors.IndexRangeError, IndexError, ValueError), "index", str(bad), "4"
+        ):
             call()
 
 
@@ -300,7 +338,9 @@ def test_tree_indices_that_are_no_integers(tree, index):
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF, -1.0, -5e-324, 1.7e308])
 @pytest.mark.parametrize(
-    "form", [lambda bad: bad, lambda bad: [bad, 1.0], lambda bad: [1.0, bad]], ids=["one", "first", "last"]
+    "form",
+    [lambda bad: bad, lambda bad: [bad, 1.0], lambda bad: [1.0, bad]],
+    ids=["one", "first", "last"],
 )
 def test_masses_out_of_range(tree, bad, form):
     with refused(tree, ValueError, "mass", str(bad), "finite"):
@@ -325,13 +365,17 @@ def test_prefixes_that_are_no_real_numbers(tree, bad):
         tree.find(bad)
 
 
-@pytest.mark.parametrize(("bad", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (None, TypeError)])
+@pytest.mark.parametrize(
+    ("bad", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (None, TypeError)]
+)
 def test_tree_batch_sizes(tree, bad, error):
     with refused(tree, error, "batch_size", str(bad)):
         tree.sample(bad)
 
 
-@pytest.mark.parametrize(("bad", "error"), [("1", TypeError), (1.5, TypeError), (np.random, TypeError), (-1, ValueError)])
+@pytest.mark.parametrize(
+    ("bad", "error"), [("1", TypeError), (1.5, TypeError), (np.random, TypeError), (-1, ValueError)]
+)
 def test_random_generators(tree, bad, error):
     with refused(tree, error, "rng"):
         tree.sample(2, rng=bad)

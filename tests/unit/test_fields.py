@@ -15,12 +15,29 @@ def stored(buffer, n_rows):
 
 
 @pytest.mark.parametrize(
-    "dtype", ["bool", "int8", "uint8", "int16", "int32", "int64", "uint64", "float16", "float32", "float64", "complex64"]
+    "dtype",
+    [
+        "bool",
+        "int8",
+        "uint8",
+        "int16",
+        "int32",
+        "int64",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+    ],
 )
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (7,), (33,), (5, 3), (2, 3, 4), (61, 5)])
 def test_every_dtype_and_shape_comes_back_bit_for_bit(dtype, shape, rng):
     # Beside a narrow field, so that offsets are odd; finite bytes, so that equality means equality.
-    fields = {"flag": kr.Field((), "bool"), "value": kr.Field(shape, dtype), "tail": kr.Field((3,), "uint8")}
+    fields = {
+        "flag": kr.Field((), "bool"),
+        "value": kr.Field(shape, dtype),
+        "tail": kr.Field((3,), "uint8"),
+    }
     buffer = kr.PrioritizedReplayBuffer(6, fields, seed=0)
     value = rng.integers(0, 2 if dtype == "bool" else 100, (6, *shape)).astype(dtype)
     tail = rng.integers(0, 256, (6, 3)).astype(np.uint8)
@@ -147,7 +164,16 @@ def test_a_field_is_a_value():
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype"), [((-1,), "f4"), ((0,), "f4"), (("3",), "f4"), ((2.0,), "f4"), ((), "O"), ((), "U3"), ((), "no such")]
+    ("shape", "dtype"),
+    [
+        ((-1,), "f4"),
+        ((0,), "f4"),
+        (("3",), "f4"),
+        ((2.0,), "f4"),
+        ((), "O"),
+        ((), "U3"),
+        ((), "no such"),
+    ],
 )
 def test_a_field_that_cannot_be_is_refused(shape, dtype):
     with pytest.raises((ValueError, TypeError)):
@@ -166,7 +192,10 @@ NESTED = {
 def nested_rows(rng, n_rows):
     camera = rng.integers(0, 256, (n_rows, 4, 4)).astype(np.uint8)
     arm = {"angle": rng.random((n_rows, 2)).astype(np.float32), "grip": rng.random(n_rows) < 0.5}
-    return {"observation": {"camera": camera, "arm": arm}, "reward": np.arange(n_rows, dtype=np.float32)}
+    return {
+        "observation": {"camera": camera, "arm": arm},
+        "reward": np.arange(n_rows, dtype=np.float32),
+    }
 
 
 def test_nested_fields_come_back_nested(rng):
@@ -175,8 +204,12 @@ def test_nested_fields_come_back_nested(rng):
     buffer.add(**rows)
     batch = buffer.sample(30)
     assert (batch.observation["camera"] == rows["observation"]["camera"][batch.index]).all()
-    assert (batch.observation["arm"]["angle"] == rows["observation"]["arm"]["angle"][batch.index]).all()
-    assert (batch.observation["arm"]["grip"] == rows["observation"]["arm"]["grip"][batch.index]).all()
+    assert (
+        batch.observation["arm"]["angle"] == rows["observation"]["arm"]["angle"][batch.index]
+    ).all()
+    assert (
+        batch.observation["arm"]["grip"] == rows["observation"]["arm"]["grip"][batch.index]
+    ).all()
     assert (batch.reward == batch.index).all()
     view = buffer.field_view("observation")
     assert (view["arm"]["angle"] == rows["observation"]["arm"]["angle"]).all()
@@ -184,7 +217,11 @@ def test_nested_fields_come_back_nested(rng):
 
 
 def test_a_nested_field_with_one_part_stays_nested():
-    buffer = kr.ReplayBuffer(4, {"number": kr.Field((), "int64"), "observation": {"camera": kr.Field((2,), "uint8")}}, seed=0)
+    buffer = kr.ReplayBuffer(
+        4,
+        {"number": kr.Field((), "int64"), "observation": {"camera": kr.Field((2,), "uint8")}},
+        seed=0,
+    )
     buffer.add(number=[1, 2], observation={"camera": [[1, 1], [2, 2]]})
     batch = buffer.sample(8)
     assert set(batch.observation) == {"camera"}
@@ -195,9 +232,13 @@ def test_a_nested_field_with_one_part_stays_nested():
 def test_one_nested_transition(rng):
     buffer = kr.ReplayBuffer(10, NESTED, seed=0)
     arm = {"angle": [0.5, 0.25], "grip": True}
-    assert buffer.add(observation={"camera": np.ones((4, 4), np.uint8), "arm": arm}, reward=1.0).tolist() == [0]
+    assert buffer.add(
+        observation={"camera": np.ones((4, 4), np.uint8), "arm": arm}, reward=1.0
+    ).tolist() == [0]
     batch = buffer.sample(1)
-    assert batch.observation["arm"]["angle"].tolist() == [[0.5, 0.25]] and batch.observation["arm"]["grip"].tolist() == [True]
+    assert batch.observation["arm"]["angle"].tolist() == [[0.5, 0.25]] and batch.observation["arm"][
+        "grip"
+    ].tolist() == [True]
 
 
 # Stand-ins with what gymnasium's spaces of these names have.
@@ -264,7 +305,12 @@ def test_from_spaces_knows_every_space_of_fixed_shape(make, space, field):
 def test_from_spaces_passes_the_rest_on():
     extra = {"truncated": kr.Field((), "bool"), "log": {"length": kr.Field((), "int32")}}
     buffer = kr.PrioritizedReplayBuffer.from_spaces(
-        4, Box(-1, 1, (2,), "float32"), Box(-1, 1, (1,), "float32"), extra_fields=extra, alpha=0.25, beta=0.75
+        4,
+        Box(-1, 1, (2,), "float32"),
+        Box(-1, 1, (1,), "float32"),
+        extra_fields=extra,
+        alpha=0.25,
+        beta=0.75,
     )
     assert (buffer.alpha, buffer.beta) == (0.25, 0.75)
     assert {name: buffer.fields[name] for name in extra} == extra
@@ -281,9 +327,16 @@ def test_other_spaces_are_refused_by_name(space):
 
 def test_from_spaces_of_gymnasium_itself():
     spaces = pytest.importorskip("gymnasium").spaces
-    observation = spaces.Dict({"image": spaces.Box(0, 255, (8, 8), np.uint8), "goal": spaces.MultiBinary(3)})
-    buffer = kr.PrioritizedReplayBuffer.from_spaces(8, observation, spaces.MultiDiscrete([2, 3]), seed=0)
-    assert buffer.fields["observation"] == {"image": kr.Field((8, 8), "uint8"), "goal": kr.Field((3,), "int8")}
+    observation = spaces.Dict(
+        {"image": spaces.Box(0, 255, (8, 8), np.uint8), "goal": spaces.MultiBinary(3)}
+    )
+    buffer = kr.PrioritizedReplayBuffer.from_spaces(
+        8, observation, spaces.MultiDiscrete([2, 3]), seed=0
+    )
+    assert buffer.fields["observation"] == {
+        "image": kr.Field((8, 8), "uint8"),
+        "goal": kr.Field((3,), "int8"),
+    }
     observation.seed(1)
     for step in range(10):
         buffer.add(
@@ -295,4 +348,6 @@ def test_from_spaces_of_gymnasium_itself():
         )
     assert buffer.sample(5).next_observation["image"].shape == (5, 8, 8)
     with pytest.raises(TypeError, match="observation_space"):
-        kr.PrioritizedReplayBuffer.from_spaces(8, spaces.Tuple([spaces.Discrete(2)]), spaces.Discrete(2))
+        kr.PrioritizedReplayBuffer.from_spaces(
+            8, spaces.Tuple([spaces.Discrete(2)]), spaces.Discrete(2)
+        )

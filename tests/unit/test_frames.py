@@ -6,7 +6,19 @@ import pickle
 
 import numpy as np
 import pytest
-from frame_writers import BOTH, FAULTS, FIELDS, NOT, NUMBER, TERMINATED, TRUNCATED, FollowsSlots, drawable, make, step
+from frame_writers import (
+    BOTH,
+    FAULTS,
+    FIELDS,
+    NOT,
+    NUMBER,
+    TERMINATED,
+    TRUNCATED,
+    FollowsSlots,
+    drawable,
+    make,
+    step,
+)
 from test_docs import documented, public_names, run_examples
 
 import kary_replay as kr
@@ -46,11 +58,17 @@ def test_the_start_of_an_episode_padded_with_zeros():
     ]
     buffer, writer = make(3, 2, padding="zeros")
     play(writer, [10, 11, 12, 13])
-    assert [row[:2] for row in drawable(buffer)] == [((0, 0, 10), (10, 11, 12)), ((0, 10, 11), (11, 12, 13))]
+    assert [row[:2] for row in drawable(buffer)] == [
+        ((0, 0, 10), (10, 11, 12)),
+        ((0, 10, 11), (11, 12, 13)),
+    ]
 
 
 def test_a_stack_of_one():
-    for n_step, rows in [(1, [((10,), (11,)), ((11,), (12,))]), (2, [((10,), (12,)), ((11,), (12,))])]:
+    for n_step, rows in [
+        (1, [((10,), (11,)), ((11,), (12,))]),
+        (2, [((10,), (12,)), ((11,), (12,))]),
+    ]:
         buffer, writer = make(1, n_step)
         play(writer, [10, 11, 12], TRUNCATED)
         assert [row[:2] for row in drawable(buffer)] == rows
@@ -82,7 +100,9 @@ FLUSHED = [
 ]
 
 
-@pytest.mark.parametrize("end", [TERMINATED, TRUNCATED, BOTH], ids=["terminated", "truncated", "both"])
+@pytest.mark.parametrize(
+    "end", [TERMINATED, TRUNCATED, BOTH], ids=["terminated", "truncated", "both"]
+)
 def test_windows_of_three_steps_at_an_episodes_end(end):
     buffer, writer = make(4, 3)
     writer.reset(10)
@@ -134,7 +154,9 @@ def check_the_oldest_are_overwritten(writer_class):
     """Eight rows: of frames 10 … 21 the last eight are left, 14 … 21, and three transitions have lost frames."""
     buffer, writer = make(3, capacity=8, writer=writer_class)
     play(writer, list(range(10, 22)))
-    assert sorted(drawable(buffer)) == [((t - 3, t - 2, t - 1), (t - 2, t - 1, t), 1.0, 0.5) for t in range(17, 22)]
+    assert sorted(drawable(buffer)) == [
+        ((t - 3, t - 2, t - 1), (t - 2, t - 1, t), 1.0, 0.5) for t in range(17, 22)
+    ]
 
 
 def check_a_pause(writer_class):
@@ -158,7 +180,12 @@ def test_an_environment_that_waits_too_long():
 
 
 def test_the_tables_reject_planted_faults():
-    checks = [check_the_start_of_an_episode, check_two_episodes, check_two_environments, check_the_oldest_are_overwritten]
+    checks = [
+        check_the_start_of_an_episode,
+        check_two_episodes,
+        check_two_environments,
+        check_the_oldest_are_overwritten,
+    ]
     for fault in FAULTS:
         rejected = 0
         for check in checks:
@@ -183,9 +210,16 @@ def test_an_environment_that_crashed_begins_anew():
 
 
 def test_frames_and_fields_of_any_kind():
-    camera, fields = kr.Field((2, 3, 3), "uint8"), {"left": kr.Field((), "int8"), "right": kr.Field((2,), "float32")}
+    camera, fields = (
+        kr.Field((2, 3, 3), "uint8"),
+        {"left": kr.Field((), "int8"), "right": kr.Field((2,), "float32")},
+    )
     buffer = kr.FrameReplayBuffer(
-        50, {"camera": camera, "inner": {"speed": SCALAR}}, {"action": fields, "log_prob": SCALAR}, stack=2, seed=0
+        50,
+        {"camera": camera, "inner": {"speed": SCALAR}},
+        {"action": fields, "log_prob": SCALAR},
+        stack=2,
+        seed=0,
     )
     writer = kr.FrameStackWriter(buffer, n_envs=2, gamma=0.9)
 
@@ -200,12 +234,25 @@ def test_frames_and_fields_of_any_kind():
     assert index.tolist() == [4, 5]
     batch = buffer.sample(100)
     at = np.flatnonzero(batch.index == 5)[0]
-    assert batch.observation["camera"].shape == (100, 2, 2, 3, 3) and batch.frames["camera"].shape == (100, 3, 2, 3, 3)
+    assert batch.observation["camera"].shape == (100, 2, 2, 3, 3) and batch.frames[
+        "camera"
+    ].shape == (100, 3, 2, 3, 3)
     assert batch.observation["camera"][at, :, 0, 0, 0].tolist() == [1, 2]
     assert batch.next_observation["inner"]["speed"][at].tolist() == [2.5, 3.5]
-    assert batch.action["right"][at].tolist() == [3, 3] and batch.action["left"][at] == -3 and batch.log_prob[at] == 3
-    assert (batch.reward[at], batch.discount[at], batch.terminated[at]) == (2, np.float32(0.9), False)
-    assert batch.reward.dtype == batch.discount.dtype == np.float32 and batch.terminated.dtype == np.bool_
+    assert (
+        batch.action["right"][at].tolist() == [3, 3]
+        and batch.action["left"][at] == -3
+        and batch.log_prob[at] == 3
+    )
+    assert (batch.reward[at], batch.discount[at], batch.terminated[at]) == (
+        2,
+        np.float32(0.9),
+        False,
+    )
+    assert (
+        batch.reward.dtype == batch.discount.dtype == np.float32
+        and batch.terminated.dtype == np.bool_
+    )
 
 
 @pytest.mark.parametrize(("n_step", "width"), [(1, 4), (3, 6)])
@@ -214,28 +261,50 @@ def test_observations_are_views_of_the_frames(n_step, width):
     play(writer, [10, 11, 12, 13, 14])
     batch = buffer.sample(5)
     assert batch.frames.shape == (5, width) and batch.frames.flags.c_contiguous
-    assert np.shares_memory(batch.observation, batch.frames) and np.shares_memory(batch.next_observation, batch.frames)
-    assert (batch.frames[:, :3] == batch.observation).all() and (batch.frames[:, -3:] == batch.next_observation).all()
-    names = ["observation", "next_observation", "reward", "discount", "terminated", "action", "importance_weight"]
+    assert np.shares_memory(batch.observation, batch.frames) and np.shares_memory(
+        batch.next_observation, batch.frames
+    )
+    assert (batch.frames[:, :3] == batch.observation).all() and (
+        batch.frames[:, -3:] == batch.next_observation
+    ).all()
+    names = [
+        "observation",
+        "next_observation",
+        "reward",
+        "discount",
+        "terminated",
+        "action",
+        "importance_weight",
+    ]
     assert list(batch.keys()) == [*names, "index", "handle", "frames"]
 
 
 def test_priorities():
-    buffer = kr.FrameReplayBuffer(20, NUMBER, FIELDS, stack=2, n_step=2, alpha=1.0, beta=1.0, priority_epsilon=0.5, seed=0)
+    buffer = kr.FrameReplayBuffer(
+        20, NUMBER, FIELDS, stack=2, n_step=2, alpha=1.0, beta=1.0, priority_epsilon=0.5, seed=0
+    )
     seen = []
-    writer = kr.FrameStackWriter(buffer, 1, 0.5, priority=lambda rows: seen.append(rows) or np.abs(rows["reward"]) + 1)
+    writer = kr.FrameStackWriter(
+        buffer, 1, 0.5, priority=lambda rows: seen.append(rows) or np.abs(rows["reward"]) + 1
+    )
     play(writer, [10, 11, 12, 13], TERMINATED, reward=2.0)
     assert buffer.tree.get(np.arange(6)).tolist() == [0.0, 0.0, 4.0, 4.0, 3.0, 0.0]
-    assert set(seen[0]) == {"action", "reward", "discount", "terminated"} and seen[1]["reward"].tolist() == [3.0, 2.0]
+    assert set(seen[0]) == {"action", "reward", "discount", "terminated"} and seen[1][
+        "reward"
+    ].tolist() == [3.0, 2.0]
     batch = buffer.sample(1000)
     assert set(batch.index.tolist()) == {2, 3, 4}
-    assert batch.importance_weight.tolist() == np.where(batch.index == 4, 1.0, 0.75).astype(np.float32).tolist()
+    assert (
+        batch.importance_weight.tolist()
+        == np.where(batch.index == 4, 1.0, 0.75).astype(np.float32).tolist()
+    )
     handle = batch.handle[[int(np.flatnonzero(batch.index == slot)[0]) for slot in (2, 3, 4)]]
     assert buffer.update_priorities(handle, [0.5, 1.5, 9.5]) == 3
     assert buffer.tree.get(np.arange(6)).tolist() == [0.0, 0.0, 1.0, 2.0, 10.0, 0.0]
     plain = kr.FrameStackWriter(buffer, 1, 0.5)
     play(plain, [20, 21, 22])
-    assert buffer.tree.get(np.arange(5, 9)).tolist() == [0.0, 0.0, 10.0, 0.0]  # the largest seen; frames alone have none
+    # the largest seen; frames alone have none
+    assert buffer.tree.get(np.arange(5, 9)).tolist() == [0.0, 0.0, 10.0, 0.0]
     buffer.alpha = 0.0
     assert buffer.tree.get(np.arange(9)).tolist() == [0, 0, 1, 1, 1, 0, 0, 1, 0]
     buffer.alpha = 1.0
@@ -246,7 +315,8 @@ def test_a_late_update_gives_no_mass_to_a_row_whose_frames_are_gone():
     buffer, writer = make(3, capacity=8)
     play(writer, list(range(10, 17)), TRUNCATED)
     batch = buffer.sample(200)
-    first = batch.handle[[int(np.flatnonzero(batch.index == batch.index.min())[0])]]  # needs the oldest frame
+    # needs the oldest frame
+    first = batch.handle[[int(np.flatnonzero(batch.index == batch.index.min())[0])]]
     writer.reset(20)
     writer.add(**step(21))  # which is overwritten
     buffer.sample(200)  # whoever draws the row notices
@@ -266,7 +336,12 @@ def test_draws_without_replacement_end_when_all_histories_are_lost():
     writer = kr.FrameStackWriter(buffer, n_envs, 0.5)
     no = np.zeros(n_envs, bool)
     writer.reset(np.zeros(n_envs, np.int64))
-    end = {"terminated": no, "truncated": no, "action": np.zeros(n_envs, np.int64), "reward": np.ones(n_envs)}
+    end = {
+        "terminated": no,
+        "truncated": no,
+        "action": np.zeros(n_envs, np.int64),
+        "reward": np.ones(n_envs),
+    }
     for t in range(4):
         writer.add(next_frame=np.full(n_envs, t), **end)
     buffer.reset()
@@ -318,7 +393,8 @@ def test_frames_from_before_a_reset_are_forgotten():
     buffer, writer = make(2, 2)
     play(writer, [10, 11, 12, 13])
     buffer.reset()
-    for frame in (14, 15, 16, 17):  # on as if nothing had happened: transitions with forgotten frames are never drawn
+    # on as if nothing had happened: transitions with forgotten frames are never drawn
+    for frame in (14, 15, 16, 17):
         writer.add(**step(frame))
     assert [row[:2] for row in drawable(buffer)] == [((14, 15), (16, 17))]
     buffer.reset()
@@ -369,22 +445,37 @@ def test_another_process_writes():
     process.join(60)
     assert process.exitcode == 0
     writer.add(**step(12))
-    stacks = [((10, 10), (10, 11)), ((50, 50), (50, 51)), ((50, 51), (51, 52)), ((10, 11), (11, 12))]
+    stacks = [
+        ((10, 10), (10, 11)),
+        ((50, 50), (50, 51)),
+        ((50, 51), (51, 52)),
+        ((10, 11), (11, 12)),
+    ]
     assert [row[:2] for row in drawable(buffer)] == stacks
 
 
 def test_spaces():
     spaces = pytest.importorskip("gymnasium").spaces
     buffer = kr.FrameReplayBuffer.from_spaces(
-        100, spaces.Box(0, 255, (8, 8), np.uint8), spaces.Discrete(4), extra_fields={"truncated": kr.Field((), "bool")}, stack=3
+        100,
+        spaces.Box(0, 255, (8, 8), np.uint8),
+        spaces.Discrete(4),
+        extra_fields={"truncated": kr.Field((), "bool")},
+        stack=3,
     )
-    assert {"frame", "action", "reward", "discount", "terminated", "truncated"} <= set(buffer.fields)
+    assert {"frame", "action", "reward", "discount", "terminated", "truncated"} <= set(
+        buffer.fields
+    )
     writer = kr.FrameStackWriter(buffer, 1, 0.9)
     writer.reset(np.zeros((8, 8), np.uint8))
     frame = np.ones((8, 8), np.uint8)
     writer.add(action=np.int64(3), reward=0.5, next_frame=frame, terminated=False, truncated=True)
     batch = buffer.sample(2)
-    assert batch.observation.shape == (2, 3, 8, 8) and batch.truncated.all() and batch.action.tolist() == [3, 3]
+    assert (
+        batch.observation.shape == (2, 3, 8, 8)
+        and batch.truncated.all()
+        and batch.action.tolist() == [3, 3]
+    )
 
 
 def test_a_million_atari_transitions_fit():
@@ -392,7 +483,9 @@ def test_a_million_atari_transitions_fit():
     for n_step in (1, 3):
         sizes = {}
         for capacity in (4_096, 100_000):
-            buffer = kr.FrameReplayBuffer(capacity, kr.Field((84, 84), "uint8"), {"action": NUMBER}, stack=4, n_step=n_step)
+            buffer = kr.FrameReplayBuffer(
+                capacity, kr.Field((84, 84), "uint8"), {"action": NUMBER}, stack=4, n_step=n_step
+            )
             sizes[capacity] = buffer.nbytes
             row = buffer._storage.row_nbytes
         head = sizes[4_096] - 4_096 * row - kr.SumTree(4_096).nbytes
@@ -401,5 +494,11 @@ def test_a_million_atari_transitions_fit():
 
 
 def test_examples_in_docstrings():
-    texts = {**dict(documented("kary_replay.frame_replay_buffer")), **dict(documented("kary_replay.frame_stack_writer"))}
-    assert sum(run_examples(text, name, public_names(), name) for name, text in texts.items() if text) >= 10
+    texts = {
+        **dict(documented("kary_replay.buffers.frame_replay_buffer")),
+        **dict(documented("kary_replay.writers.frame_stack_writer")),
+    }
+    assert (
+        sum(run_examples(text, name, public_names(), name) for name, text in texts.items() if text)
+        >= 10
+    )

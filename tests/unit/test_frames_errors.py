@@ -23,10 +23,18 @@ BUFFER = {"capacity": 10, "frame": NUMBER, "fields": FIELDS, "stack": 3, "n_step
         ({"padding": None}, ValueError, "padding must be one of"),
         ({"frame": "uint8"}, TypeError, "frame must be a mapping"),
         ({"frame": {}}, ValueError, "frame must name at least one field"),
-        ({"frame": kr.Field((1,) * 31, "uint8")}, ValueError, "frame must have at most 30 axes, got 31"),
+        (
+            {"frame": kr.Field((1,) * 31, "uint8")},
+            ValueError,
+            "frame must have at most 30 axes, got 31",
+        ),
         ({"fields": {"reward": NUMBER}}, ValueError, "fields must name action, got reward"),
         ({"fields": {}}, ValueError, "fields must name at least one field"),
-        ({"fields": {"action": NUMBER, "observation": NUMBER}}, ValueError, "fields must not be named .* got observation"),
+        (
+            {"fields": {"action": NUMBER, "observation": NUMBER}},
+            ValueError,
+            "fields must not be named .* got observation",
+        ),
         ({"fields": {"action": NUMBER, "history": NUMBER}}, ValueError, "got history"),
         ({"fields": {"action": NUMBER, "index": NUMBER}}, ValueError, "got index"),
         ({"alpha": 1.5}, ValueError, "alpha must be from 0 to 1"),
@@ -48,13 +56,21 @@ def test_bad_arguments_of_the_buffer(change, error, message):
         ),
         ({"gamma": 1.5}, ValueError, "gamma must be from 0 to 1"),
         ({"priority": 1.0}, TypeError, "priority must be None or a function"),
-        ({"buffer": kr.ReplayBuffer(9, {"action": NUMBER})}, TypeError, "buffer must be a FrameReplayBuffer, got ReplayBuffer"),
+        (
+            {"buffer": kr.ReplayBuffer(9, {"action": NUMBER})},
+            TypeError,
+            "buffer must be a FrameReplayBuffer, got ReplayBuffer",
+        ),
         (
             {"buffer": kr.FrameReplayBuffer(10, NUMBER, {"action": NUMBER, "reward": NUMBER})},
             ValueError,
             "must have reward as a floating scalar",
         ),
-        ({"buffer": kr.FrameReplayBuffer(10, NUMBER, {"action": NUMBER, "env": NUMBER})}, ValueError, "has a field env"),
+        (
+            {"buffer": kr.FrameReplayBuffer(10, NUMBER, {"action": NUMBER, "env": NUMBER})},
+            ValueError,
+            "has a field env",
+        ),
     ],
 )
 def test_bad_arguments_of_the_writer(change, error, message):
@@ -79,17 +95,41 @@ IMAGE = kr.Field((4, 5), "uint8")
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"next_frame": np.zeros((2, 4, 4), np.uint8)}, kr.errors.FieldError, r"next_frame must have shape \(4, 5\)"),
-        ({"next_frame": np.zeros((2, 3, 4, 5), np.uint8)}, kr.errors.FieldError, "next_frame must have shape"),
-        ({"next_frame": np.zeros((3, 4, 5), np.uint8)}, kr.errors.FieldError, "next_frame must have a leading axis of 2"),
-        ({"next_frame": np.zeros((4, 5), np.uint8)}, kr.errors.FieldError, "next_frame must have a leading axis of 2"),
-        ({"next_frame": np.full((2, 4, 5), 300)}, kr.errors.FieldError, "next_frame has dtype int64, .* 0 … 255"),
+        (
+            {"next_frame": np.zeros((2, 4, 4), np.uint8)},
+            kr.errors.FieldError,
+            r"next_frame must have shape \(4, 5\)",
+        ),
+        (
+            {"next_frame": np.zeros((2, 3, 4, 5), np.uint8)},
+            kr.errors.FieldError,
+            "next_frame must have shape",
+        ),
+        (
+            {"next_frame": np.zeros((3, 4, 5), np.uint8)},
+            kr.errors.FieldError,
+            "next_frame must have a leading axis of 2",
+        ),
+        (
+            {"next_frame": np.zeros((4, 5), np.uint8)},
+            kr.errors.FieldError,
+            "next_frame must have a leading axis of 2",
+        ),
+        (
+            {"next_frame": np.full((2, 4, 5), 300)},
+            kr.errors.FieldError,
+            "next_frame has dtype int64, .* 0 … 255",
+        ),
         ({"next_frame": {"a": 1}}, kr.errors.FieldError, "next_frame"),
         ({"action": [1]}, kr.errors.FieldError, "action must have a leading axis of 2"),
         ({"action": None}, kr.errors.FieldError, "action"),
         ({"reward": [1e39, 0.0]}, kr.errors.FieldError, "reward is beyond"),
         ({"discount": [1.0, 1.0]}, kr.errors.FieldError, "discount is computed by the writer"),
-        ({"observation": [1, 1]}, kr.errors.FieldError, "field observation is unknown; the fields are"),
+        (
+            {"observation": [1, 1]},
+            kr.errors.FieldError,
+            "field observation is unknown; the fields are",
+        ),
         ({"frame": [1, 1]}, kr.errors.FieldError, "field frame is unknown"),
         ({"terminated": [True]}, kr.errors.FieldError, "terminated must have a leading axis of 2"),
         ({"env": [0, 2]}, ValueError, "env must be from 0 to 1, got 2"),
@@ -114,10 +154,25 @@ def test_a_bad_step_is_not_taken(change, error, message):
 @pytest.mark.parametrize(
     ("frame", "env", "error", "message"),
     [
-        (np.zeros((2, 5, 4), np.uint8), None, kr.errors.FieldError, r"frame must have shape \(4, 5\)"),
-        (np.zeros((1, 4, 5), np.uint8), None, kr.errors.FieldError, "frame must have a leading axis of 2"),
+        (
+            np.zeros((2, 5, 4), np.uint8),
+            None,
+            kr.errors.FieldError,
+            r"frame must have shape \(4, 5\)",
+        ),
+        (
+            np.zeros((1, 4, 5), np.uint8),
+            None,
+            kr.errors.FieldError,
+            "frame must have a leading axis of 2",
+        ),
         (np.zeros((1, 4, 5), np.uint8), [2], ValueError, "env must be from 0 to 1, got 2"),
-        (np.zeros((2, 4, 5), np.float32), None, kr.errors.FieldError, "frame has dtype float32, which cannot be cast"),
+        (
+            np.zeros((2, 4, 5), np.float32),
+            None,
+            kr.errors.FieldError,
+            "frame has dtype float32, which cannot be cast",
+        ),
         (None, None, kr.errors.FieldError, "frame"),
     ],
 )
@@ -126,7 +181,13 @@ def test_a_bad_reset_drops_nothing(frame, env, error, message):
     writer = kr.FrameStackWriter(buffer, 2, 0.9)
     zeros = np.zeros((2, 4, 5), np.uint8)
     writer.reset(zeros)
-    good = {"action": [0, 1], "reward": [0.0, 1.0], "next_frame": zeros, "terminated": [False] * 2, "truncated": [False] * 2}
+    good = {
+        "action": [0, 1],
+        "reward": [0.0, 1.0],
+        "next_frame": zeros,
+        "terminated": [False] * 2,
+        "truncated": [False] * 2,
+    }
     writer.add(**good)
     with pytest.raises(error, match=message):
         writer.reset(frame, env=env)
@@ -134,7 +195,9 @@ def test_a_bad_reset_drops_nothing(frame, env, error, message):
 
 
 def test_parts_of_a_frame():
-    buffer = kr.FrameReplayBuffer(40, {"left": NUMBER, "right": NUMBER}, {"action": NUMBER}, stack=2)
+    buffer = kr.FrameReplayBuffer(
+        40, {"left": NUMBER, "right": NUMBER}, {"action": NUMBER}, stack=2
+    )
     writer = kr.FrameStackWriter(buffer, 1, 0.9)
     for frame, message in [
         ({"left": 1}, r"frame\['right'\] is missing"),
@@ -149,7 +212,9 @@ def test_parts_of_a_frame():
 
 def test_every_episode_needs_its_first_frame():
     buffer, writer = make(2, n_envs=2)
-    with pytest.raises(ValueError, match="environment 0 has no episode: call reset with its first frame"):
+    with pytest.raises(
+        ValueError, match="environment 0 has no episode: call reset with its first frame"
+    ):
         writer.add(**step([11, 101], [1.0, 1.0], [(False, False)] * 2))
     writer.reset([10, 100])
     writer.add(**step([11, 101], [1.0, 1.0], [(False, False), TERMINATED]))

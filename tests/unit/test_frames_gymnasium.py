@@ -58,7 +58,10 @@ def test_stacks_are_those_of_the_wrapper(padding, theirs):
         index = writer.add(**{name: column[old] for name, column in step.items()}, env=old)
         writer.reset(stacks[new, -1], env=new)
         begins = (terminated | truncated) & ~begins
-        expected |= {slot: (before[env], stacks[env], terminated[env]) for slot, env in zip(index.tolist(), old, strict=True)}
+        expected |= {
+            slot: (before[env], stacks[env], terminated[env])
+            for slot, env in zip(index.tolist(), old, strict=True)
+        }
     batch = buffer.sample(4 * buffer.capacity)
     assert set(batch.index.tolist()) == set(expected) and len(expected) > 300
     for i, slot in enumerate(batch.index.tolist()):

@@ -48,18 +48,24 @@ def test_rounding_never_returns_an_empty_leaf_or_one_beyond_the_size(arity, mass
         assert tree.find(np.nextafter(tree.total, 0.0)) < n_full
         for batch_size in (1, 3, 7, 49, 1000):
             for stratified in (True, False):
-                assert tree.sample(batch_size, stratified=stratified, rng=AlmostOne()).max() < n_full
+                assert (
+                    tree.sample(batch_size, stratified=stratified, rng=AlmostOne()).max() < n_full
+                )
 
 
 @pytest.mark.parametrize("arity", ARITIES)
 def test_a_huge_leaf_beside_tiny_ones(arity, rng):
     """Beside 1e300 every other mass is lost in the sums, but an empty leaf still never comes."""
-    masses = np.where(rng.random(300) < 0.5, 0.0, rng.random(300) * 10.0 ** rng.integers(-300, 0, 300))
+    masses = np.where(
+        rng.random(300) < 0.5, 0.0, rng.random(300) * 10.0 ** rng.integers(-300, 0, 300)
+    )
     masses[150] = 1e300
     tree = kr.SumTree(300, arity=arity)
     tree.set(np.arange(300), masses)
     edges = np.nextafter(np.cumsum(masses), 0.0)
-    prefixes = np.concatenate([rng.random(1000) * tree.total, edges[(edges >= 0) & (edges < tree.total)], [0.0]])
+    prefixes = np.concatenate(
+        [rng.random(1000) * tree.total, edges[(edges >= 0) & (edges < tree.total)], [0.0]]
+    )
     assert (masses[tree.find(prefixes)] > 0).all()
     assert (masses[tree.sample(1000, rng=rng)] > 0).all()
 
@@ -136,7 +142,9 @@ def test_a_full_buffer_samples_and_overwrites(capacity):
         batch = buffer.sample(capacity)
         buffer.update_priorities(batch.handle, np.ones(capacity))
         assert batch.number.min() > number - capacity and batch.number.max() <= number
-    assert set(buffer.sample(50 * capacity).number.tolist()) == set(range(2 * capacity, 3 * capacity))
+    assert set(buffer.sample(50 * capacity).number.tolist()) == set(
+        range(2 * capacity, 3 * capacity)
+    )
 
 
 def test_a_late_update_does_not_hit_the_slots_next_row():

@@ -22,7 +22,8 @@ from test_docs import documented, public_names, run_examples
 
 import kary_replay as kr
 
-# Four steps with rewards 1, 10, 100, 1000 and gamma = 1/2: (first step, last step + 1, return), window by window.
+# Four steps with rewards 1, 10, 100, 1000 and gamma = 1/2: (first step, last step + 1, return),
+# window by window.
 FOUR_STEPS = {
     1: [(0, 1, 1.0), (1, 2, 10.0), (2, 3, 100.0), (3, 4, 1000.0)],
     2: [(0, 2, 6.0), (1, 3, 60.0), (2, 4, 600.0), (3, 4, 1000.0)],
@@ -42,13 +43,17 @@ def check_four_steps(writer_class, n_step, end):
     expected = []
     for first, stop, reward in FOUR_STEPS[min(n_step, 4)]:
         terminal = stop == 4 and end[0]
-        expected.append((first, stop, reward, 0.0 if terminal else DISCOUNT[stop - first], terminal))
+        expected.append(
+            (first, stop, reward, 0.0 if terminal else DISCOUNT[stop - first], terminal)
+        )
     assert rows(buffer) == expected
     assert written == {1: [1, 1, 1, 1], 2: [0, 1, 1, 2], 3: [0, 0, 1, 3]}.get(n_step, [0, 0, 0, 4])
     assert writer.n_pending.tolist() == [0]
 
 
-@pytest.mark.parametrize("end", [TERMINATED, TRUNCATED, BOTH], ids=["terminated", "truncated", "both"])
+@pytest.mark.parametrize(
+    "end", [TERMINATED, TRUNCATED, BOTH], ids=["terminated", "truncated", "both"]
+)
 @pytest.mark.parametrize("n_step", range(1, 11))
 def test_an_episode_of_four_steps(n_step, end):
     check_four_steps(kr.NStepWriter, n_step, end)
@@ -141,7 +146,12 @@ def test_the_tables_reject_planted_faults():
         rejects(check_four_steps, NeverEnds, n_step, TERMINATED)
         rejects(check_four_steps, TakesTruncationForTermination, n_step, TRUNCATED)
         rejects(check_four_steps, TakesTerminationForTruncation, n_step, TERMINATED)
-    for fault in (NeverEnds, TakesTruncationForTermination, TakesTerminationForTruncation, DropsShortWindows):
+    for fault in (
+        NeverEnds,
+        TakesTruncationForTermination,
+        TakesTerminationForTruncation,
+        DropsShortWindows,
+    ):
         rejects(check_two_environments, fault)
     rejects(check_reset, ForgetsResets)
 
@@ -190,7 +200,8 @@ def test_only_some_environments_step():
     assert writer.add(**step(1, 10.0), env=0).tolist() == [0]
     assert writer.add(**step([], np.empty(0), np.empty((0, 2), bool)), env=[]).tolist() == []
     index = writer.add(
-        **step([30, 21, 2], [3.0, 20.0, 100.0], [TERMINATED, TERMINATED, NOT]), env=np.array([3, 2, 0], np.uint8)
+        **step([30, 21, 2], [3.0, 20.0, 100.0], [TERMINATED, TERMINATED, NOT]),
+        env=np.array([3, 2, 0], np.uint8),
     )
     assert index.tolist() == [1, 2, 3, 4]
     assert rows(buffer) == [
@@ -206,7 +217,10 @@ def test_only_some_environments_step():
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_returns_are_as_exact_as_their_field(gamma, dtype, rng):
     fields = {**FIELDS, "reward": kr.Field((), dtype), "discount": kr.Field((), dtype)}
-    log = [{"reward": reward, "terminated": False, "truncated": False} for reward in rng.normal(size=300)]
+    log = [
+        {"reward": reward, "terminated": False, "truncated": False}
+        for reward in rng.normal(size=300)
+    ]
     buffer, writer = make(10, gamma, fields=fields)
     for t, one in enumerate(log):
         writer.add(**step(t, one["reward"]))
@@ -214,9 +228,13 @@ def test_returns_are_as_exact_as_their_field(gamma, dtype, rng):
     assert len(windows) == len(buffer) == 291
     expected = np.array([float(reward) for _, reward, _ in windows])
     tolerance = 1e-15 * 10 + np.spacing(np.abs(expected).astype(dtype)).astype(np.float64) / 2
-    assert np.all(np.abs(buffer.field_view("reward")[:291].astype(np.float64) - expected) <= tolerance)
+    assert np.all(
+        np.abs(buffer.field_view("reward")[:291].astype(np.float64) - expected) <= tolerance
+    )
     discount = np.array(float(windows[0][2])).astype(dtype)
-    np.testing.assert_array_almost_equal_nulp(buffer.field_view("discount")[:291], np.full(291, discount), 1)
+    np.testing.assert_array_almost_equal_nulp(
+        buffer.field_view("discount")[:291], np.full(291, discount), 1
+    )
 
 
 def test_rewards_are_summed_in_double_precision():
@@ -266,8 +284,11 @@ def test_priorities_come_from_a_function_of_the_rows():
 def test_a_step_that_was_refused_has_not_been_taken():
     """By the priorities, by the buffer, by a sum too large: the same step again goes through, as if nothing had been."""
     answers = [np.array([0.0]), np.array([1.0, 2.0]), "x", np.array([1.5])]
-    buffer, writer = make(2, fields={**FIELDS, "reward": kr.Field((), "float32")}, priority=lambda _: answers.pop(0))
-    with pytest.raises(kr.errors.FieldError, match=r"reward is beyond 3\.4"):  # before any window is complete
+    buffer, writer = make(
+        2, fields={**FIELDS, "reward": kr.Field((), "float32")}, priority=lambda _: answers.pop(0)
+    )
+    # before any window is complete
+    with pytest.raises(kr.errors.FieldError, match=r"reward is beyond 3\.4"):
         writer.add(**step(0, 1e39))
     writer.add(**step(0, 1.0))
     for _ in range(3):
@@ -282,7 +303,11 @@ def test_a_step_that_was_refused_has_not_been_taken():
     with pytest.raises(kr.errors.FieldError, match=r"n-step sum of reward is beyond 3\.4"):
         writer.add(**step(3, 3e38))
     writer.add(**step(3, 0.0))
-    assert [row[:3] for row in rows(buffer)] == [(0, 2, 6.0), (1, 3, pytest.approx(1.5e38)), (2, 4, pytest.approx(3e38))]
+    assert [row[:3] for row in rows(buffer)] == [
+        (0, 2, 6.0),
+        (1, 3, pytest.approx(1.5e38)),
+        (2, 4, pytest.approx(3e38)),
+    ]
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -342,5 +367,8 @@ def test_writers_of_several_threads_feed_one_buffer(run_threaded):
 
 
 def test_examples_in_docstrings():
-    texts = dict(documented("kary_replay.n_step"))
-    assert sum(run_examples(text, name, public_names(), name) for name, text in texts.items() if text) >= 10
+    texts = dict(documented("kary_replay.writers.n_step"))
+    assert (
+        sum(run_examples(text, name, public_names(), name) for name, text in texts.items() if text)
+        >= 10
+    )

@@ -8,18 +8,28 @@ import pytest
 
 import kary_replay as kr
 
-FIELDS = {"number": kr.Field((), "int64"), "nested": {"vector": kr.Field((3,), "float32"), "flag": kr.Field((), "bool")}}
+FIELDS = {
+    "number": kr.Field((), "int64"),
+    "nested": {"vector": kr.Field((3,), "float32"), "flag": kr.Field((), "bool")},
+}
 
 CLONES = pytest.mark.parametrize(
     "clone",
-    [copy.deepcopy, copy.copy, *[lambda one, p=p: pickle.loads(pickle.dumps(one, p)) for p in (2, 4, 5)]],
+    [
+        copy.deepcopy,
+        copy.copy,
+        *[lambda one, p=p: pickle.loads(pickle.dumps(one, p)) for p in (2, 4, 5)],
+    ],
     ids=["deepcopy", "copy", "protocol 2", "protocol 4", "protocol 5"],
 )
 
 
 def rows(*numbers):
     number = np.array(numbers)
-    return {"number": number, "nested": {"vector": np.repeat(number[:, None], 3, 1), "flag": number % 2 == 1}}
+    return {
+        "number": number,
+        "nested": {"vector": np.repeat(number[:, None], 3, 1), "flag": number % 2 == 1},
+    }
 
 
 def used_buffer(kind=kr.PrioritizedReplayBuffer, n_rows=13, capacity=10):
@@ -95,7 +105,11 @@ def test_a_clone_shares_nothing(clone):
 @pytest.mark.parametrize("kind", [kr.ReplayBuffer, kr.PrioritizedReplayBuffer])
 def test_pickling_changes_nothing_and_repeats_itself(kind):
     buffer = used_buffer(kind)
-    assert pickle.dumps(buffer) == pickle.dumps(buffer) == pickle.dumps(pickle.loads(pickle.dumps(buffer)))
+    assert (
+        pickle.dumps(buffer)
+        == pickle.dumps(buffer)
+        == pickle.dumps(pickle.loads(pickle.dumps(buffer)))
+    )
 
 
 @pytest.mark.parametrize("kind", [kr.ReplayBuffer, kr.PrioritizedReplayBuffer])

@@ -127,25 +127,39 @@ def test_pickled_with_its_buffer():
     add(buffer, 11)
     for twin in (pickle.loads(pickle.dumps(limiter)), copy.deepcopy(limiter)):
         assert repr(twin) == repr(limiter) and twin.balance == 4
-    assert repr(limiter) == "RateLimiter(samples_per_insert=4, min_size=10, error=8, origin=(10, 0))"
+    assert (
+        repr(limiter) == "RateLimiter(samples_per_insert=4, min_size=10, error=8, origin=(10, 0))"
+    )
     assert (limiter.samples_per_insert, limiter.min_size, limiter.error) == (4, 10, 8)
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "says"),
     [
-        ({"samples_per_insert": 0}, ValueError, "samples_per_insert must be finite and above 0, got 0"),
+        (
+            {"samples_per_insert": 0},
+            ValueError,
+            "samples_per_insert must be finite and above 0, got 0",
+        ),
         ({"samples_per_insert": float("inf")}, ValueError, "samples_per_insert"),
         ({"samples_per_insert": float("nan")}, ValueError, "samples_per_insert"),
         ({"samples_per_insert": "8"}, TypeError, "samples_per_insert must be a real number"),
         ({"min_size": 0}, ValueError, "min_size must be at least 1"),
         ({"min_size": 2.5}, TypeError, "min_size must be an integer"),
         ({"min_size": 1001}, ValueError, "min_size must be at most the capacity, 1000, got 1001"),
-        ({"error": 7.5}, ValueError, r"error must be at least 8, .* samples_per_insert=8, got 7.5: nobody"),
+        (
+            {"error": 7.5},
+            ValueError,
+            r"error must be at least 8, .* samples_per_insert=8, got 7.5: nobody",
+        ),
         ({"samples_per_insert": 0.5, "error": 0.9}, ValueError, "error must be at least 1,"),
         ({"error": -1}, ValueError, "error must be finite and above 0"),
         ({"error": None, "origin": (-1, 0)}, ValueError, r"origin\[0\]"),
-        ({"buffer": SimpleNamespace(n_added=0)}, TypeError, "got SimpleNamespace without n_sampled"),
+        (
+            {"buffer": SimpleNamespace(n_added=0)},
+            TypeError,
+            "got SimpleNamespace without n_sampled",
+        ),
     ],
 )
 def test_refused(arguments, error, says):
@@ -155,9 +169,14 @@ def test_refused(arguments, error, says):
 
 def test_calls_that_could_wait_for_ever_are_refused():
     limiter = kr.RateLimiter(Counter(), 8, error=64)
-    with pytest.raises(ValueError, match=r"n must be at most 8 rows .* error is 64; got 9: .* at least 72"):
+    with pytest.raises(
+        ValueError, match=r"n must be at most 8 rows .* error is 64; got 9: .* at least 72"
+    ):
         limiter.await_add(9)
-    with pytest.raises(ValueError, match="n must be at most error, 64, got 65: draw fewer, or make error at least 65"):
+    with pytest.raises(
+        ValueError,
+        match="n must be at most error, 64, got 65: draw fewer, or make error at least 65",
+    ):
         limiter.await_sample(65)
     for wait in (limiter.await_add, limiter.await_sample):
         with pytest.raises(ValueError, match="n must be at least 1"):
@@ -226,7 +245,8 @@ def test_time_outs_say_who_waits_for_whom():
         r"no row was added for ([\d.]+) s: has every actor stopped\? ",
         said,
     )
-    assert all(0.05 <= float(seconds) <= 1.01 * took for seconds in found.groups())  # they are said with three digits
+    # they are said with three digits
+    assert all(0.05 <= float(seconds) <= 1.01 * took for seconds in found.groups())
     add(buffer, 16)
     error, said, took = time_out(limiter.await_add, 3)
     found = re.match(
@@ -251,7 +271,10 @@ def test_a_time_out_beside_a_slow_learner_does_not_call_it_stopped(run_threaded)
             counter.n_sampled += 1
 
     def act():
-        with pytest.raises(RateLimiterTimeoutError, match=r"rows are being drawn, the last 0\.\d+ s ago, but too slowly"):
+        with pytest.raises(
+            RateLimiterTimeoutError,
+            match=r"rows are being drawn, the last 0\.\d+ s ago, but too slowly",
+        ):
             limiter.await_add(1, timeout_seconds=0.2)
 
     run_threaded([learn, act])
@@ -283,7 +306,10 @@ def test_should_stop_ends_a_wait(run_threaded):
     limiter = kr.RateLimiter(Counter(), 1)
     stop = threading.Event()
     results = run_threaded(
-        [lambda: limiter.await_sample(1, 10, should_stop=stop.is_set), lambda: time.sleep(0.05) or stop.set()]
+        [
+            lambda: limiter.await_sample(1, 10, should_stop=stop.is_set),
+            lambda: time.sleep(0.05) or stop.set(),
+        ]
     )
     assert results[0] is False
     with pytest.raises(RateLimiterTimeoutError):
@@ -304,7 +330,8 @@ def test_closing_the_buffer_ends_a_wait(run_threaded):
 def test_ctrl_c_ends_a_wait_at_once():
     limiter = kr.RateLimiter(Counter(), 1)
     timer = threading.Timer(0.1, _thread.interrupt_main)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    # a shell's background jobs ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         timer.start()
         started = time.monotonic()

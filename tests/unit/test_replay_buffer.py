@@ -10,7 +10,10 @@ FIELDS = {"number": kr.Field((), "int64"), "vector": kr.Field((3,), "float32")}
 
 def rows(*numbers):
     number = np.array(numbers, np.int64)
-    return {"number": number, "vector": np.repeat(number[:, None], 3, 1) + np.array([0.25, 0.5, 0.75])}
+    return {
+        "number": number,
+        "vector": np.repeat(number[:, None], 3, 1) + np.array([0.25, 0.5, 0.75]),
+    }
 
 
 def prioritized(capacity=8, n_rows=0, **options):
@@ -32,7 +35,9 @@ BOTH = pytest.mark.parametrize("make", [uniform, prioritized])
 
 def handles_by_slot(buffer):
     """One current handle per slot that holds a row, in the order of the slots."""
-    handles = np.unique(np.concatenate([buffer.sample(64 * buffer.capacity).handle for _ in range(10)]))
+    handles = np.unique(
+        np.concatenate([buffer.sample(64 * buffer.capacity).handle for _ in range(10)])
+    )
     assert len(handles) == len(buffer)
     return handles
 
@@ -93,7 +98,9 @@ def test_a_batch_has_rows_and_says_where_they_are(make):
 @BOTH
 def test_a_batch_reads_like_a_mapping_too(make):
     batch = make(4, 4).sample(3)
-    names = {"number", "vector", "index", "handle"} | ({"importance_weight"} if make is prioritized else set())
+    names = {"number", "vector", "index", "handle"} | (
+        {"importance_weight"} if make is prioritized else set()
+    )
     assert set(batch.keys()) == set(batch) == set(dict(batch)) == names
     assert batch["vector"] is batch.vector and len(batch) == 3
     assert "vector=float32[3, 3]" in repr(batch)
@@ -220,7 +227,10 @@ def test_an_update_sets_priority_to_the_error_plus_epsilon():
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
 def test_errors_come_in_the_shapes_that_losses_have(shape, dtype):
     buffer = prioritized(4, 4, alpha=1.0, priority_epsilon=0.5)
-    assert buffer.update_priorities(handles_by_slot(buffer), np.arange(4).reshape(shape).astype(dtype)) == 4
+    assert (
+        buffer.update_priorities(handles_by_slot(buffer), np.arange(4).reshape(shape).astype(dtype))
+        == 4
+    )
     assert buffer.tree.get(np.arange(4)).tolist() == [0.5, 1.5, 2.5, 3.5]
 
 
@@ -281,7 +291,12 @@ def test_reset_forgets_the_largest_priority_and_keeps_the_settings():
     buffer = prioritized(4, alpha=0.5, beta=0.7)
     buffer.add(**rows(0), priority=100.0)
     buffer.reset()
-    assert (buffer.max_priority, buffer.total_mass, buffer.alpha, buffer.beta) == (1.0, 0.0, 0.5, 0.7)
+    assert (buffer.max_priority, buffer.total_mass, buffer.alpha, buffer.beta) == (
+        1.0,
+        0.0,
+        0.5,
+        0.7,
+    )
     buffer.add(**rows(1))
     assert buffer.tree.get(0) == 1.0
 
@@ -293,7 +308,9 @@ def test_masses_can_be_set_through_the_tree():
     assert set(batch.index.tolist()) == {2}
     assert buffer.total_mass == 5.0
     buffer.alpha = buffer.alpha / 2  # what was set stands for priorities
-    np.testing.assert_allclose(buffer.tree.get(np.arange(4)), [0.0, 0.0, np.sqrt(5.0), 0.0], rtol=1e-14)
+    np.testing.assert_allclose(
+        buffer.tree.get(np.arange(4)), [0.0, 0.0, np.sqrt(5.0), 0.0], rtol=1e-14
+    )
 
 
 def test_stratified_draws_spread_evenly_and_independent_ones_do_not():

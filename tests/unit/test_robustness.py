@@ -28,7 +28,9 @@ def test_the_most_axes_a_field_may_have():
         kr.Field((1,) * 32, "f4")
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [(1.5, "f4"), (None, "f4"), ((), "bogus"), ((), None), ((True,), "f4")])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [(1.5, "f4"), (None, "f4"), ((), "bogus"), ((), None), ((True,), "f4")]
+)
 def test_what_is_no_field(shape, dtype):
     with pytest.raises(TypeError, match=r"shape|dtype"):
         kr.Field(shape, dtype)
@@ -54,7 +56,9 @@ def reversed_in_memory(array):
 
 @pytest.mark.parametrize("shape", [(8,), (8, 1)], ids=str)
 @pytest.mark.parametrize("dtype", ["f2", "f4", ">f4", "f8", ">f8", "i8"])
-@pytest.mark.parametrize("layout", [np.copy, reversed_in_memory, lambda h: np.repeat(h, 2, 0)[::2], unaligned])
+@pytest.mark.parametrize(
+    "layout", [np.copy, reversed_in_memory, lambda h: np.repeat(h, 2, 0)[::2], unaligned]
+)
 def test_handles_and_td_errors_in_any_layout_reach_their_rows(layout, dtype, shape):
     buffer = filled(alpha=1.0)
     handle = buffer.sample(8).handle  # strata of equal masses: every row once
@@ -62,7 +66,9 @@ def test_handles_and_td_errors_in_any_layout_reach_their_rows(layout, dtype, sha
     assert buffer.update_priorities(layout(handle), td_error) == 8
     np.testing.assert_allclose(buffer.tree.get(handle["index"]), np.arange(1.0, 9.0), rtol=1e-5)
     assert buffer.update_priorities(layout(handle)[::-3], [5.0, 6.0, 7.0]) == 3
-    np.testing.assert_allclose(buffer.tree.get(handle["index"])[[7, 4, 1]], [5.0, 6.0, 7.0], rtol=1e-5)
+    np.testing.assert_allclose(
+        buffer.tree.get(handle["index"])[[7, 4, 1]], [5.0, 6.0, 7.0], rtol=1e-5
+    )
 
 
 def test_no_setter_makes_the_total_infinite():
@@ -182,7 +188,9 @@ def put_in_ranking(index, value, kind=np.float64):
         lambda storage: storage.update(alpha=1.5),
         lambda storage: storage.update(max_priority=-1.0),
         lambda storage: storage.update(position=8),
-        lambda storage: storage.update(n_started=4, mass=np.ones(4), priority=np.ones(4), position=5),
+        lambda storage: storage.update(
+            n_started=4, mass=np.ones(4), priority=np.ones(4), position=5
+        ),
         lambda storage: storage.update(rows=storage["rows"][:-1]),
         lambda storage: storage.update(rows=storage["rows"].astype(np.int16)),
         lambda storage: storage.update(mass=None),
@@ -272,7 +280,8 @@ def test_few_rows_with_nearly_all_the_mass_cost_draws_without_replacement_no_sea
     rest = rest[~np.isin(rest, heavy)]
     assert len(rest) == 50 * 248
     counts = np.histogram(rest, bins=10, range=(0, n))[0]
-    expected = len(rest) / 10  # chi-square with 9 degrees of freedom: 45 is exceeded once in a million times
+    # chi-square with 9 degrees of freedom: 45 is exceeded once in a million times
+    expected = len(rest) / 10
     assert ((counts - expected) ** 2 / expected).sum() < 45
 
 
@@ -290,7 +299,13 @@ def test_invariants_are_checked_whatever_python_leaves_out(flag):
         "except AssertionError as error:\n"
         "    print(error)\n"
     )
-    run = subprocess.run([sys.executable, *flag, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    run = subprocess.run(
+        [sys.executable, *flag, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     assert run.stdout == "I4: slot 6 holds no row and has mass 1.0\n"
 
 
@@ -314,4 +329,6 @@ def test_a_mask_is_not_lost_silently():
     with pytest.raises(kr.errors.FieldError, match="masked"):
         buffer.add(x=masked)
     with pytest.raises(ValueError, match="masked"):
-        buffer.update_priorities(buffer.sample(2).handle, np.ma.masked_array([1.0, 2.0], [True, False]))
+        buffer.update_priorities(
+            buffer.sample(2).handle, np.ma.masked_array([1.0, 2.0], [True, False])
+        )

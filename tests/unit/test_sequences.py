@@ -18,7 +18,8 @@ from test_docs import documented, public_names, run_examples
 
 import kary_replay as kr
 
-# length, period, burn_in, steps of the episode -> observations of the rows (they count from 1; a padded one is 0)
+# length, period, burn_in, steps of the episode -> observations of the rows (they count from 1; a
+# padded one is 0)
 EPISODES = [
     (4, 4, 0, 8, [[1, 2, 3, 4], [5, 6, 7, 8]]),
     (4, 4, 0, 7, [[1, 2, 3, 4], [5, 6, 7, 0]]),
@@ -52,8 +53,12 @@ def check_episode(writer_class, length, period, burn_in, n_steps, expected, end)
             assert index.dtype == np.int64 and index.size <= 1
     assert rows(buffer)["observation"] == expected * 2
     assert rows(buffer)["mask"] == [[number > 0 for number in row] for row in expected * 2]
-    assert rows(buffer)["terminated"] == [[number == n_steps and end[0] for number in row] for row in expected * 2]
-    assert rows(buffer)["truncated"] == [[number == n_steps and end[1] for number in row] for row in expected * 2]
+    assert rows(buffer)["terminated"] == [
+        [number == n_steps and end[0] for number in row] for row in expected * 2
+    ]
+    assert rows(buffer)["truncated"] == [
+        [number == n_steps and end[1] for number in row] for row in expected * 2
+    ]
     assert rows(buffer)["recurrent_state"] == [[row[0], -row[0]] for row in expected * 2]
 
 
@@ -79,7 +84,9 @@ def test_r2d2():
     observation, mask = [np.array(rows(buffer)[name]) for name in ("observation", "mask")]
     assert observation[:, 0].tolist() == [1, 41, 81, 121, 161, 201]
     assert mask.sum(axis=1).tolist() == [80, 80, 80, 80, 80, 50]
-    learned = kr.split_burn_in(observation, writer.burn_in)[1][kr.split_burn_in(mask, writer.burn_in)[1]]
+    learned = kr.split_burn_in(observation, writer.burn_in)[1][
+        kr.split_burn_in(mask, writer.burn_in)[1]
+    ]
     assert learned.tolist() == list(range(41, 251))
 
 
@@ -97,8 +104,20 @@ def check_two_environments(writer_class):
         writer.add(**step([14, 205], [(False, True), no])),
     ]
     assert [one.tolist() for one in index] == [[], [], [0], [], [1], [2], [3, 4]]
-    assert rows(buffer)["observation"] == [[1, 2, 3], [201, 202, 203], [11, 12, 13], [13, 14, 0], [203, 204, 205]]
-    assert rows(buffer)["recurrent_state"] == [[1, -1], [201, -201], [11, -11], [13, -13], [203, -203]]
+    assert rows(buffer)["observation"] == [
+        [1, 2, 3],
+        [201, 202, 203],
+        [11, 12, 13],
+        [13, 14, 0],
+        [203, 204, 205],
+    ]
+    assert rows(buffer)["recurrent_state"] == [
+        [1, -1],
+        [201, -201],
+        [11, -11],
+        [13, -13],
+        [203, -203],
+    ]
 
 
 def test_environments_end_at_different_times_and_crash():
@@ -111,7 +130,8 @@ def test_the_tables_reject_planted_faults():
             check(*args)
 
     for case in EPISODES:
-        if case[3] % case[1] or case[3] < case[0]:  # an episode whose end is no sequence's by chance
+        # an episode whose end is no sequence's by chance
+        if case[3] % case[1] or case[3] < case[0]:
             rejects(check_episode, NeverEnds, *case, ENDS["terminated"])
     for fault in (NeverEnds, IgnoresTruncation):
         rejects(check_episode, fault, 4, 2, 0, 6, EPISODES[3][4], ENDS["truncated"])
@@ -119,14 +139,26 @@ def test_the_tables_reject_planted_faults():
     for fault in (NeverEnds, IgnoresTruncation, NeverPads, ForgetsResets):
         rejects(check_two_environments, fault)
         with pytest.raises(AssertionError):
-            check_against_reference(fault, 3, 2, 0, [["step"], ["reset"], ["step"], ["truncated"], ["step"], ["step"]], False)
+            check_against_reference(
+                fault,
+                3,
+                2,
+                0,
+                [["step"], ["reset"], ["step"], ["truncated"], ["step"], ["step"]],
+                False,
+            )
 
 
 def test_the_reference_writes_the_tables():
     for length, period, burn_in, n_steps, expected in EPISODES:
-        log = [{"number": number, "terminated": number == n_steps, "truncated": False} for number in range(1, n_steps + 1)]
+        log = [
+            {"number": number, "terminated": number == n_steps, "truncated": False}
+            for number in range(1, n_steps + 1)
+        ]
         found = reference_sequences(log, length, period, burn_in)
-        assert [[one["number"] for one in window] + [0] * (length - len(window)) for window in found] == expected
+        assert [
+            [one["number"] for one in window] + [0] * (length - len(window)) for window in found
+        ] == expected
 
 
 def test_only_some_environments_step():
@@ -134,7 +166,9 @@ def test_only_some_environments_step():
     assert writer.add(**step([21, 1], [(False, False)] * 2), env=[2, 0]).size == 0
     assert writer.add(**step(2), env=0).tolist() == [0]
     assert writer.add(**step([], np.empty((0, 2), bool)), env=[]).tolist() == []
-    assert writer.add(**step([11, 22, 3], [(True, False)] * 2 + [(False, False)]), env=[1, 2, 0]).tolist() == [1, 2, 3]
+    assert writer.add(
+        **step([11, 22, 3], [(True, False)] * 2 + [(False, False)]), env=[1, 2, 0]
+    ).tolist() == [1, 2, 3]
     assert rows(buffer)["observation"] == [[1, 2], [11, 0], [21, 22], [2, 3]]
 
 
@@ -154,8 +188,16 @@ def test_nested_fields_and_recurrent_states():
             terminated=[False, t == 4], truncated=[False, False],
         )  # fmt: skip
     assert len(buffer) == 3
-    assert buffer.field_view("observation")["camera"][:3, :, 1, 1].tolist() == [[1, 2, 3], [1, 2, 3], [3, 4, 0]]
-    assert buffer.field_view("observation")["inner"]["speed"][:3].tolist() == [[1, 2, 3], [10, 20, 30], [30, 40, 0]]
+    assert buffer.field_view("observation")["camera"][:3, :, 1, 1].tolist() == [
+        [1, 2, 3],
+        [1, 2, 3],
+        [3, 4, 0],
+    ]
+    assert buffer.field_view("observation")["inner"]["speed"][:3].tolist() == [
+        [1, 2, 3],
+        [10, 20, 30],
+        [30, 40, 0],
+    ]
     assert buffer.field_view("recurrent_state")["hidden"][:3, 0].tolist() == [1, 1, 3]
     assert buffer.field_view("recurrent_state")["cell"][:3, 0, 2].tolist() == [-1, -1, -3]
     assert buffer.sample(5).observation["camera"].shape == (5, 3, 2, 2)
@@ -207,13 +249,21 @@ def test_writers_of_several_threads_feed_one_buffer(run_threaded):
             writer.add(**step(10_000 * number + t, end_of("truncated" if t % 6 == 0 else "step")))
 
     run_threaded(act, n_threads=3)
-    expected = [[10_000 * number + 6 * e + s + i for i in range(4)] for number in range(3) for e in range(50) for s in (1, 3)]
+    expected = [
+        [10_000 * number + 6 * e + s + i for i in range(4)]
+        for number in range(3)
+        for e in range(50)
+        for s in (1, 3)
+    ]
     assert sorted(rows(buffer)["observation"]) == expected
     buffer.check_invariants()
 
 
 def test_the_priority_of_a_sequence():
-    errors = np.array([[1.0, -3.0, np.nan], [0.5, 0.5, 0.5], [-2.0, 0.0, 0.0], [np.inf, np.inf, np.inf]], np.float32)
+    errors = np.array(
+        [[1.0, -3.0, np.nan], [0.5, 0.5, 0.5], [-2.0, 0.0, 0.0], [np.inf, np.inf, np.inf]],
+        np.float32,
+    )
     mask = np.array([[1, 1, 0], [1, 1, 1], [1, 0, 0], [0, 0, 0]], bool)
     priority = kr.sequence_priority(errors, mask)
     assert priority.dtype == np.float64
@@ -227,12 +277,21 @@ def test_the_priority_of_a_sequence():
 def test_splitting_off_the_burn_in():
     array = np.arange(24).reshape(2, 4, 3)
     context, learned = kr.split_burn_in({"a": array, "b": {"c": array[:, :, 0]}}, 1)
-    assert context["a"].tolist() == array[:, :1].tolist() and learned["a"].tolist() == array[:, 1:].tolist()
+    assert (
+        context["a"].tolist() == array[:, :1].tolist()
+        and learned["a"].tolist() == array[:, 1:].tolist()
+    )
     assert context["b"]["c"].tolist() == [[0], [12]] and learned["b"]["c"].shape == (2, 3)
     assert learned["a"].base is not None
     assert [part.shape for part in kr.split_burn_in(array, 0)] == [(2, 0, 3), (2, 4, 3)]
 
 
 def test_examples_in_docstrings():
-    texts = {**dict(documented("kary_replay.sequences")), **dict(documented("kary_replay.sequence_writer"))}
-    assert sum(run_examples(text, name, public_names(), name) for name, text in texts.items() if text) >= 15
+    texts = {
+        **dict(documented("kary_replay.writers.sequences")),
+        **dict(documented("kary_replay.writers.sequence_writer")),
+    }
+    assert (
+        sum(run_examples(text, name, public_names(), name) for name, text in texts.items() if text)
+        >= 15
+    )

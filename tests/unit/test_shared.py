@@ -185,7 +185,13 @@ def test_a_writer_of_a_closed_frame_buffer():
     writer = kr.FrameStackWriter(buffer, n_envs=1, gamma=0.9)
     writer.reset([1, 2])
     buffer.close()
-    step = {"action": 0, "reward": 1.0, "next_frame": [3, 4], "terminated": False, "truncated": False}
+    step = {
+        "action": 0,
+        "reward": 1.0,
+        "next_frame": [3, 4],
+        "terminated": False,
+        "truncated": False,
+    }
     for use in (lambda: writer.add(**step), lambda: writer.reset([1, 2])):
         with pytest.raises(ClosedError, match="the buffer is closed"):
             use()
@@ -268,7 +274,9 @@ def test_a_foreign_segment():
     os.close(file)
 
 
-@pytest.mark.parametrize(("word", "value"), [(0, 2**40), (0, -1), (3, 2**40), (3, -5), (4, -1), (4, 21)])
+@pytest.mark.parametrize(
+    ("word", "value"), [(0, 2**40), (0, -1), (3, 2**40), (3, -5), (4, -1), (4, 21)]
+)
 def test_a_segment_whose_numbers_name_slots_that_there_are_not(word, value):
     """position, n_published, n_writing, n_started, n_touched, as another process may have left them."""
     buffer = make()
@@ -290,7 +298,9 @@ def test_a_segment_whose_numbers_name_slots_that_there_are_not(word, value):
 
 
 def test_too_little_memory(monkeypatch, tmp_path):
-    with pytest.raises(MemoryError, match="GiB of memory are free; choose a smaller capacity, or storage_directory"):
+    with pytest.raises(
+        MemoryError, match="GiB of memory are free; choose a smaller capacity, or storage_directory"
+    ):
         kr.ReplayBuffer(2**26, {"x": kr.Field((84, 84), "uint8")}, shared=True)
     with pytest.raises(MemoryError, match="space in"):
         kr.ReplayBuffer(2**33, {"x": kr.Field((84, 84), "uint8")}, storage_directory=tmp_path)
@@ -299,7 +309,9 @@ def test_too_little_memory(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_rows_in_a_file(tmp_path, shared):
-    buffer = kr.PrioritizedReplayBuffer(50, FIELDS, storage_directory=tmp_path, shared=shared, seed=0)
+    buffer = kr.PrioritizedReplayBuffer(
+        50, FIELDS, storage_directory=tmp_path, shared=shared, seed=0
+    )
     buffer.add(**row(70, 3.0))
     assert (buffer.sample(10).reward == 3).all() and not list(tmp_path.iterdir())
     if shared:

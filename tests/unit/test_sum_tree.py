@@ -105,7 +105,9 @@ def test_of_duplicates_the_last_one_wins(arity):
 
 def test_the_example_of_the_documentation():
     tree = filled([3, 1, 4, 1, 5, 9])
-    assert [tree.find(prefix) for prefix in range(23)] == [0] * 3 + [1] + [2] * 4 + [3] + [4] * 5 + [5] * 9
+    assert [tree.find(prefix) for prefix in range(23)] == [0] * 3 + [1] + [2] * 4 + [3] + [
+        4
+    ] * 5 + [5] * 9
 
 
 @pytest.mark.parametrize("arity", ARITIES)
@@ -167,7 +169,10 @@ def test_a_stratified_sample_takes_one_leaf_of_each_stratum(rng):
 @pytest.mark.parametrize("stratified", [True, False])
 def test_one_seed_gives_one_sample(stratified):
     tree = filled(np.arange(1.0, 50.0))
-    draws = [tree.sample(20, stratified=stratified, rng=rng).tolist() for rng in (3, np.random.default_rng(3), 3, 4)]
+    draws = [
+        tree.sample(20, stratified=stratified, rng=rng).tolist()
+        for rng in (3, np.random.default_rng(3), 3, 4)
+    ]
     assert draws[0] == draws[1] == draws[2] != draws[3]
 
 
@@ -196,7 +201,9 @@ def test_numpys_global_stream_is_left_alone():
 def test_nodes_cost_no_more_than_the_geometry(arity):
     capacity = 100_000
     nodes = capacity * arity / (arity - 1)
-    assert 8 * capacity <= kr.SumTree(capacity, arity=arity).nbytes <= 8 * (nodes + 20 * (arity + 8))
+    assert (
+        8 * capacity <= kr.SumTree(capacity, arity=arity).nbytes <= 8 * (nodes + 20 * (arity + 8))
+    )
 
 
 def test_a_large_tree(rng):

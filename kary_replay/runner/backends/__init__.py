@@ -14,10 +14,11 @@ __all__ = ["Backend", "ProcessBackend", "SerialBackend"]
 class Backend(Protocol):
     """Runs the workers of a plan.
 
-    ``start`` makes them, from the states in a folder if there is one. ``poll`` has them work, or watches them work, for about
-    so long, and returns their reports. ``save`` writes their states and the buffer to a folder, while they go on. ``finish``
-    lets learners come to an end together; ``evaluate`` plays the evaluations that were put off; both return reports. ``stop``
-    ends all, however they are.
+    ``start`` makes them, from the states in a folder if there is one. ``poll`` has them work, or
+    watches them work, for about so long, and returns their reports. ``save`` writes their states
+    and the buffer to a folder, while they go on. ``finish`` lets learners come to an end together;
+    ``evaluate`` plays the evaluations that were put off; both return reports. ``stop`` ends all,
+    however they are.
     """
 
     def start(self, states: Path | None) -> None: ...

@@ -8,15 +8,17 @@ from collections.abc import Iterable
 
 __all__ = ["Guard"]
 
-# Reads lists of process groups until the supervisor's end of the pipe is closed, which the kernel does however it ended.
-# The last list counts: the number of a group that has ended may by then belong to somebody else.
+# Reads lists of process groups until the supervisor's end of the pipe is closed, which the kernel
+# does however it ended. The last list counts: the number of a group that has ended may by then
+# belong to somebody else.
 PROGRAM = 'while read list; do groups=$list; done; kill -9 $groups 2> /dev/null; rm -rf "$1"'
 
 
 class Guard:
     """A small process beside the supervisor that outlives it and then kills the groups of processes it was told of.
 
-    A worker dies with its supervisor by itself. What its environments started does not, and is found by its process group.
+    A worker dies with its supervisor by itself. What its environments started does not, and is
+    found by its process group.
 
     Parameters
     ----------
@@ -26,7 +28,9 @@ class Guard:
 
     def __init__(self, folder: str | None = None) -> None:
         command = ["/bin/sh", "-c", PROGRAM, "guard", folder or ""]
-        self._shell = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+        self._shell = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        )
 
     def watch(self, groups: Iterable[int]) -> None:
         """Have these groups of processes killed when the time has come, and no others."""

@@ -17,18 +17,21 @@ from multiprocessing import connection as connections
 from pathlib import Path
 from typing import Any
 
-from ..background import in_background
 from ..failures import START_SECONDS, WorkerFailedError, environment_hung
 from ..plan import Plan, Problem, Ready
+from ..records.background import in_background
 from .guard import Guard
 from .worker_process import main
 
 __all__ = ["ProcessBackend"]
 
-GRACE_SECONDS = 0.5  # between the order to stop and the kill, and for states that are being written after Ctrl-C
+# between the order to stop and the kill, and for states that are being written after Ctrl-C
+GRACE_SECONDS = 0.5
 LONGEST_BACKOFF_SECONDS = 5.0
 UPDATE_SECONDS = 120.0  # for an update, before a learner counts as hung
-AWAY_SECONDS = 5.0  # without taking in reports, as while stopped: workers may have waited to make them, which is forgiven then
+# without taking in reports, as while stopped: workers may have waited to make them, which is
+# forgiven then
+AWAY_SECONDS = 5.0
 FINISH_SECONDS = 5.0
 TOGETHER_SECONDS = 0.2  # in which learners fail after the first one
 
@@ -68,10 +71,14 @@ class ProcessBackend:
         Whether the run is to end; a start is given up then.
     """
 
-    def __init__(self, plan: Plan, warn: Callable[[str], None], interrupted: Callable[[], bool]) -> None:
+    def __init__(
+        self, plan: Plan, warn: Callable[[str], None], interrupted: Callable[[], bool]
+    ) -> None:
         self._plan, self._warn, self._interrupted = plan, warn, interrupted
         self._context = multiprocessing.get_context("spawn")
-        self._members = [_Member(kind, index) for kind, n in plan.n_workers.items() for index in range(n)]
+        self._members = [
+            _Member(kind, index) for kind, n in plan.n_workers.items() for index in range(n)
+        ]
         self._meeting: str | None = None  # where learners find each other
         self._guard: Guard | None = None
         self._ending = False
@@ -108,16 +115,23 @@ class ProcessBackend:
     def save(self, folder: Path, within_seconds: float) -> None:
         """Have workers write their states, and write the buffer; an actor that does not answer in time is left out."""
         kinds = ("actor", "evaluator") if self._plan.config.evaluate == "after" else ("actor",)
-        members = [member for member in self._members if member.kind in kinds or member.name == "learner-0"]
+        members = [
+            member for member in self._members if member.kind in kinds or member.name == "learner-0"
+        ]
         self._order(members, "save", str(folder))
         is_last = self._interrupted()
-        missing = self._await(str(folder), members, within_seconds, lambda: not is_last and self._interrupted())
-        if missing and not is_last and self._interrupted():  # Ctrl-C does not wait for an actor that hangs
+        missing = self._await(
+            str(folder), members, within_seconds, lambda: not is_last and self._interrupted()
+        )
+        # Ctrl-C does not wait for an actor that hangs
+        if missing and not is_last and self._interrupted():
             missing = self._await(str(folder), missing, GRACE_SECONDS)
             if any(member.kind == "learner" for member in missing):
                 raise InterruptedError("the run was to end")
         if any(member.kind == "learner" for member in missing):
-            raise WorkerFailedError(f"the learner did not save its state within {within_seconds:g} s")
+            raise WorkerFailedError(
+                f"the learner did not save its state within {within_seconds:g} s"
+            )
         if any(member.kind == "evaluator" for member in missing):
             self._warn("the checkpoint is without the policies that wait for their evaluation")
         failed = [member.refusal for member in members if member.refusal]
@@ -138,9 +152,15 @@ class ProcessBackend:
 
     def evaluate(self) -> list[Any]:
         """Have the evaluator play what was put off, however long it takes, unless it dies or hangs."""
-        evaluators = [member for member in self._members if member.kind == "evaluator" and member.pipe is not None]
+        evaluators = [
+            member
+            for member in self._members
+            if member.kind == "evaluator" and member.pipe is not None
+        ]
         self._order(evaluators, "finish", "")
-        while any("finish" not in member.ready and member.pipe is not None for member in evaluators):
+        while any(
+            "finish" not in member.ready and member.pipe is not None for member in evaluators
+        ):
             if self._interrupted():
                 break
             self._receive(0.1)
@@ -151,8 +171,13 @@ class ProcessBackend:
     def stop(self) -> None:
         """End all processes: ask first, then kill."""
         self._ending = True
-        # not those that have been killed already: the number of their group may by now belong to others
-        alive = [member for member in self._members if member.process is not None and member.restart_at is None]
+        # not those that have been killed already: the number of their group may by now belong to
+        # others
+        alive = [
+            member
+            for member in self._members
+            if member.process is not None and member.restart_at is None
+        ]
         self._order(alive, "stop", "")
         deadline = time.monotonic() + GRACE_SECONDS
         for member in alive:
@@ -164,29 +189,56 @@ class ProcessBackend:
     def _check_starting(self, missing: list[_Member]) -> None:
         """Raise if workers that should be ready seem to hang: episodes that are played again may take longer."""
         row, now = self._plan.board.row, time.monotonic()
-        hung = [member.name for member in missing if now - row(member.kind, member.index).beat > START_SECONDS]
+        hung = [
+            member.name
+            for member in missing
+            if now - row(member.kind, member.index).beat > START_SECONDS
+        ]
         if hung and not self._interrupted():
             names = ", ".join(hung)
-            raise WorkerFailedError(f"{names} did not start within {START_SECONDS:g} s: does making the environment hang?")
+            raise WorkerFailedError(
+                f"{names} did not start within {START_SECONDS:g} s: does making the environment hang?"
+            )
 
     def _spawn(self, member: _Member, states: Path | None = None) -> None:
         pipe, theirs = self._context.Pipe()
         rendezvous = None if self._meeting is None else os.path.join(self._meeting, "learners")
-        arguments = (self._plan, member.kind, member.index, member.incarnation, theirs, states, rendezvous)
-        process = self._context.Process(target=main, args=arguments, name=f"kary-replay {member.name}", daemon=False)
+        arguments = (
+            self._plan,
+            member.kind,
+            member.index,
+            member.incarnation,
+            theirs,
+            states,
+            rendezvous,
+        )
+        process = self._context.Process(
+            target=main, args=arguments, name=f"kary-replay {member.name}", daemon=False
+        )
         n_threads = self._plan.config.learner_threads if member.kind == "learner" else 1
         with _for_children(n_threads):
             process.start()
         theirs.close()
-        member.process, member.pipe, member.started, member.restart_at = process, pipe, time.monotonic(), None
+        member.process, member.pipe, member.started, member.restart_at = (
+            process,
+            pipe,
+            time.monotonic(),
+            None,
+        )
         assert self._guard is not None
-        self._guard.watch(other.process.pid for other in self._members if other.process is not None and other.pipe is not None)
+        self._guard.watch(
+            other.process.pid
+            for other in self._members
+            if other.process is not None and other.pipe is not None
+        )
         member.problem = None
         member.ready.clear()
 
     def _receive(self, seconds: float) -> None:
         """Take in the reports that come within so long."""
-        pipes: dict[Any, _Member] = {member.pipe: member for member in self._members if member.pipe is not None}
+        pipes: dict[Any, _Member] = {
+            member.pipe: member for member in self._members if member.pipe is not None
+        }
         readable: list[Any] = connections.wait(list(pipes), seconds)
         now = time.monotonic()
         if now - self._received > AWAY_SECONDS + seconds:
@@ -228,7 +280,13 @@ class ProcessBackend:
         trains, limit = member.kind == "learner", config.environment_timeout_seconds
         beat = self._plan.board.row(member.kind, member.index).beat
         silent = time.monotonic() - max(beat, member.started, self._back)
-        if silent <= (max(limit, START_SECONDS) if beat < member.started else UPDATE_SECONDS if trains else limit):
+        if silent <= (
+            max(limit, START_SECONDS)
+            if beat < member.started
+            else UPDATE_SECONDS
+            if trains
+            else limit
+        ):
             return
         self._kill(member)
         if trains:
@@ -242,7 +300,9 @@ class ProcessBackend:
             return member.problem.message
         code = member.process.exitcode
         if code is not None and code < 0:
-            return f"killed by {signal.Signals(-code).name}" + (" (out of memory?)" if -code == signal.SIGKILL else "")
+            return f"killed by {signal.Signals(-code).name}" + (
+                " (out of memory?)" if -code == signal.SIGKILL else ""
+            )
         if self._exited_by_itself(member):
             return f"environment {self._plan.config.env_name} ended the process that it ran in, with exit code {code}"
         return f"exited with code {code}"
@@ -251,7 +311,9 @@ class ProcessBackend:
     def _exited_by_itself(member: _Member) -> bool:
         """Return whether something in the process ended it without a word: only environments have code of others there."""
         code = member.process.exitcode
-        return member.kind != "learner" and member.problem is None and code is not None and code >= 0
+        return (
+            member.kind != "learner" and member.problem is None and code is not None and code >= 0
+        )
 
     def _failed(self, member: _Member, cause: str, is_environment: bool = False) -> None:
         """Plan a new start, or raise if there is to be none."""
@@ -267,16 +329,22 @@ class ProcessBackend:
         if is_environment and config.on_environment_error == "stop":
             raise WorkerFailedError(f"{member.name} failed: {cause}", spares_learning=True)
         row = self._plan.board.row(member.kind, member.index)
-        # An environment that breaks in every episode must end the run, at whatever step it does; a process that others kill
-        # must not, as long as it gets something done in between.
-        progress, by_episodes = (row.env_steps, row.episodes), is_environment or member.kind == "evaluator"
-        member.failures = 1 if progress[by_episodes] > member.progress[by_episodes] else member.failures + 1
+        # An environment that breaks in every episode must end the run, at whatever step it does; a
+        # process that others kill must not, as long as it gets something done in between.
+        progress, by_episodes = (
+            (row.env_steps, row.episodes),
+            is_environment or member.kind == "evaluator",
+        )
+        member.failures = (
+            1 if progress[by_episodes] > member.progress[by_episodes] else member.failures + 1
+        )
         member.progress = progress
         if member.failures > config.max_restarts:
             often = f"{member.name} failed {member.failures} times in a row, the last time: {cause}"
             if member.kind != "evaluator":
                 raise WorkerFailedError(often, spares_learning=True)
-            member.restart_at = math.inf  # what has been learned is worth more than knowing how much that is
+            # what has been learned is worth more than knowing how much that is
+            member.restart_at = math.inf
             self._warn(f"{often}\nThe run goes on without evaluations.")
             return
         if member.kind == "evaluator" and config.evaluate == "after":
@@ -288,7 +356,9 @@ class ProcessBackend:
     def _learner_failed(self, member: _Member, cause: str) -> WorkerFailedError:
         """Return the error of a learner, and of those that fail with it: when one does, so does the others' next average."""
         causes = [f"{member.name} failed: {cause}"]
-        others = [other for other in self._members if other.kind == "learner" and other is not member]
+        others = [
+            other for other in self._members if other.kind == "learner" and other is not member
+        ]
         if others:
             time.sleep(TOGETHER_SECONDS)
             self._receive(0)
@@ -298,13 +368,18 @@ class ProcessBackend:
         return WorkerFailedError("\n".join(causes))
 
     def _await(
-        self, what: str, members: list[_Member], seconds: float, give_up: Callable[[], bool] = lambda: False
+        self,
+        what: str,
+        members: list[_Member],
+        seconds: float,
+        give_up: Callable[[], bool] = lambda: False,
     ) -> list[_Member]:
         """Wait until members have said that they are ready with something; return those that have not."""
         deadline = time.monotonic() + seconds
         waiting, missing, late = list(members), list[_Member](), False
         while waiting and not late and not give_up():
-            late = time.monotonic() >= deadline  # this process may have been stopped: what has come meanwhile counts
+            # this process may have been stopped: what has come meanwhile counts
+            late = time.monotonic() >= deadline
             self._receive(0.02)
             for member in list(waiting):
                 if what in member.ready:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..failures import WorkerFailedError, failing_ends_the_run
 from ..plan import Plan
-from ..run_directory import load_state, save_state
+from ..records.run_directory import load_state, save_state
 from ..workers import WORKERS, Evaluator, Learner, Worker
 
 __all__ = ["SerialBackend"]
@@ -35,7 +35,9 @@ class SerialBackend:
         for kind, n in self._plan.n_workers.items():
             for index in range(n):
                 with failing_ends_the_run(f"{kind}-{index}"):
-                    self._workers[f"{kind}-{index}"] = WORKERS[kind](self._plan, index, self._reports.append)
+                    self._workers[f"{kind}-{index}"] = WORKERS[kind](
+                        self._plan, index, self._reports.append
+                    )
         for name, worker in self._workers.items():
             if states is not None and (name == "learner-0" or (states / f"{name}.pt").exists()):
                 with failing_ends_the_run(name):
@@ -47,7 +49,9 @@ class SerialBackend:
             try:
                 with failing_ends_the_run(name):
                     worker.work(0)
-            except WorkerFailedError:  # starting nothing anew: what broke would break at the same step again
+            except (
+                WorkerFailedError
+            ):  # starting nothing anew: what broke would break at the same step again
                 self._workers.pop(name).close()
                 raise
         return self._taken()

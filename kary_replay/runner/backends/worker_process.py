@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from ...algorithms import Share
-from ..environments import EnvironmentFaultError
+from ..environments.environments import EnvironmentFaultError
 from ..failures import DivergedError
 from ..plan import Plan, Problem, Ready
-from ..run_directory import load_state, save_state
+from ..records.run_directory import load_state, save_state
 from ..workers import WORKERS, Evaluator, Learner
 
 __all__ = ["join", "main"]
@@ -29,7 +29,15 @@ PATIENCE_SECONDS = 0.02  # of one piece of work; orders and the watchdog are loo
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
-def main(plan: Plan, kind: str, index: int, incarnation: int, pipe: Any, states: Path | None, rendezvous: str | None) -> None:
+def main(
+    plan: Plan,
+    kind: str,
+    index: int,
+    incarnation: int,
+    pipe: Any,
+    states: Path | None,
+    rendezvous: str | None,
+) -> None:
     """Run one worker until the supervisor ends it or is gone."""
     name = f"{kind}-{index}"
     _leave_no_orphan(name)
@@ -41,23 +49,30 @@ def main(plan: Plan, kind: str, index: int, incarnation: int, pipe: Any, states:
         if kind == "learner" and plan.config.learners > 1:
             options["share"] = join(plan, index, rendezvous)
         worker = WORKERS[kind](plan, index, pipe.send, **options)
-        path = None if states is None else states / f"{name if kind != 'learner' else 'learner-0'}.pt"
+        path = (
+            None if states is None else states / f"{name if kind != 'learner' else 'learner-0'}.pt"
+        )
         if path is not None and (kind == "learner" or path.exists()):
             worker.load_state_dict(load_state(path))
         pipe.send(Ready(name, ""))
-        if pipe.recv()[0] == "go":  # when all are ready: nobody's start-up is to slow down the others' work
+        # when all are ready: nobody's start-up is to slow down the others' work
+        if pipe.recv()[0] == "go":
             _serve(worker, name, pipe)
         worker.close()
     except (BrokenPipeError, EOFError, ConnectionResetError):
         os._exit(1)  # the supervisor is gone
     except BaseException as error:
-        is_environment, has_diverged = isinstance(error, EnvironmentFaultError), isinstance(error, DivergedError)
+        is_environment, has_diverged = (
+            isinstance(error, EnvironmentFaultError),
+            isinstance(error, DivergedError),
+        )
         text = str(error) if is_environment or has_diverged else traceback.format_exc()
         with contextlib.suppress(OSError):
             pipe.send(Problem(name, text, is_environment, has_diverged))
         sys.stderr.flush()
         os._exit(1)
-    os._exit(0)  # libraries' own clean-up may hang, as that of a process group whose other members are gone
+    # libraries' own clean-up may hang, as that of a process group whose other members are gone
+    os._exit(0)
 
 
 def _serve(worker: Any, name: str, pipe: Any) -> None:
@@ -97,7 +112,8 @@ def _saved(worker: Any, path: Path) -> str:
 
 def _leave_no_orphan(name: str) -> None:
     """End with the supervisor, however it ends; leave Ctrl-C to it; be called by name in lists of processes."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # may be sent to all processes; how a run ends, the supervisor decides
+    # may be sent to all processes; how a run ends, the supervisor decides
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
     supervisor = parent_process()
@@ -119,7 +135,12 @@ def join(plan: Plan, index: int, rendezvous: str | None) -> Share:
     if on_gpu:
         torch.cuda.set_device(plan.config.learner_device(index))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("nccl" if on_gpu else "gloo", init_method=f"file://{rendezvous}", rank=index, world_size=count)
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        init_method=f"file://{rendezvous}",
+        rank=index,
+        world_size=count,
+    )
 
     def average(vector: torch.Tensor) -> None:
         dist.all_reduce(vector)

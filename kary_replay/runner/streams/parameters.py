@@ -1,7 +1,7 @@
 """Parameters on their way from the learner to those who act.
 
-A stream is a shared replay buffer of one row: adding overwrites the row, drawing copies it whole or not at all, and how often
-it was written is its version.
+A stream is a shared replay buffer of one row: adding overwrites the row, drawing copies it whole or
+not at all, and how often it was written is its version.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...buffers.replay_buffer import ReplayBuffer
 from ...errors import EmptyBufferError
-from ...replay_buffer import ReplayBuffer
 from ...types import Field
 
 __all__ = ["ParameterStream", "as_vector", "load_vector"]
@@ -29,7 +29,8 @@ class ParameterStream:
 
     Notes
     -----
-    One process publishes, any number fetch. Costs two copies of the vector; no lock is held while one is made.
+    One process publishes, any number fetch. Costs two copies of the vector; no lock is held while
+    one is made.
     """
 
     def __init__(self, n_parameters: int, shared: bool) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from ...buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
+from ...buffers.rate_limiter import RateLimiter
 from ...errors import RateLimiterTimeoutError
-from ...n_step import NStepWriter
-from ...prioritized_replay_buffer import PrioritizedReplayBuffer
-from ...rate_limiter import RateLimiter
 from ...types import Batch, Field
+from ...writers.n_step import NStepWriter
 
 __all__ = ["ReplayStream", "fields_for"]
 

@@ -28,4 +28,8 @@ class Worker(Protocol):
         """Let go of what the worker opened."""
 
 
-WORKERS: dict[str, Callable[..., Any]] = {"actor": Actor, "learner": Learner, "evaluator": Evaluator}
+WORKERS: dict[str, Callable[..., Any]] = {
+    "actor": Actor,
+    "learner": Learner,
+    "evaluator": Evaluator,
+}

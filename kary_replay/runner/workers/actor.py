@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..environments import EnvironmentFaultError, Environments, random_actions
+from ..environments.environments import EnvironmentFaultError, Environments, random_actions
 from ..failures import DivergedError
-from ..inference import Inference, LocalInference, as_tensors
 from ..plan import Ended, Plan
+from ..streams.inference import Inference, LocalInference, as_tensors
 
 __all__ = ["Actor"]
 
@@ -33,27 +33,38 @@ class Actor:
 
     Notes
     -----
-    One piece of work is one step of one group: observations and actions of the others stay as they are. Rows are written
-    straight into the shared buffer; only `Ended` reports are pickled.
+    One piece of work is one step of one group: observations and actions of the others stay as they
+    are. Rows are written straight into the shared buffer; only `Ended` reports are pickled.
     """
 
-    def __init__(self, plan: Plan, index: int, report: Callable[[Any], None], incarnation: int = 0) -> None:
+    def __init__(
+        self, plan: Plan, index: int, report: Callable[[Any], None], incarnation: int = 0
+    ) -> None:
         config = plan.config
         self.plan, self.report = plan, report
         self.row = plan.board.row("actor", index)
         self.rng = plan.rng("actor", index, incarnation, int(self.row.env_steps))
         self.algorithm = plan.algorithm()
-        self.inference: Inference = LocalInference(self.algorithm, plan.parameters, self.rng, plan.config.publishes_all)
+        self.inference: Inference = LocalInference(
+            self.algorithm, plan.parameters, self.rng, plan.config.publishes_all
+        )
         n = config.envs_per_actor // config.groups
         name = f"{config.env_name} (actor {index})"
-        self.groups = [Environments(plan.make, n, self.rng, name, self.row.alive) for _ in range(config.groups)]
+        self.groups = [
+            Environments(plan.make, n, self.rng, name, self.row.alive) for _ in range(config.groups)
+        ]
         priority = self.priority if config.initial_priority == "td_error" else None
-        self.writers = [plan.replay.writer(n, config.options.n_step, config.options.gamma, priority) for _ in self.groups]
+        self.writers = [
+            plan.replay.writer(n, config.options.n_step, config.options.gamma, priority)
+            for _ in self.groups
+        ]
         self.turn = 0
         # Ape-X (arXiv:1803.00933), section 4.1.
         n_all = plan.n_actors * config.envs_per_actor
         rank = index * config.envs_per_actor + np.arange(config.envs_per_actor)
-        self.exponent = (1 + config.exploration_spread * rank / max(1, n_all - 1)).reshape(config.groups, n)
+        self.exponent = (1 + config.exploration_spread * rank / max(1, n_all - 1)).reshape(
+            config.groups, n
+        )
         self.exploration = [np.zeros(n, np.float32) for _ in self.groups]  # asked for
         self.started = False
 
@@ -136,7 +147,9 @@ class Actor:
         """Ask for the actions of a group."""
         if exploration is None:
             progress = self.plan.board.env_steps / self.plan.config.total_env_steps
-            exploration = (self.algorithm.exploration(min(1.0, progress)) ** self.exponent[turn]).astype(np.float32)
+            exploration = (
+                self.algorithm.exploration(min(1.0, progress)) ** self.exponent[turn]
+            ).astype(np.float32)
         self.exploration[turn] = exploration
         self.inference.request(turn, self.groups[turn].observation, exploration)
 

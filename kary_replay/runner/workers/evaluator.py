@@ -11,10 +11,10 @@ import torch
 
 from ...algorithms import Algorithm
 from ..config import RunnerConfig
-from ..environments import EnvironmentFaultError, Environments
+from ..environments.environments import EnvironmentFaultError, Environments
 from ..failures import DivergedError
-from ..inference import as_tensors, published
 from ..plan import Evaluated, Evaluation, Plan
+from ..streams.inference import as_tensors, published
 from ..streams.parameters import load_vector
 
 __all__ = ["FIRST_SEED", "Evaluator", "n_together"]
@@ -37,8 +37,9 @@ class Evaluator:
 
     Notes
     -----
-    Its row's ``updates`` are those of the policy that was evaluated last, also before the run was resumed: none is evaluated
-    twice. Once a policy has reached the target no other one is evaluated: that policy is the last and the best of the run.
+    Its row's ``updates`` are those of the policy that was evaluated last, also before the run was
+    resumed: none is evaluated twice. Once a policy has reached the target no other one is
+    evaluated: that policy is the last and the best of the run.
     """
 
     def __init__(self, plan: Plan, index: int, report: Callable[[Any], None]) -> None:
@@ -92,7 +93,12 @@ class Evaluator:
             load_vector(self.tensors, vector)
             config = self.plan.config
             try:
-                returns, n_cut = play(self.algorithm, self.envs, config.evaluation_episodes, config.evaluation_max_steps)
+                returns, n_cut = play(
+                    self.algorithm,
+                    self.envs,
+                    config.evaluation_episodes,
+                    config.evaluation_max_steps,
+                )
             except EnvironmentFaultError:
                 if np.isfinite(vector).all():
                     raise
@@ -100,13 +106,20 @@ class Evaluator:
                 raise DivergedError(what, updates, env_steps, config.options) from None
             self.row.episodes += len(returns)
             self.row.updates = updates
-            evaluation = Evaluation(env_steps, updates, seconds, float(np.mean(returns)), tuple(returns), n_cut)
-            self.reached_target = config.target_return is not None and evaluation.mean_return >= config.target_return
+            evaluation = Evaluation(
+                env_steps, updates, seconds, float(np.mean(returns)), tuple(returns), n_cut
+            )
+            self.reached_target = (
+                config.target_return is not None and evaluation.mean_return >= config.target_return
+            )
             self.report(Evaluated(evaluation, vector))
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the evaluator goes on from."""
-        kept = [(env_steps, updates, seconds, torch.from_numpy(vector)) for env_steps, updates, seconds, vector in self.kept]
+        kept = [
+            (env_steps, updates, seconds, torch.from_numpy(vector))
+            for env_steps, updates, seconds, vector in self.kept
+        ]
         return {"due": self.due, "kept": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -128,7 +141,9 @@ def n_together(config: RunnerConfig) -> int:
     return min(MAX_ENVS, config.evaluation_episodes)
 
 
-def play(algorithm: Algorithm, envs: Environments, n_episodes: int, max_steps: int) -> tuple[list[float], int]:
+def play(
+    algorithm: Algorithm, envs: Environments, n_episodes: int, max_steps: int
+) -> tuple[list[float], int]:
     """Play episodes with the seeds 1000000, 1000001, and so on; return their returns, and how many were cut off."""
     returns: list[float] = []
     n_cut = 0
@@ -136,7 +151,9 @@ def play(algorithm: Algorithm, envs: Environments, n_episodes: int, max_steps: i
     for first in range(0, n_episodes, envs.n_envs):
         n = min(envs.n_envs, n_episodes - first)
         played, cut = envs.play(
-            lambda observation: algorithm.act(as_tensors(observation), np.zeros(envs.n_envs, np.float32), rng),
+            lambda observation: algorithm.act(
+                as_tensors(observation), np.zeros(envs.n_envs, np.float32), rng
+            ),
             [FIRST_SEED + first + i for i in range(n)],
             max_steps,
         )

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from ...algorithms import Share
-from ...prefetch import Prefetcher
+from ...prefetch.prefetcher import Prefetcher
 from ...types import Batch
 from ..failures import DivergedError
-from ..inference import as_tensors, published
 from ..plan import Plan
+from ..streams.inference import as_tensors, published
 from ..streams.parameters import as_vector
 
 __all__ = ["Learner"]
@@ -40,10 +40,13 @@ class Learner:
 
     Notes
     -----
-    One piece of work is one update. Several learners do each update together: in the averaging they wait for each other.
+    One piece of work is one update. Several learners do each update together: in the averaging they
+    wait for each other.
     """
 
-    def __init__(self, plan: Plan, index: int, report: Callable[[Any], None], share: Share | None = None) -> None:
+    def __init__(
+        self, plan: Plan, index: int, report: Callable[[Any], None], share: Share | None = None
+    ) -> None:
         config = plan.config
         self.plan, self.index, self.row = plan, index, plan.board.row("learner", index)
         self.algorithm = plan.algorithm(config.learner_device(index), share)
@@ -70,10 +73,14 @@ class Learner:
             if self.last_update is not None and following > self.last_update:
                 return False
             whole = self.plan.config.options.batch_size
-            if self.last_update is None and not self.row.wait(replay.may_sample, whole, patience_seconds):
+            if self.last_update is None and not self.row.wait(
+                replay.may_sample, whole, patience_seconds
+            ):
                 return False
             self.row.announced = following
-        batch = next(self.prefetcher) if self.prefetcher is not None else replay.sample(self.batch_size)
+        batch = (
+            next(self.prefetcher) if self.prefetcher is not None else replay.sample(self.batch_size)
+        )
         td_error = self.algorithm.update(as_batch(batch, self.algorithm.device))
         error = td_error.cpu().numpy()
         try:
@@ -94,8 +101,8 @@ class Learner:
     def _announced(self, update: int, patience_seconds: float) -> bool:
         """Wait at most so long; return whether the first learner does this update.
 
-        It alone asks whether rows may be drawn, for all: were each to ask for its part, some could go on without the others,
-        and would wait for them in the average for ever.
+        It alone asks whether rows may be drawn, for all: were each to ask for its part, some could
+        go on without the others, and would wait for them in the average for ever.
         """
         first, deadline = self.plan.board.row("learner", 0), time.monotonic() + patience_seconds
         while first.announced < update:
@@ -118,7 +125,8 @@ class Learner:
         assert newest is not None
         state = self.algorithm.state_dict()
         for name, minimizer in state["minimizers"].items():
-            if not torch.isfinite(minimizer["parameters"]).all():  # rather the checkpoint before than one of no use
+            # rather the checkpoint before than one of no use
+            if not torch.isfinite(minimizer["parameters"]).all():
                 raise self._diverged(f"the parameters of {name} are no longer finite")
         return {
             "algorithm": state,
@@ -135,7 +143,9 @@ class Learner:
             self.plan.parameters.publish(state["published"].numpy(), state["published_after"])
 
     def _diverged(self, what: str) -> DivergedError:
-        return DivergedError(what, int(self.row.updates), self.plan.board.env_steps, self.plan.config.options)
+        return DivergedError(
+            what, int(self.row.updates), self.plan.board.env_steps, self.plan.config.options
+        )
 
     def close(self) -> None:
         """End the thread that draws ahead."""

@@ -1,0 +1,150 @@
+"""Functions of tensors whose operations are recorded once and then run without Python and without autograd.
+
+On a CPU TorchScript's interpreter runs a recording, on a GPU it is one CUDA graph.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from .captured import Captured
+
+__all__ = ["PROGRAMS", "Function", "Recorded"]
+
+Function = Callable[..., tuple[Tensor, ...]]
+RECORDING = threading.Lock()  # torch's tracers keep their state in globals
+
+
+class Recorded:
+    """A function, recorded at its first call with inputs of some shapes and dtypes, and replayed at all later ones.
+
+    Parameters
+    ----------
+    function : function of tensors, or dicts of them, to a tuple of tensors
+        Whatever does not depend on its arguments through torch's operations is as it was when it
+        was recorded. Other tensors, such as parameters, are taken as they are when it is replayed,
+        if they are changed in place.
+
+    Raises
+    ------
+    RuntimeError
+        At the first call, if the function asks for a value that its arguments or parameters
+        determine, as ``if`` and ``item`` do, or selects as many rows as some condition holds for:
+        the recording could not ask again. On a GPU also if it uses tensors of another device.
+
+    Notes
+    -----
+    The same operations on the same numbers give the same results, bit for bit; but for
+    ``torch.addmm`` onto a matrix, which TorchScript rounds once more. The tensors that are returned
+    are for use under ``torch.inference_mode``; outside, clone them, and on a GPU also if they are
+    to outlast the next call.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.programs: dict[tuple[Any, ...], Function] = {}
+
+    def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
+        tensors = leaves(inputs)
+        kind = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
+        program = self.programs.get(kind)
+        if program is None:
+            with RECORDING:
+                program = self.programs[kind] = self._record(inputs, tensors)
+        # an operation takes a fifth longer with the bookkeeping of no_grad
+        with torch.inference_mode():
+            return program(*tensors)
+
+    def _record(self, inputs: tuple[Any, ...], tensors: list[Tensor]) -> Function:
+        """Return the function as a program of the leaves of such inputs."""
+
+        def flat_function(*flat: Tensor) -> tuple[Tensor, ...]:
+            rest = iter(flat)
+            return self.function(
+                *(
+                    {key: next(rest) for key in sorted(value)}
+                    if isinstance(value, dict)
+                    else next(rest)
+                    for value in inputs
+                )
+            )
+
+        graph = make_fx(flat_function)(*tensors)
+        for node in graph.graph.nodes:
+            if has_unknown_shape(node):
+                raise RuntimeError(
+                    f"{node.target} returns as many rows as the values of tensors say, which cannot be recorded: "
+                    "keep all rows and mask them, for instance with torch.where"
+                )
+            if node.target is torch.ops.aten.addmm.default and not node.kwargs:
+                as_linear(node)
+        graph.graph.eliminate_dead_code()
+        graph.recompile()
+        return PROGRAMS[tensors[0].device.type](graph, tensors)
+
+
+def scripted(graph: Any, tensors: list[Tensor]) -> Any:
+    """Return a recorded graph as a program of TorchScript."""
+    if any(is_list_of_bools(argument) for node in graph.graph.nodes for argument in node.args):
+        # As the gradients of convolutions and norms have, and torch.jit.trace does not take. Run by
+        # Python they are still without autograd, and take so long themselves that it does not
+        # matter.
+        return graph
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message=".*torch.jit.*", category=FutureWarning)
+        return torch.jit.trace(graph, tuple(tensors), check_trace=False)  # type: ignore[no-untyped-call]
+
+
+PROGRAMS: dict[str, Callable[[Any, list[Tensor]], Function]] = {"cpu": scripted, "cuda": Captured}
+"""What makes a recorded graph run, by the device that its tensors are on."""
+
+
+def has_unknown_shape(node: torch.fx.Node) -> bool:
+    """Return whether the shape of what an operation returns depends on values."""
+    if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
+        return False
+    if node.target is not torch.ops.aten.index.Tensor:
+        return True
+    indices: Any = node.args[1]
+    return any(
+        index is not None and index.meta["val"].dtype in (torch.bool, torch.uint8)
+        for index in indices
+    )
+
+
+def as_linear(addmm: torch.fx.Node) -> None:
+    """Call it a linear, which TorchScript leaves alone; an addmm it takes apart, and so rounds once more."""
+    bias, inputs, matrix = cast("tuple[torch.fx.Node, ...]", addmm.args)
+    if bias.meta["val"].dim() != 1:
+        return
+    if matrix.target is torch.ops.aten.t.default:
+        weight = matrix.all_input_nodes[0]
+    else:
+        with addmm.graph.inserting_before(addmm):
+            weight = addmm.graph.call_function(torch.ops.aten.t.default, (matrix,))
+    addmm.target, addmm.args = torch.ops.aten.linear.default, (inputs, weight, bias)
+
+
+def is_list_of_bools(argument: Any) -> bool:
+    """Return whether an argument of an operation is that."""
+    return (
+        isinstance(argument, (list, tuple))
+        and bool(argument)
+        and all(isinstance(item, bool) for item in argument)
+    )
+
+
+def leaves(inputs: tuple[Any, ...]) -> list[Tensor]:
+    """Return the tensors in such inputs, those of dicts in the order of their keys."""
+    flat: list[Tensor] = []
+    for value in inputs:
+        flat += [value[key] for key in sorted(value)] if isinstance(value, dict) else [value]
+    return flat

@@ -1,0 +1,1 @@
+"""Replay buffers as users see them: their fields and errors, checkpoints, the rate of drawing, schedules."""

@@ -1,0 +1,354 @@
+"""Keeps what is drawn in step with what is added, in both directions.
+
+The balance is what has been added, in rows that may be drawn for it, less what has been drawn:
+
+    balance = (rows added beyond the first min_size) · samples_per_insert − rows drawn
+
+Adders wait where they would push it above +error, samplers where they would push it below −error.
+Both counts live in the buffer, for all its processes; the limiter has no state that changes,
+nothing to lock, and so nothing that a process killed at the wrong moment could leave locked.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..errors import RateLimiterTimeoutError
+from ..validation import as_count, as_real
+
+__all__ = ["RateLimiter"]
+
+FIRST_SLEEP_SECONDS = 20e-6
+LONGEST_SLEEP_SECONDS = 2e-3
+SLEEP_GROWTH = 1.5
+SLACK = 1e-6  # of error: rounding must not hold back both sides at once
+DEFAULT_BATCH, DEFAULT_ADD = 1024, 64  # rows of one call for which the default error has room
+
+
+class _Side(NamedTuple):
+    """How messages name the one who waits, and the one waited for."""
+
+    name: str
+    verb: str
+    drive: str  # what the others have not done
+    culprit: str
+
+
+ADDER = _Side("adder", "add", "drawn", "the learner")
+SAMPLER = _Side("sampler", "draw", "added", "every actor")
+
+
+class RateLimiter:
+    """Holds the rows drawn per row added near a ratio: the faster of learners and actors waits for the slower.
+
+    Parameters
+    ----------
+    buffer : ReplayBuffer or PrioritizedReplayBuffer
+        Whose ``n_added``, ``n_sampled``, ``capacity`` and length count.
+    samples_per_insert : float
+        Rows drawn per row added, above 0: with one batch of 256 per added row, 256.
+    min_size : int
+        No row is drawn while the buffer has fewer, 1 … capacity. The rows that first bring it there
+        are free: none need be drawn for them.
+    error : float, optional
+        By how many drawn rows the balance may be off, to either side; at least the rows of one
+        batch, and at least those due for one call that adds. By default there is room for batches
+        of 1024 rows and for adding 64 rows at once.
+    origin : (int, int), optional
+        `origin` of another limiter, to count from where it does. By default counting starts now.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If an argument is out of range or of the wrong kind; if error has no room for one row added
+        or drawn.
+
+    Notes
+    -----
+    Any number of threads and processes may wait at once. A limiter for a shared buffer can be
+    handed to a process that is being spawned, as the buffer can: it attaches there and counts from
+    the same origin. A process that attaches by descriptor makes its own, with ``origin``.
+
+    **How far off the balance can be.** A caller passes before its rows are counted, and others may
+    look in between; each of them can have passed with at most one call that is not counted yet. So
+    with A callers that add at most a rows at once and S that draw at most b at once, the balance
+    stays within
+
+        −error − (S − 1) · b   …   error + (A − 1) · a · samples_per_insert
+
+    up to a millionth for rounding. Rows added or drawn without asking come on top. While the buffer
+    has fewer than min_size rows after a ``reset``, adders pass whatever the balance, or nobody
+    could. A row that is just being overwritten does not count: leave room for the rows that all
+    adders write at once between min_size and the capacity.
+
+    Neither side can wait for the other while the other waits for it: that would need 2 · error < a
+    · samples_per_insert + b, and each call refuses more than error.
+
+    Reverb's SampleToInsertRatio (Cassirer et al. 2021, arXiv:2102.04736, section 3.4) has the idea.
+
+    Examples
+    --------
+    >>> import kary_replay as kr
+    >>> buffer = kr.ReplayBuffer(1000, {"reward": kr.Field((), "float32")}, seed=0)
+    >>> limiter = kr.RateLimiter(buffer, samples_per_insert=8, min_size=100, error=64)
+    >>> limiter.allowed_adds(), limiter.allowed_samples()
+    (108, 0)
+    >>> index = buffer.add(reward=[0.0] * 104)
+    >>> limiter.balance, limiter.allowed_adds(), limiter.allowed_samples()
+    (32.0, 4, 96)
+    >>> limiter.await_sample(32)
+    True
+    >>> batch = buffer.sample(32)
+    >>> limiter.balance
+    0.0
+    >>> limiter.await_add(16, timeout_seconds=0.1)
+    Traceback (most recent call last):
+    ValueError: n must be at most 8 rows at once: ...
+    """
+
+    def __init__(
+        self,
+        buffer: Any,
+        samples_per_insert: float,
+        min_size: int = 1,
+        error: float | None = None,
+        *,
+        origin: tuple[int, int] | None = None,
+    ) -> None:
+        missing = [
+            name
+            for name in ("n_added", "n_sampled", "capacity", "__len__")
+            if not hasattr(buffer, name)
+        ]
+        if missing:
+            raise TypeError(
+                f"buffer must count what is added and drawn, got {type(buffer).__name__} without {missing[0]}"
+            )
+        ratio = _as_positive("samples_per_insert", samples_per_insert)
+        error = (
+            max(DEFAULT_BATCH, DEFAULT_ADD * ratio)
+            if error is None
+            else _as_positive("error", error)
+        )
+        if error < max(1.0, ratio):
+            raise ValueError(
+                f"error must be at least {max(1.0, ratio):g}, what one row added or drawn moves the balance by with "
+                f"samples_per_insert={ratio:g}, got {error:g}: nobody could ever go on"
+            )
+        capacity = buffer.capacity
+        self._min_size = as_count("min_size", min_size)
+        if self._min_size > capacity:
+            raise ValueError(
+                f"min_size must be at most the capacity, {capacity}, got {min_size}: the buffer never has so many"
+            )
+        self._buffer, self._ratio, self._error, self._bound = (
+            buffer,
+            ratio,
+            error,
+            error * (1 + SLACK),
+        )
+        if origin is None:
+            origin = buffer.n_added + max(0, self._min_size - len(buffer)), buffer.n_sampled
+        else:
+            added, sampled = origin
+            origin = as_count("origin[0]", added + 1) - 1, as_count("origin[1]", sampled + 1) - 1
+        self._origin: tuple[int, int] = origin
+
+    @property
+    def samples_per_insert(self) -> float:
+        """Rows to be drawn per row added."""
+        return self._ratio
+
+    @property
+    def min_size(self) -> int:
+        """Rows the buffer must have before any is drawn."""
+        return self._min_size
+
+    @property
+    def error(self) -> float:
+        """By how many drawn rows the balance may be off, to either side."""
+        return self._error
+
+    @property
+    def origin(self) -> tuple[int, int]:
+        """The buffer's ``n_added``, with the rows still missing to min_size, and ``n_sampled`` at which the balance is 0."""
+        return self._origin
+
+    @property
+    def balance(self) -> float:
+        """Rows that are still to be drawn for those added; below 0 if more were drawn. Any recent value."""
+        return self._balance(SAMPLER)
+
+    @property
+    def ratio(self) -> float:
+        """Rows drawn per row added so far, the first min_size aside; NaN before that."""
+        n_added, n_sampled = self._counts()
+        return n_sampled / n_added if n_added > 0 else math.nan
+
+    def allowed_adds(self) -> int:
+        """Return how many rows one caller may add now without waiting, in one call or several."""
+        room = math.floor((self._bound - self._balance(ADDER)) / self._ratio)
+        return max(room, self._min_size - len(self._buffer), 0)
+
+    def allowed_samples(self) -> int:
+        """Return how many rows one caller may draw now without waiting, in one call or several."""
+        if len(self._buffer) < self._min_size:
+            return 0
+        return max(0, math.floor(self._balance(SAMPLER) + self._bound))
+
+    def await_add(
+        self,
+        n: int = 1,
+        timeout_seconds: float | None = None,
+        *,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> bool:
+        """Wait until ``n`` rows may be added. Add them next: asking alone counts nothing.
+
+        Parameters
+        ----------
+        n : int
+            Rows of the call that follows, at least 1.
+        timeout_seconds : float, optional
+            How long to wait at most; 0 only looks. By default for ever.
+        should_stop : callable, optional
+            Asked every few milliseconds; True ends the wait.
+
+        Returns
+        -------
+        bool
+            True, or False if should_stop ended the wait.
+
+        Raises
+        ------
+        RateLimiterTimeoutError
+            A TimeoutError: the samplers lag. Waiting may be tried again.
+        ValueError, TypeError
+            If ``n`` rows at once move the balance by more than error, and so might wait for ever;
+            if an argument is wrong.
+        ClosedError
+            If the buffer is closed, also while waiting.
+
+        Notes
+        -----
+        Costs microseconds if nothing is to be waited for; else looks again after sleeps of 20 µs,
+        growing to 2 ms, holding nothing. Ctrl-C ends a wait at once.
+        """
+        n = as_count("n", n)
+        if n * self._ratio > self._bound:
+            most = math.floor(self._bound / self._ratio)
+            raise ValueError(
+                f"n must be at most {most} rows at once: each moves the balance by samples_per_insert={self._ratio:g}, and "
+                f"error is {self._error:g}; got {n}: add fewer, or make error at least {n * self._ratio:g}"
+            )
+        return self._wait(ADDER, n, timeout_seconds, should_stop)
+
+    def await_sample(
+        self,
+        n: int,
+        timeout_seconds: float | None = None,
+        *,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> bool:
+        """Wait until ``n`` rows, a batch, may be drawn. Draw them next: asking alone counts nothing.
+
+        Parameters, results and errors are those of `await_add`. Waits also while the buffer has
+        fewer than min_size rows.
+        """
+        n = as_count("n", n)
+        if n > self._bound:
+            raise ValueError(
+                f"n must be at most error, {self._error:g}, got {n}: draw fewer, or make error at least {n}"
+            )
+        return self._wait(SAMPLER, n, timeout_seconds, should_stop)
+
+    def __repr__(self) -> str:
+        return (
+            f"RateLimiter(samples_per_insert={self._ratio:g}, min_size={self._min_size}, error={self._error:g}, "
+            f"origin={self._origin})"
+        )
+
+    def _counts(self) -> tuple[int, int]:
+        """Return the rows added and drawn since the origin."""
+        return self._buffer.n_added - self._origin[0], self._buffer.n_sampled - self._origin[1]
+
+    def _balance(self, side: _Side) -> float:
+        """Return the balance, as far off as the counts moved between two looks, on the side on which this caller waits.
+
+        Both only grow. The one that would hold the caller back is read last: the other may have
+        grown since, which an adder would rather not know, nor a sampler.
+        """
+        if side is ADDER:
+            n_sampled = self._buffer.n_sampled
+            n_added = self._buffer.n_added
+        else:
+            n_added = self._buffer.n_added
+            n_sampled = self._buffer.n_sampled
+        return float((n_added - self._origin[0]) * self._ratio - (n_sampled - self._origin[1]))
+
+    def _may_pass(self, side: _Side, n: int) -> bool:
+        if side is ADDER:
+            return (
+                self._balance(ADDER) + n * self._ratio <= self._bound
+                or len(self._buffer) < self._min_size
+            )
+        return len(self._buffer) >= self._min_size and self._balance(SAMPLER) - n >= -self._bound
+
+    def _wait(
+        self,
+        side: _Side,
+        n: int,
+        timeout_seconds: float | None,
+        should_stop: Callable[[], bool] | None,
+    ) -> bool:
+        if timeout_seconds is not None:
+            timeout_seconds = as_real("timeout_seconds", timeout_seconds)
+            if not timeout_seconds >= 0:
+                raise ValueError(f"timeout_seconds must be at least 0, got {timeout_seconds}")
+        if self._may_pass(side, n):
+            return True
+        started = moved = time.monotonic()
+        others, sleep = self._others(side), FIRST_SLEEP_SECONDS
+        while not self._may_pass(side, n):
+            if should_stop is not None and should_stop():
+                return False
+            now = time.monotonic()
+            if others != (others := self._others(side)):
+                moved = now
+            left = math.inf if timeout_seconds is None else started + timeout_seconds - now
+            if left <= 0:
+                raise RateLimiterTimeoutError(self._complaint(side, n, now - started, now - moved))
+            time.sleep(min(sleep, left))
+            sleep = min(sleep * SLEEP_GROWTH, LONGEST_SLEEP_SECONDS)
+        return True
+
+    def _others(self, side: _Side) -> int:
+        """Return the count that the other side moves."""
+        return int(self._buffer.n_sampled if side is ADDER else self._buffer.n_added)
+
+    def _complaint(self, side: _Side, n: int, waited: float, idle: float) -> str:
+        """Return what a time-out says: who waits, since when, for what, and who seems to be to blame."""
+        size, (n_added, n_sampled) = len(self._buffer), self._counts()
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - waited))
+        if idle >= 0.9 * waited:
+            blame = f"no row was {side.drive} for {idle:.3g} s: has {side.culprit} stopped?"
+        else:
+            blame = f"rows are being {side.drive}, the last {idle:.3g} s ago, but too slowly: a longer time-out may do."
+        if side is SAMPLER and size < self._min_size:
+            blame = f"the buffer has {size} of min_size={self._min_size} rows; {blame}"
+        return (
+            f"the {side.name} has waited {waited:.3g} s, since {since}, to {side.verb} {n} rows: {blame} Since counting began "
+            f"{max(0, n_added)} rows beyond min_size were added and {n_sampled} drawn, {self.ratio:.4g} per row instead of "
+            f"{self._ratio:g}; the balance is {self._balance(side):g}, and may be {-self._error:g} … {self._error:g}"
+        )
+
+
+def _as_positive(name: str, value: Any) -> float:
+    """Return ``value`` as a finite float above 0."""
+    number = as_real(name, value)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} must be finite and above 0, got {value!r}")
+    return number

@@ -1,0 +1,494 @@
+"""The uniform replay buffer, and what the prioritized one shares with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..core import shared_memory
+from ..core.storage import Storage
+from ..errors import AttachError, ClosedError, FieldError
+from ..fields import (
+    Fields,
+    checked_fields,
+    fields_of_space,
+    leaves_of,
+    look_up,
+    map_leaves,
+    missing,
+    names_of,
+    refuse_unknown,
+)
+from ..types import Batch, Field
+from ..validation import as_count
+from ..version import VERSION
+from .checkpoint import WRONG, Layout, Saved
+
+__all__ = ["ReplayBuffer"]
+
+Self = TypeVar("Self", bound="ReplayBuffer")
+
+RESERVED = ("index", "handle", "importance_weight", "priority", "keys")
+FORMAT, READABLE = 2, (1, 2)  # of pickles; 1 has masses, and no priorities
+MAX_CAPACITY = 1 << 40  # as in slots.pyx
+_RANKED = 2
+
+
+class ReplayBuffer(Saved):
+    """A ring of transitions from which batches are drawn uniformly.
+
+    Parameters
+    ----------
+    capacity : int
+        Transitions kept, at least 1; then the oldest is overwritten.
+    fields : mapping of str to Field
+        What a transition consists of; a value may again be such a mapping (a dict observation). The
+        names index, handle, importance_weight, priority and keys are taken.
+    seed : None or int
+        Of this buffer's own random stream; None seeds it from the system.
+    shared : bool
+        True: other processes may `attach`, by `descriptor`, and use the buffer at the same time.
+        Linux only.
+    storage_directory : path, optional
+        Keep everything in a file in this directory, for buffers larger than memory; it has no name,
+        and goes with the buffer.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If an argument is out of range or of the wrong kind.
+    MemoryError
+        If there is not so much memory (or space in the directory): about ``capacity`` times the
+        bytes of a transition plus 8.
+    OSError
+        If storage_directory is missing, or nothing may be written there.
+
+    Notes
+    -----
+    Any number of threads may ``add`` and ``sample`` at once: no row is ever torn, and none is drawn
+    before it is complete. docs/concurrency.md states what is promised and what is not.
+
+    Examples
+    --------
+    >>> import kary_replay as kr
+    >>> fields = {"observation": kr.Field((2,), "float32"), "reward": kr.Field((), "float32")}
+    >>> buffer = kr.ReplayBuffer(100, fields, seed=0)
+    >>> buffer.add(observation=[[0, 1], [2, 3]], reward=[0.5, 1.0])
+    array([0, 1])
+    >>> buffer.sample(4)
+    Batch(observation=float32[4, 2], reward=float32[4], index=int64[4], handle=[('index', '<i8'),
+    ('generation', '<u8')][4])
+    """
+
+    _prioritized = False
+    _storage_class = Storage
+    _options: dict[str, Any] = {}  # noqa: RUF012  # never changed; what a subclass needs to know
+
+    def __init__(
+        self,
+        capacity: int,
+        fields: Fields,
+        seed: int | None = None,
+        shared: bool = False,
+        storage_directory: str | os.PathLike[str] | None = None,
+    ) -> None:
+        layout = self._checked_layout(capacity, fields, self._options)
+        self._open(*layout, seed, bool(shared), storage_directory)
+
+    @classmethod
+    def _checked_layout(cls, capacity: Any, fields: Any, options: Any) -> Layout:
+        """Return what `_open` takes, or raise where a constructor would.
+
+        What a checkpoint, a pickle or a descriptor says goes through here before anything is made
+        of it.
+        """
+        count = as_count("capacity", capacity, MAX_CAPACITY)
+        checked = checked_fields(fields, "fields")
+        taken = [name for name in checked if name in RESERVED]
+        if taken:
+            reserved = ", ".join(RESERVED)
+            raise ValueError(f"fields must not be named {reserved}, got {', '.join(taken)}")
+        names_of([path for path, _ in leaves_of(checked)])  # raises where two have one name
+        if not isinstance(options, Mapping):
+            raise TypeError(f"options must be a mapping, got {options!r}")
+        return count, checked, cls._checked_options(count, checked, dict(options))
+
+    @classmethod
+    def _checked_options(
+        cls,
+        capacity: int,
+        fields: dict[str, Any],
+        options: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Return the options, or raise where buffers of this kind do not have such ones."""
+        if options:
+            raise ValueError(f"options must be empty, got {options!r}")
+        return options
+
+    def _open(
+        self,
+        capacity: int,
+        fields: dict[str, Any],
+        options: dict[str, Any],
+        seed: int | None,
+        shared: bool = False,
+        directory: str | os.PathLike[str] | None = None,
+        file: int = -1,
+    ) -> None:
+        """Make the storage of a checked layout, or attach to ``file``, which the storage closes."""
+        self._fields, self._options = fields, options
+        paths, leaves = map(list, zip(*leaves_of(self._fields), strict=True))
+        self._paths: list[tuple[str, ...]] = paths
+        self._names = names_of(paths)
+        self._nested = any(len(path) > 1 for path in paths)
+        self._shared = shared
+        prioritized = (
+            _RANKED if self._options.get("prioritization") == "rank" else int(self._prioritized)
+        )
+        parts = self._names, leaves, prioritized
+        self._storage = self._storage_class(capacity, *parts, seed, shared, directory, file)
+
+    @classmethod
+    def from_spaces(
+        cls: type[Self],
+        capacity: int,
+        observation_space: Any,
+        action_space: Any,
+        *,
+        extra_fields: Fields | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Return a buffer for the transitions of a gymnasium environment.
+
+        Parameters
+        ----------
+        capacity : int
+            Transitions kept.
+        observation_space, action_space : gymnasium.Space
+            Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these, nested as you like.
+        extra_fields : mapping of str to Field, optional
+            Further fields, such as ``truncated``.
+        **kwargs
+            For the constructor.
+
+        Returns
+        -------
+        ReplayBuffer
+            With the fields observation, action, reward (float32), next_observation, terminated
+            (bool) and the extra ones.
+
+        Raises
+        ------
+        TypeError
+            For a space without a fixed shape and dtype.
+        """
+        observation = fields_of_space(observation_space, "observation_space")
+        fields = {
+            "observation": observation,
+            "action": fields_of_space(action_space, "action_space"),
+            "reward": Field((), np.float32),
+            "next_observation": observation,
+            "terminated": Field((), np.bool_),
+            **(extra_fields or {}),
+        }
+        return cls(capacity, fields, **kwargs)
+
+    @classmethod
+    def attach(cls: type[Self], descriptor: shared_memory.Descriptor) -> Self:
+        """Return a shared buffer of another process, to use at the same time.
+
+        Parameters
+        ----------
+        descriptor : Descriptor
+            ``buffer.descriptor``, pickled here by whatever means.
+
+        Returns
+        -------
+        ReplayBuffer
+            Another view of the same rows, priorities, beta and random stream. It lives on when the
+            process that made the descriptor ends.
+
+        Raises
+        ------
+        AttachError
+            An OSError: that process has ended or closed its buffer; the descriptor comes from
+            another machine, container or version; or 512 processes use the buffer. Nothing is
+            created or changed then.
+        TypeError
+            If it is no descriptor, or one of another kind of buffer.
+
+        Notes
+        -----
+        Costs what mapping memory costs; no data are copied.
+        """
+        shared_memory.check(descriptor)
+        if descriptor.kind != cls.__name__:
+            raise TypeError(
+                f"descriptor must be of a {cls.__name__}, got one of a {descriptor.kind}"
+            )
+        layout = cls._checked_layout(descriptor.capacity, descriptor.fields, descriptor.options)
+        buffer = cls.__new__(cls)
+        buffer._open(*layout, seed=0, shared=True, file=shared_memory.open_of(descriptor))
+        if buffer._storage.block.token != descriptor.token:
+            raise AttachError(
+                f"process {descriptor.pid} has closed the buffer and opened another one since"
+            )
+        return buffer
+
+    @property
+    def descriptor(self) -> shared_memory.Descriptor:
+        """What other processes `attach` to: small, picklable, good as long as this process keeps the buffer.
+
+        ValueError if the buffer is not shared.
+        """
+        block = self._storage.block
+        if not self._shared:
+            raise ValueError("descriptor: this buffer is not shared; make it with shared=True")
+        kind = type(self).__name__
+        return shared_memory.describe(
+            kind, self.capacity, self._fields, block.nbytes, block.token, block.file, self._options
+        )
+
+    def close(self) -> None:
+        """Let go of the memory; every later use raises ClosedError, a ValueError. Closing twice is no error.
+
+        Arrays from `sample` stay; those of `field_view` keep the memory until they are gone, too.
+        Other processes go on: the memory of a shared buffer is freed when the last one has closed
+        it or ended, be it by a crash.
+        """
+        self._storage = self._fields = self._options = _Closed()  # type: ignore[assignment]
+
+    def __enter__(self: Self) -> Self:
+        len(self._storage)  # refuses a closed one
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def capacity(self) -> int:
+        """Transitions kept."""
+        return self._storage.capacity
+
+    @property
+    def n_added(self) -> int:
+        """Transitions ever added, by all threads and processes; resets and pickling keep the count."""
+        return self._storage.n_added
+
+    @property
+    def n_sampled(self) -> int:
+        """Transitions ever drawn, by all threads and processes."""
+        return self._storage.n_sampled
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields, nested as given."""
+        return map_leaves(self._fields, lambda field: field)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything the buffer keeps."""
+        return self._storage.block.nbytes
+
+    @property
+    def nbytes_overhead(self) -> int:
+        """Bytes beyond the transitions themselves: tree, generations, padding, header."""
+        return self.nbytes - self.capacity * self._storage.payload_nbytes
+
+    def __len__(self) -> int:
+        """Return the number of rows that can be drawn now; a row being overwritten does not count."""
+        return len(self._storage)
+
+    def __repr__(self) -> str:
+        if isinstance(self._storage, _Closed):
+            return f"{type(self).__name__}(closed)"
+        return f"{type(self).__name__}(capacity={self.capacity}, len={len(self)}, fields={list(self._fields)})"
+
+    def add(self, /, **fields: Any) -> npt.NDArray[np.int64]:
+        """Append one transition, or B of them.
+
+        Parameters
+        ----------
+        **fields
+            Every field of the buffer by name, in its own shape (one transition) or with a leading
+            axis B. A nested field takes a mapping. Values are cast where that is safe: floats to
+            the field's precision, integers where every value fits, also into floats.
+
+        Returns
+        -------
+        int64 [B]
+            The slots written: 0, 1, 2, … and around again. B may exceed the capacity; the last rows
+            remain then.
+
+        Raises
+        ------
+        FieldError
+            If a field is missing or unknown, has another shape, or cannot be cast safely. No row of
+            the batch is written then.
+
+        Notes
+        -----
+        O(B · bytes of a row), with the GIL released. The rows are copied holding no lock; another
+        thread's ``sample`` draws each of them whole or not at all. A slot that a slower thread is
+        still writing is skipped.
+        """
+        columns, n = self._columns(fields)
+        return self._storage.add(columns, n, None)
+
+    def sample(self, batch_size: int, *, unique: bool = False) -> Batch:
+        """Draw ``batch_size`` rows uniformly and independently, with replacement.
+
+        Parameters
+        ----------
+        batch_size : int
+            B, at least 1.
+        unique : bool
+            True: without replacement, no row twice in the batch.
+
+        Returns
+        -------
+        Batch
+            The fields with a leading axis B, ``index`` and ``handle``.
+
+        Raises
+        ------
+        EmptyBufferError
+            If there is no row.
+        ValueError, TypeError
+            If batch_size is not an integer of at least 1, or more than there are rows and
+            ``unique`` is set.
+
+        Notes
+        -----
+        O(B · bytes of a row), with the GIL released and no lock. A row that another thread
+        overwrites during the copy is drawn again.
+        """
+        return self._batch(self._storage.sample(batch_size, False, 0.0, unique))
+
+    def field_view(self, name: str) -> Any:
+        """Return one field of all slots, onto the storage itself, for adapters and for looking inside.
+
+        Parameters
+        ----------
+        name : str
+            A field.
+
+        Returns
+        -------
+        array [capacity, ...] or dict of them
+            Writable and strided. Slots that hold no row have any content.
+
+        Raises
+        ------
+        FieldError
+            If there is no such field.
+
+        Notes
+        -----
+        No other thread may add or sample while you read or write through it: what it shows has no
+        protection.
+        """
+        if name not in self._fields:
+            raise FieldError(f"name must be one of {', '.join(self._fields)}, got {name!r}")
+        views = iter(
+            [self._storage.view(i) for i, path in enumerate(self._paths) if path[0] == name]
+        )
+        return map_leaves({name: self._fields[name]}, lambda _: next(views))[name]
+
+    def reset(self) -> None:
+        """Forget all rows. Handles handed out before stay stale for ever. Waits for threads that are adding; O(capacity)."""
+        self._storage.reset()
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError naming the first invariant (I1 … I6 of docs/concurrency.md) that is broken.
+
+        O(capacity); waits for threads that are adding, and they wait for it.
+        """
+        self._storage.check_invariants()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._shared:
+            from multiprocessing.context import get_spawning_popen  # here, as it is slow to import
+
+            # for a process that is to work with this buffer, not with a copy
+            if get_spawning_popen() is not None:
+                return type(self).attach, (self.descriptor,)
+        return super().__reduce_ex__(protocol)
+
+    def __getstate__(self) -> dict[str, Any]:
+        storage = self._storage.snapshot()
+        state = {
+            "format": FORMAT,
+            "version": VERSION,
+            "fields": self._fields,
+            "capacity": self.capacity,
+            "storage": storage,
+        }
+        return {**state, "options": self._options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        with _named():
+            found = as_count("format", state["format"])
+        if found not in READABLE:
+            saved = f"kary-replay {state.get('version', '?')} in format {found}"
+            known = f"version {VERSION} reads formats {' and '.join(map(str, READABLE))}"
+            raise ValueError(
+                f"this pickle was saved by {saved}; {known}: load it with the version that saved it"
+            )
+        with _named():
+            layout = self._checked_layout(state["capacity"], state["fields"], state["options"])
+            self._open(*layout, seed=0)
+            self._restore(
+                {**state, "storage": {"priority": None, **state["storage"]}}
+                if found == 1
+                else state
+            )
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Take over what ``__getstate__`` returned; the storage is there, and new."""
+        self._storage.restore(state["storage"])
+
+    def _columns(self, fields: dict[str, Any]) -> tuple[list[npt.NDArray[Any]], int]:
+        """Return the checked columns in storage order, and B."""
+        len(self._fields)  # refuses a closed buffer, whatever it was given
+        if self._nested or len(fields) != len(self._fields):
+            refuse_unknown(fields, self._fields)
+            try:
+                fields = {
+                    name: look_up(fields, path)
+                    for name, path in zip(self._names, self._paths, strict=True)
+                }
+            except KeyError as error:
+                raise missing(error.args[0]) from None
+        return self._storage.columns(fields)
+
+    def _batch(self, columns: dict[str, Any]) -> Batch:
+        """Return what the storage drew, nested like the fields."""
+        if self._nested:
+            drawn = iter([columns.pop(name) for name in self._names])
+            columns = {**map_leaves(self._fields, lambda _: next(drawn)), **columns}
+        return Batch(columns)
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Raise ValueError where a pickle says what cannot be."""
+    try:
+        yield
+    except WRONG as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(f"this pickle is damaged, or of another version: {what}") from error
+
+
+class _Closed:
+    """What stands in for the storage, fields and options of a closed buffer."""
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise ClosedError("the buffer is closed")
+
+    __getattr__ = __setattr__ = __len__ = __iter__ = __contains__ = __getitem__ = _refuse

@@ -1,0 +1,138 @@
+// Atomic access to words of plain memory, with the order spelled out, and prefetch.
+//
+// Cython can say std::atomic<T>, but not "treat this word of a mapped block as atomic"
+// (std::atomic_ref is C++20), and the rows of a replay buffer are exactly such words. On x86-64
+// every function here is one plain move.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+namespace kary {
+
+template <class T>
+inline T load_relaxed(const T* p) {
+    T value;
+    __atomic_load(p, &value, __ATOMIC_RELAXED);
+    return value;
+}
+
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+// What the general one compiles to, less a detour through an integer register that costs a search a
+// fifth of its time.
+inline double load_relaxed(const double* p) {
+    double value;
+    __asm__("movsd %1, %0" : "=x"(value) : "m"(*p));
+    return value;
+}
+
+// Two of them, into the halves of a vector register: two loads, each atomic, not one.
+#define KARY_PAIRS 1
+inline __m128d load_relaxed(const double* low, const double* high) {
+    __m128d pair;
+    __asm__("movsd %1, %0" : "=x"(pair) : "m"(*low));
+    __asm__("movhpd %1, %0" : "+x"(pair) : "m"(*high));
+    return pair;
+}
+#endif
+
+template <class T>
+inline T load_acquire(const T* p) {
+    T value;
+    __atomic_load(p, &value, __ATOMIC_ACQUIRE);
+    return value;
+}
+
+template <class T>
+inline void store_relaxed(T* p, T value) {
+    __atomic_store(p, &value, __ATOMIC_RELAXED);
+}
+
+template <class T>
+inline void store_release(T* p, T value) {
+    __atomic_store(p, &value, __ATOMIC_RELEASE);
+}
+
+inline uint64_t fetch_add_relaxed(uint64_t* p, uint64_t n) {
+    return __atomic_fetch_add(p, n, __ATOMIC_RELAXED);
+}
+
+inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+
+// Into the second-level cache only: for rows, many lines ahead of their use, of which the first
+// level holds too few.
+inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+// For what is about to be stored: it comes in a state in which this core may write.
+inline void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1, 3); }
+
+// [row-word] The words of a row are stored with release and loaded with acquire, so that a reader
+// that saw any word of a newer row also sees, at its second look, the generation that the newer
+// writer had made odd before its first word. This is the seqlock without fences of Boehm (2012),
+// "Can seqlocks get along with programming language memory models?", section 4. Relaxed words would
+// not do: nothing would order the second look after them.
+template <class Word>
+inline void read_word(char* to, const char* row) {
+    // [row-word] pairs with write_word's release
+    const Word word = load_acquire(reinterpret_cast<const Word*>(row));
+    std::memcpy(to, &word, sizeof(Word));
+}
+
+template <class Word>
+inline void write_word(char* row, const char* from) {
+    Word word;
+    std::memcpy(&word, from, sizeof(Word));
+    store_release(reinterpret_cast<Word*>(row), word);  // [row-word] pairs with read_word's acquire
+}
+
+// One field of one row, from (kRead) or to the row. It is always cut into the same words: as wide
+// as its place is aligned (rows begin on 8-byte boundaries), then narrower ones for the rest.
+template <class Word, bool kRead>
+inline void move_words(char* row, char* value, int64_t nbytes) {
+    const auto move = [&](auto word, int64_t at) {
+        if constexpr (kRead) read_word<decltype(word)>(value + at, row + at);
+        else write_word<decltype(word)>(row + at, value + at);
+    };
+    int64_t at = 0;
+#pragma GCC unroll 4
+    for (; at + static_cast<int64_t>(sizeof(Word)) <= nbytes; at += sizeof(Word)) move(Word{}, at);
+    if (sizeof(Word) > 4 && nbytes & 4) move(uint32_t{}, at), at += 4;
+    if (sizeof(Word) > 2 && nbytes & 2) move(uint16_t{}, at), at += 2;
+    if (sizeof(Word) > 1 && nbytes & 1) move(uint8_t{}, at);
+}
+
+template <bool kRead>
+inline void move_field(char* row, char* value, int64_t offset, int64_t nbytes) {
+    row += offset;
+    if ((offset & 7) == 0) move_words<uint64_t, kRead>(row, value, nbytes);
+    else if ((offset & 3) == 0) move_words<uint32_t, kRead>(row, value, nbytes);
+    else if ((offset & 1) == 0) move_words<uint16_t, kRead>(row, value, nbytes);
+    else move_words<uint8_t, kRead>(row, value, nbytes);
+}
+
+inline void read_field(char* row, char* value, int64_t offset, int64_t nbytes) {
+    move_field<true>(row, value, offset, nbytes);
+}
+
+// The same, asking for what is read next, line by line: at random places a copy is bound by memory,
+// and the hardware follows a field only up to the end of its page.
+inline void read_field_ahead(char* row, char* value, int64_t offset, int64_t nbytes, const char* next) {
+    constexpr int64_t kLine = 64;
+    int64_t at = 0;
+    if ((offset & 7) == 0) {
+        for (; at + kLine <= nbytes; at += kLine) {
+            prefetch_far(next + at);
+            move_words<uint64_t, true>(row + offset + at, value + at, kLine);
+        }
+    }
+    for (int64_t rest = at; rest < nbytes; rest += kLine) prefetch_far(next + rest);
+    move_field<true>(row, value + at, offset + at, nbytes - at);
+}
+
+inline void write_field(char* row, char* value, int64_t offset, int64_t nbytes) {
+    move_field<false>(row, value, offset, nbytes);
+}
+
+}  // namespace kary

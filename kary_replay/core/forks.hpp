@@ -1,0 +1,81 @@
+// The attachments of this process to shared blocks, and what a forked child has to do with them: at
+// every fork that the C library knows of, not only at those of Python's. Included by block.pyx
+// alone: there is one list.
+#pragma once
+#include <pthread.h>
+
+#include "participants.hpp"
+
+namespace kary {
+
+static pthread_mutex_t attachments_lock = PTHREAD_MUTEX_INITIALIZER;
+static Attachment* attachments = nullptr;  // guarded by attachments_lock
+
+static void before_fork() { pthread_mutex_lock(&attachments_lock); }
+static void after_fork_in_parent() { pthread_mutex_unlock(&attachments_lock); }
+
+// Opens the file of an attachment anew, in place of its descriptor: an open file description of our
+// own. Only calls that are allowed between fork and exec of a process with several threads.
+static bool reopen(const Attachment* attachment) {
+    // closed behind our back: what has the number now is not ours
+    if (!has_file(attachment)) return false;
+    const int file = attachment->file;
+    char path[32] = "/proc/self/fd/";
+    int end = 14, n_digits = 1;
+    for (int rest = file; rest >= 10; rest /= 10) ++n_digits;
+    for (int rest = file, at = end + n_digits - 1; at >= end; rest /= 10) path[at--] = static_cast<char>('0' + rest % 10);
+    const int opened = open(path, O_RDWR | O_CLOEXEC);
+    if (opened < 0) return false;
+#ifdef __linux__
+    const bool is_done = dup3(opened, file, O_CLOEXEC) >= 0;
+#else
+    const bool is_done = dup2(opened, file) >= 0 && fcntl(file, F_SETFD, FD_CLOEXEC) >= 0;
+#endif
+    close(opened);
+    return is_done;
+}
+
+static void after_fork_in_child() {
+    for (Attachment* one = attachments; one != nullptr; one = one->next) {
+        // our parent's number: we enter under one of our own when we first use the block
+        one->me = -1;
+        one->page = nullptr;
+        if (!reopen(one)) {
+            if (has_file(one)) close(one->file);  // or it would keep our parent alive
+            one->file = -1;
+        }
+    }
+    pthread_mutex_unlock(&attachments_lock);  // taken by the thread that forked, which is this one
+}
+
+static bool watch_forks() { return pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0; }
+
+// From here on forks look after an attachment, whose file is open. It gets a description of its
+// own, not that of the mapping, and not one that a child forked meanwhile by another thread has,
+// too. False, with errno, if the file cannot be opened anew.
+static bool note_attachment(Attachment* attachment) {
+    pthread_mutex_lock(&attachments_lock);
+    struct stat about {};
+    bool is_noted = fstat(attachment->file, &about) == 0;
+    attachment->device = about.st_dev;
+    attachment->inode = about.st_ino;
+    is_noted = is_noted && reopen(attachment);
+    if (is_noted) {
+        attachment->previous = nullptr;
+        attachment->next = attachments;
+        if (attachments != nullptr) attachments->previous = attachment;
+        attachments = attachment;
+    }
+    pthread_mutex_unlock(&attachments_lock);
+    return is_noted;
+}
+
+static void forget_attachment(Attachment* attachment) {
+    pthread_mutex_lock(&attachments_lock);
+    if (attachment->previous != nullptr) attachment->previous->next = attachment->next;
+    if (attachment->next != nullptr) attachment->next->previous = attachment->previous;
+    if (attachments == attachment) attachments = attachment->next;
+    pthread_mutex_unlock(&attachments_lock);
+}
+
+}  // namespace kary

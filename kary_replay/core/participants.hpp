@@ -1,0 +1,216 @@
+// Processes that share a block: whether they live, and what becomes of the slots of those who died.
+//
+// Each participant holds a lock on one byte of the file that the block lies in: the byte of its
+// number. It is a lock of an open file description (F_OFD_SETLK), which the kernel lets go when the
+// last descriptor of it is closed, however its process ended. Asking the kernel for it is one
+// system call and does not depend on what a process can see: not on process numbers, which are
+// reused and differ between namespaces, nor on start times, which depend on the clock's namespace,
+// nor on /proc. A robust mutex a participant would not do: it dies with the thread that took it.
+//
+// The kernel counts as one who has a description also whoever maps its file through it. So the lock
+// is on a description of its own, not on the one through which the block is mapped, which forked
+// children inherit with the mapping: they would keep a dead parent alive. Of this one they inherit
+// the descriptor, and open the file anew in its place before anything else (forks.hpp). One page is
+// mapped through it, too, and not inherited (MADV_DONTFORK): should somebody close the descriptor
+// behind our back, as programs that become daemons close all of them, we go on counting as alive.
+#pragma once
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "lock.hpp"
+
+namespace kary {
+
+// One attachment of this process to a block.
+struct Attachment {
+    Header* header;
+    int file;      // of the block; -1: memory of this process alone
+    // of that file, with its inode: the descriptor may have been closed, and its number be another
+    // file's
+    dev_t device;
+    ino_t inode;
+    // the first one of the file, mapped through that descriptor; not in forked children
+    void* page;
+    int64_t me;    // our number among the participants; -1: a forked child that has not entered yet
+    Attachment* next;
+    Attachment* previous;
+};
+
+// Whether the descriptor is still that of the block's file.
+inline bool has_file(const Attachment* attachment) {
+    struct stat about {};
+    return attachment->file >= 0 && fstat(attachment->file, &about) == 0 && about.st_dev == attachment->device &&
+           about.st_ino == attachment->inode;
+}
+
+#ifdef F_OFD_SETLK
+constexpr size_t kPage = 4096;
+
+// Keeps the open file description, and its locks, for as long as this process lives or says so.
+inline bool keep_description(Attachment* attachment) {
+    void* page = mmap(nullptr, kPage, PROT_READ, MAP_SHARED, attachment->file, 0);
+    if (page == MAP_FAILED) return false;
+    if (madvise(page, kPage, MADV_DONTFORK) != 0) return munmap(page, kPage), false;
+    attachment->page = page;
+    return true;
+}
+
+inline void let_description_go(Attachment* attachment) {
+    if (attachment->page != nullptr) munmap(attachment->page, kPage);
+    attachment->page = nullptr;
+}
+
+inline struct flock byte_of(int64_t id) {
+    struct flock byte {};
+    byte.l_type = F_WRLCK;
+    byte.l_whence = SEEK_SET;
+    byte.l_start = id;
+    byte.l_len = 1;
+    return byte;
+}
+
+// Takes the lock that says that participant `id` lives. False if somebody has it, or with another
+// errno than EAGAIN.
+inline bool hold_place(const Attachment* attachment, int64_t id) {
+    struct flock byte = byte_of(id);
+    return fcntl(attachment->file, F_OFD_SETLK, &byte) == 0;
+}
+
+inline void let_place_go(const Attachment* attachment, int64_t id) {
+    struct flock byte = byte_of(id);
+    byte.l_type = F_UNLCK;
+    fcntl(attachment->file, F_OFD_SETLK, &byte);
+}
+
+// Where the kernel does not answer, a participant counts as alive: nobody who lives is ever buried.
+inline bool is_alive(const Attachment* attachment, int64_t id) {
+    struct flock byte = byte_of(id);
+    return id == attachment->me || fcntl(attachment->file, F_OFD_GETLK, &byte) != 0 || byte.l_type != F_UNLCK;
+}
+#else  // macOS, where no block is shared
+inline bool keep_description(Attachment*) { return errno = ENOTSUP, false; }
+inline void let_description_go(Attachment*) {}
+inline bool hold_place(const Attachment*, int64_t) { return errno = ENOTSUP, false; }
+inline void let_place_go(const Attachment*, int64_t) {}
+inline bool is_alive(const Attachment*, int64_t) { return true; }
+#endif
+
+// The inode of this process's namespace of process numbers, or 0 if the system does not tell.
+inline uint64_t pid_namespace() {
+    struct stat about {};
+    return stat("/proc/self/ns/pid", &about) == 0 ? static_cast<uint64_t>(about.st_ino) : 0;
+}
+
+// Makes the slots that a participant was writing free for others, and its number too. The caller
+// holds the lock; nobody writes for that participant any more.
+inline void remove_participant(Header* header, int64_t id) {
+    Participant& gone = participants_of(header)[id];
+    if (gone.n_writing > 0) {
+        const uint64_t owner = static_cast<uint64_t>(id) + 1;
+        for (int64_t i = 0; i < header->n_touched; ++i) {
+            const uint64_t generation = load_relaxed(generation_of(header, i));
+            if ((generation & 1) == 0 || generation >> kOwnerShift != owner) continue;
+            if (header->tree_at != 0) priorities_of(header)[i] = 0;
+            // relaxed: an odd one tells a reader all it needs
+            store_relaxed(generation_of(header, i), vacated(generation));
+            store_relaxed(&header->n_writing, header->n_writing - 1);
+            --gone.n_writing;
+        }
+    }
+    store_relaxed(&header->n_paused, header->n_paused - gone.n_paused);
+    gone.n_paused = gone.n_writing = 0;
+    // last: should we die before it, the next one removes the rest
+    store_release(&gone.is_present, int64_t{0});
+}
+
+// Removes the dead that others wait for, or, with `all`, all of them. The caller holds the lock.
+inline void bury(const Attachment* attachment, bool all) {
+    Header* header = attachment->header;
+    if (header->n_participants == 1) return;
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    const int64_t now = time.tv_sec * 1'000'000'000ll + time.tv_nsec;
+    if (!all && now - header->buried_at < 5'000'000 && now >= header->buried_at) return;
+    if (!has_file(attachment)) return;  // somebody else's file has no answer: let the others look
+    header->buried_at = now;
+    for (int64_t id = 0; id < header->n_participants; ++id) {
+        const Participant& one = participants_of(header)[id];
+        if (!one.is_present || (!all && one.n_writing == 0 && one.n_paused == 0)) continue;
+        if (!is_alive(attachment, id)) remove_participant(header, id);
+    }
+}
+
+// Enters an attachment among the participants. The caller holds the lock. False, with errno, if
+// there is no place (EAGAIN) or the system has no such locks.
+inline bool enter(Attachment* attachment) {
+    Header* header = attachment->header;
+    if (attachment->me >= 0) return true;  // another thread was faster
+    if (header->n_participants == 1) {
+        attachment->me = 0;
+        return true;
+    }
+    if (!has_file(attachment)) return errno = EBADF, false;
+    if (attachment->page == nullptr && !keep_description(attachment)) return false;
+    Participant* all = participants_of(header);
+    for (int turn = 0; turn < 2; ++turn) {
+        for (int64_t id = 0; id < header->n_participants; ++id) {
+            if (all[id].is_present) continue;
+            if (!hold_place(attachment, id)) {
+                if (errno != EAGAIN && errno != EACCES) return false;
+                continue;  // of one that is just closing its file
+            }
+            all[id] = Participant{};
+            // last: a free place stays free if we die before it
+            store_release(&all[id].is_present, int64_t{1});
+            // relaxed: other threads of ours only ask whether it is below 0, and take the lock
+            // before they use it
+            store_relaxed(&attachment->me, id);
+            return true;
+        }
+        if (turn == 0) bury(attachment, true);
+    }
+    errno = EAGAIN;
+    return false;
+}
+
+// Ends what `enter` began. The caller holds the lock.
+inline void leave(Attachment* attachment) {
+    if (attachment->me < 0) return;
+    remove_participant(attachment->header, attachment->me);
+    if (attachment->header->n_participants > 1) {
+        if (has_file(attachment)) let_place_go(attachment, attachment->me);
+        let_description_go(attachment);
+    }
+    attachment->me = -1;
+}
+
+// Takes the lock at a moment when nobody is writing a row.
+inline void pause(Attachment* attachment) {
+    Header* header = attachment->header;
+    acquire(header);
+    participants_of(header)[attachment->me].n_paused += 1;
+    store_relaxed(&header->n_paused, header->n_paused + 1);
+    while (header->n_writing > 0) {
+        bury(attachment, false);
+        if (header->n_writing == 0) break;
+        release(header);
+        sched_yield();
+        acquire(header);
+    }
+}
+
+// Ends what pause began.
+inline void resume(Attachment* attachment) {
+    Header* header = attachment->header;
+    participants_of(header)[attachment->me].n_paused -= 1;
+    store_relaxed(&header->n_paused, header->n_paused - 1);
+    release(header);
+}
+
+}  // namespace kary

@@ -1,0 +1,1 @@
+"""How the cores of a machine are split between actors and learners."""

@@ -1,0 +1,154 @@
+"""Making environments: by id, by an importable function, by a function; and what is wrong where that cannot work."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from ..config import ConfigError, RunnerConfig, suggestion
+from .running_statistics import check_no_running_statistics
+
+__all__ = ["Maker", "is_importable", "maker"]
+
+
+# What ids of other packages begin with: how pip calls the package, and the module that registers
+# them.
+PACKAGES = {
+    "ALE": ("ale-py", "ale_py"), "MiniGrid": ("minigrid", "minigrid"), "BabyAI": ("minigrid", "minigrid"),
+    "MiniWorld": ("miniworld", "miniworld"),
+}  # fmt: skip
+
+
+class Maker:
+    """Makes the environment of a configuration; picklable."""
+
+    def __init__(self, config: RunnerConfig) -> None:
+        self.options, self.name = dict(config.env_options), config.env_name
+        self.env: Any = config.env
+        if isinstance(self.env, str):
+            # some cannot be pickled, but are registered wherever their module is imported
+            with contextlib.suppress(Exception):
+                # others, in no other process
+                self.env = pickle.loads(pickle.dumps(gymnasium.registry[self.env]))
+
+    def __call__(self, **options: Any) -> Any:
+        """Return a new environment."""
+        options = {**self.options, **options}
+        found = imported(self.env) if isinstance(self.env, str) and ":" in self.env else self.env
+        if isinstance(found, (str, EnvSpec)):
+            return gymnasium.make(found, disable_env_checker=True, **options)
+        return found(**options)
+
+    @property
+    def function(self) -> Any:
+        """What makes the environment in the end, as far as that is known; a string names it."""
+        function = self.env.entry_point if isinstance(self.env, EnvSpec) else self.env
+        while isinstance(function, functools.partial):
+            function = function.func
+        return function
+
+
+def imported(path: str) -> Callable[..., Any] | str:
+    """Return the function that "module:function" names, or the id of "module:id", which that module registers."""
+    module, _, name = path.partition(":")
+    value: Any = importlib.import_module(module)
+    if name in gymnasium.registry:
+        return name
+    for part in name.split("."):
+        value = getattr(value, part)
+    if not callable(value):
+        raise TypeError(f"{path} is not a function but {value!r}")
+    return value  # type: ignore[no-any-return]
+
+
+def maker(config: RunnerConfig) -> tuple[Maker, Any, Any]:
+    """Return what makes the environment, and its spaces; ConfigError if that cannot work."""
+    env = config.env
+    if isinstance(env, str) and ":" not in env and env not in gymnasium.registry:
+        hint = _package_hint(env) or suggestion(env, gymnasium.registry)
+        raise ConfigError(
+            f"env must be the id of a gymnasium environment, or module:function, got {env!r}{hint}"
+        )
+    if isinstance(env, str) and ":" in env:
+        try:
+            imported(env)
+        except (Exception, SystemExit) as error:
+            raise ConfigError(
+                f"env={env!r} cannot be imported: {type(error).__name__}: {error}. Write module:function or module:id, with "
+                f"a module that Python finds from here"
+            ) from None
+    make = Maker(config)
+    if config.backend != "serial":
+        _check_picklable(env, make)
+    try:
+        made = make()
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"env={config.env_name!r} could not be made: {type(error).__name__}: {error}"
+        ) from error
+    observation_space, action_space = (
+        getattr(made, name, None) for name in ("observation_space", "action_space")
+    )
+    if not (
+        isinstance(observation_space, gymnasium.Space) and isinstance(action_space, gymnasium.Space)
+    ):
+        raise ConfigError(
+            f"env={config.env_name!r} made no environment, which has an observation_space and an action_space, but {made!r}"
+        )
+    with contextlib.suppress(Exception):  # it has said what was to be known
+        made.close()
+    check_no_running_statistics(made, config.env_name)
+    config.algorithm_class.check_spaces(observation_space, action_space)
+    return make, observation_space, action_space
+
+
+def _package_hint(env: str) -> str:
+    """Return which package registers ids that begin like this one, if none that begin so are known; else nothing."""
+    namespace, slash, _ = env.rpartition("/")
+    family = namespace if slash else env.partition("-")[0]
+    known = {
+        other.rpartition("/")[0] if slash else other.partition("-")[0]
+        for other in gymnasium.registry
+    }
+    if family in known or not (slash or family in PACKAGES):
+        return ""
+    if family not in PACKAGES:
+        return f": no package that registers {family}/ has been imported. Install it, and write its module before: module:{env}"
+    package, module = PACKAGES[family]
+    return f": {package} registers it. pip install {package}, and write {module}:{env}"
+
+
+def is_importable(config: RunnerConfig) -> bool:
+    """Return whether the name that config.json has for the environment leads to it."""
+    try:
+        return isinstance(config.env, str) or imported(config.env_name) == config.env
+    except Exception:
+        return False
+
+
+def _check_picklable(env: Any, make: Maker) -> None:
+    try:
+        pickle.dumps(make)
+    except Exception as error:
+        raise ConfigError(
+            f"env={env!r} cannot be sent to other processes ({error}). Put the function that makes the environment at the top "
+            f'level of a module, and pass it, or "module:function"; or use backend="serial"'
+        ) from None
+    if getattr(make.function, "__module__", None) == "__main__" and not _main_is_a_file():
+        raise ConfigError(
+            f"env={env!r} is defined in an interactive session, where other processes cannot import it. Put it into a module, "
+            f'and pass "module:function"; or use backend="serial"'
+        )
+
+
+def _main_is_a_file() -> bool:
+    main = sys.modules["__main__"]
+    return getattr(main, "__spec__", None) is not None or hasattr(main, "__file__")

@@ -1,0 +1,1 @@
+"""The policies that a run has kept: read again, played, exported."""

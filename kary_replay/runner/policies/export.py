@@ -1,0 +1,242 @@
+"""Hands a trained policy to other libraries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from ...algorithms.spaces import is_image
+from ..config import ConfigError
+from ..environments.environments import action_scale
+from ..records.run_directory import PolicyName
+from .checkpoint_policy import Trained, trained
+
+__all__ = ["export"]
+
+MOST_BUFFER_BYTES = 2**30  # of the replay buffer that the model makes when it is loaded
+CHECKED = 64  # observations on which both must act alike
+# of half the range of actions: sums in another order differ, the more the larger observations are
+TOLERANCE = 1e-4
+
+
+def export(
+    directory: Path,
+    /,
+    *,
+    to: Literal["sb3"] = "sb3",
+    policy: PolicyName = "best",
+    output: Path | None = None,
+) -> Path:
+    """Make a model of the policy of a run that another library loads, with the same weights and the same greedy actions.
+
+    Parameters
+    ----------
+    directory
+        Folder of the run.
+    to
+        sb3: a .zip for Stable-Baselines3's load(), which needs no kary-replay.
+    policy
+        best or last: of the run's evaluations; without any it is that of the last checkpoint.
+        Critics and target networks are those of the last checkpoint.
+    output
+        The file; by default DIRECTORY/sb3.zip.
+
+    Returns
+    -------
+    Path
+        The file.
+    """
+    try:
+        import stable_baselines3 as sb3
+    except ImportError:
+        raise ConfigError(
+            'export to sb3 needs Stable-Baselines3: pip install "kary-replay[sb3]"'
+        ) from None
+    found = trained(directory, policy, whole=True)
+    path = output or found.path / "sb3.zip"
+    if path.suffix != ".zip" or not path.parent.is_dir():
+        raise ConfigError(f"output must end in .zip and be in a folder that exists, got {path}")
+    _check(found)
+    name = found.config.algorithm.upper()
+    model = _model(getattr(sb3, name), found)
+    COPY[found.config.algorithm](found.algorithm, model)
+    model.policy.set_training_mode(False)
+    _compare(found, model)
+    model.save(path)
+    print(
+        f"{found.described}\nwrote {path}; load it with: stable_baselines3.{name}.load({str(path)!r})"
+    )
+    return path
+
+
+def _check(policy: Trained) -> None:
+    """Raise ConfigError if Stable-Baselines3 has no place for the policy."""
+    config, algorithm = policy.config, policy.algorithm
+    if config.algorithm not in COPY:
+        raise ConfigError(f"Stable-Baselines3 has no {config.algorithm}, only {', '.join(COPY)}")
+    for name, without in (("dueling", False), ("n_atoms", 1)):
+        if getattr(config.options, name, without) != without:
+            value = getattr(config.options, name)
+            raise ConfigError(
+                f"Stable-Baselines3's DQN has no place for networks with {name}={value}: train with {name}={without}"
+            )
+    space = algorithm.observation_space
+    parts = space.spaces.values() if isinstance(space, spaces.Dict) else [space]
+    for part in [*parts, algorithm.action_space]:
+        if isinstance(part, spaces.Discrete) and part.start != 0:
+            raise ConfigError(f"Stable-Baselines3 has no place for {part}: it counts from 0")
+        if isinstance(part, spaces.MultiDiscrete):
+            raise ConfigError(
+                f"Stable-Baselines3 has no place for {part} as numbers: it makes them one-hot"
+            )
+        if is_image(part) and (
+            (part.low != 0).any() or (part.high != 255).any() or np.argmin(part.shape) != 0
+        ):
+            raise ConfigError(
+                f"Stable-Baselines3 takes images from 0 to 255 with few channels, got {part}"
+            )
+        if is_image(part) and len(part.shape) == 2:
+            raise ConfigError(
+                f"Stable-Baselines3 takes images with an axis of channels, got {part}: train with "
+                "gymnasium.wrappers.ReshapeObservation"
+            )
+        if (
+            isinstance(space, spaces.Dict)
+            and len(part.shape) == 3
+            and part.dtype == np.uint8
+            and not is_image(part)
+        ):
+            raise ConfigError(
+                f"Stable-Baselines3 sends {part} through convolutions for which it is too small"
+            )
+
+
+def _model(cls: Any, policy: Trained) -> Any:
+    """Return an untrained model whose networks are like ours."""
+    config, algorithm = policy.config, policy.algorithm
+    options: Any = config.options
+    space = algorithm.observation_space
+    parts: list[Any] = list(space.spaces.values()) if isinstance(space, spaces.Dict) else [space]
+    has_images = any(is_image(part) for part in parts)
+    kind = (
+        "MultiInputPolicy"
+        if isinstance(space, spaces.Dict)
+        else "CnnPolicy"
+        if has_images
+        else "MlpPolicy"
+    )
+    bytes_per_row = 2 * sum(int(np.prod(part.shape)) * part.dtype.itemsize for part in parts) + 64
+    own: dict[str, Any] = {}
+    if config.algorithm == "dqn":
+        own = {
+            "target_update_interval": options.target_interval, "max_grad_norm": options.max_gradient_norm,
+            "exploration_final_eps": options.exploration_final,
+        }  # fmt: skip
+    elif config.algorithm == "sac" and options.ent_coef is not None:
+        own = {"ent_coef": options.ent_coef}
+    model = cls(
+        kind, _Spaces(space, algorithm.action_space), learning_rate=options.learning_rate, gamma=options.gamma, tau=options.tau,
+        batch_size=options.batch_size, learning_starts=config.learning_starts, buffer_size=1, device="cpu", seed=config.seed,
+        policy_kwargs={"net_arch": list(options.hidden), "activation_fn": nn.ReLU, "normalize_images": has_images}, **own,
+    )  # fmt: skip
+    model.buffer_size = max(1, min(config.buffer_capacity, MOST_BUFFER_BYTES // bytes_per_row))
+    return model
+
+
+class _Spaces(gymnasium.Env[Any, Any]):
+    """An environment of which only the spaces count."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+
+
+def _copy_dqn(algorithm: Any, model: Any) -> None:
+    for ours, theirs in (
+        (algorithm.q, model.policy.q_net),
+        (algorithm.q_target, model.policy.q_net_target),
+    ):
+        _copy_encoder(ours.encoder, theirs.features_extractor)
+        _copy(ours.advantage, theirs.q_net)
+    model.exploration_rate = model.exploration_final_eps
+
+
+def _copy_ddpg(algorithm: Any, model: Any) -> None:
+    for suffix in ("", "_target"):
+        ours, theirs = getattr(algorithm, f"actor{suffix}"), getattr(model.policy, f"actor{suffix}")
+        _copy_encoder(ours.encoder, theirs.features_extractor)
+        _copy(ours.mu, theirs.mu)
+        _copy_critics(
+            getattr(algorithm, f"critic{suffix}"), getattr(model.policy, f"critic{suffix}")
+        )
+
+
+def _copy_sac(algorithm: Any, model: Any) -> None:
+    actor = model.policy.actor
+    _copy_encoder(algorithm.actor.encoder, actor.features_extractor)
+    *hidden, last = algorithm.actor.head
+    _copy(nn.Sequential(*hidden), actor.latent_pi)
+    halves = zip((actor.mu, actor.log_std), last.weight.chunk(2), last.bias.chunk(2), strict=True)
+    for layer, weight, bias in halves:
+        layer.load_state_dict({"weight": weight, "bias": bias})
+    _copy_critics(algorithm.critic, model.policy.critic)
+    _copy_critics(algorithm.critic_target, model.policy.critic_target)
+    if model.log_ent_coef is not None:
+        model.log_ent_coef.data.fill_(float(algorithm.alpha.log_alpha.detach()))
+
+
+COPY = {"dqn": _copy_dqn, "ddpg": _copy_ddpg, "td3": _copy_ddpg, "sac": _copy_sac}
+
+
+def _copy_critics(ours: Any, theirs: Any) -> None:
+    _copy_encoder(ours.encoder, theirs.features_extractor)
+    for number, q in enumerate(ours.q):
+        _copy(q, getattr(theirs, f"qf{number}"))
+
+
+def _copy_encoder(ours: Any, theirs: Any) -> None:
+    extractors = [theirs] if ours.keys is None else [theirs.extractors[key] for key in ours.keys]
+    for part, extractor in zip(ours.parts, extractors, strict=True):
+        _copy(part, extractor)
+
+
+def _copy(ours: nn.Module, theirs: nn.Module) -> None:
+    """Copy parameters, one after another: the layers are the same, whatever their names."""
+    sources, goals = list(ours.parameters()), list(theirs.parameters())
+    if [source.shape for source in sources] != [goal.shape for goal in goals]:
+        raise ConfigError(
+            "Stable-Baselines3 makes other networks of these observations: there is no place for the weights"
+        )
+    with torch.no_grad():
+        for source, goal in zip(sources, goals, strict=True):
+            goal.copy_(source)
+
+
+def _compare(policy: Trained, model: Any) -> None:
+    """Make sure that both act alike."""
+    space, action_space = policy.algorithm.observation_space, policy.algorithm.action_space
+    space.seed(0)
+    samples = [space.sample() for _ in range(CHECKED)]
+    if isinstance(space, spaces.Dict):
+        observation: Any = {
+            key: np.stack([sample[key] for sample in samples]) for key in space.spaces
+        }
+    else:
+        observation = np.stack(samples)
+    ours = action_scale(action_space)(policy.act(observation))
+    theirs, _ = model.predict(observation, deterministic=True)
+    if isinstance(action_space, spaces.Discrete):
+        same = np.array_equal(ours, theirs)
+    else:
+        same = bool(
+            (np.abs(ours - theirs) <= TOLERANCE * (action_space.high - action_space.low) / 2).all()
+        )
+    if not same:
+        raise ConfigError(
+            "Stable-Baselines3's model would act otherwise than this policy, so it was not written"
+        )

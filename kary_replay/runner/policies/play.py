@@ -1,0 +1,199 @@
+"""Plays with a trained policy, and films it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..config import ConfigError
+from ..environments.env_factory import Maker
+from ..environments.environments import Environments
+from ..records.run_directory import PolicyName
+from ..workers.evaluator import FIRST_SEED, n_together
+from .checkpoint_policy import Trained, trained
+
+__all__ = ["play"]
+
+GIF_FRAMES_PER_SECOND = 25  # viewers slow down what is faster
+GIF_WIDTH, GIF_COLOURS, MOST_GIF_FRAMES = 400, 128, 1500  # for a file that a page can show
+
+
+def play(
+    directory: Path,
+    /,
+    *,
+    policy: PolicyName = "best",
+    episodes: int = 3,
+    seed: int = FIRST_SEED,
+    window: bool = False,
+    output: Path | None = None,
+) -> list[float]:
+    """Play with a policy of a run, without exploring; film it, and print the returns.
+
+    Parameters
+    ----------
+    directory
+        Folder of the run.
+    policy
+        best or last: of the run's evaluations; without any it is that of the last checkpoint.
+    episodes
+        How many to play.
+    seed
+        Seed of the first episode, the next ones following; by default those of the run's
+        evaluations.
+    window
+        Show it in a window instead of filming it.
+    output
+        The film, .gif or .mp4; by default DIRECTORY/play.gif.
+
+    Returns
+    -------
+    list of float
+        The return of each episode.
+    """
+    if episodes < 1 or seed < 0:
+        raise ConfigError(
+            f"episodes must be at least 1 and seed at least 0, got {episodes} and {seed}"
+        )
+    found = trained(directory, policy)
+    path = output or found.path / "play.gif"
+    if not window:
+        _check_output(path)
+    env, trouble = _rendered(found.make, "human" if window else "rgb_array", seed)
+    if trouble and (window or output):
+        raise ConfigError(f"{found.config.env_name} cannot be shown: {trouble}")
+    film = None if window or trouble else _Film(path, env.metadata.get("render_fps", 30))
+    environments = Environments(lambda: env, 1, np.random.default_rng(seed), found.config.env_name)
+    n_rows, max_steps = n_together(found.config), found.config.evaluation_max_steps
+
+    def look() -> None:
+        if film is not None:
+            film.add(env.render())
+
+    returns: list[float] = []
+    try:
+        print(found.described)
+        for episode in range(episodes):
+            act = _act_as_in_evaluations(found, episode % n_rows, n_rows)
+            played, n_cut = environments.play(act, [seed + episode], max_steps, look)
+            look()
+            returns += played
+            cut = f", cut off after evaluation_max_steps={max_steps:,} steps" if n_cut else ""
+            print(f"episode {episode + 1}: return {returns[-1]:.1f}{cut}")
+    finally:
+        environments.close()
+        if film is not None:
+            film.close()
+    print(f"mean return {np.mean(returns):.1f} of {episodes} episode{'s' * (episodes > 1)}")
+    if film is not None:
+        print(
+            f"wrote {path}"
+            + (f", the first {MOST_GIF_FRAMES} frames of it" if film.is_full else "")
+        )
+    elif trouble:
+        print(f"no film: {trouble}")
+    return returns
+
+
+def _act_as_in_evaluations(
+    policy: Trained, row: int, n_rows: int
+) -> Callable[[Any], npt.NDArray[Any]]:
+    """Return what acts for one environment as it did in the row of a batch: how sums are rounded depends on that."""
+
+    def act(observation: Any) -> npt.NDArray[Any]:
+        return policy.act(batch_of(observation))[row : row + 1]
+
+    def batch_of(observation: Any) -> Any:
+        if isinstance(observation, dict):
+            return {key: batch_of(part) for key, part in observation.items()}
+        return observation.repeat(n_rows, axis=0)
+
+    return act
+
+
+def _check_output(path: Path) -> None:
+    """Raise ConfigError if no film can be written there."""
+    if path.suffix not in (".gif", ".mp4"):
+        raise ConfigError(f"output must end in .gif or .mp4, got {path}")
+    if path.suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
+        raise ConfigError(
+            f"{path} needs ffmpeg: pip install imageio-ffmpeg, or choose a name that ends in .gif"
+        )
+    if not path.parent.is_dir():
+        raise ConfigError(f"output must be in a folder that exists, got {path}")
+
+
+def _rendered(make: Maker, mode: str, seed: int) -> tuple[Any, str]:
+    """Return an environment that can be seen, and nothing; or one that cannot, and why."""
+    env = make()
+    if mode not in (env.metadata.get("render_modes") or ()):
+        return env, f"it has no render mode {mode}"
+    try:
+        seen = make(render_mode=mode)
+        seen.reset(seed=seed)
+        seen.render()
+    except Exception as error:  # of any graphics library
+        hint = (
+            "; on a machine without a screen, try it with MUJOCO_GL=egl"
+            if "GL" in str(error)
+            else ""
+        )
+        return env, f"rendering failed with {type(error).__name__}: {error}{hint}"
+    with contextlib.suppress(Exception):
+        env.close()
+    return seen, ""
+
+
+class _Film:
+    """Writes frames to a file, by its ending."""
+
+    def __init__(self, path: Path, frames_per_second: float) -> None:
+        self._path, self._is_gif = path, path.suffix == ".gif"
+        self._every = math.ceil(frames_per_second / GIF_FRAMES_PER_SECOND) if self._is_gif else 1
+        self._rate = frames_per_second / self._every
+        self._seen = 0
+        self._frames: list[Any] = []
+        self._writer: Any = None
+        if not self._is_gif:
+            import imageio.v2
+
+            self._writer = imageio.v2.get_writer(path, fps=self._rate)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more frames are kept."""
+        return self._is_gif and len(self._frames) >= MOST_GIF_FRAMES
+
+    def add(self, frame: npt.NDArray[np.uint8]) -> None:
+        """Take a frame, [height, width, 3]."""
+        if self._writer is not None:
+            self._writer.append_data(frame)
+        elif self._seen % self._every == 0 and not self.is_full:
+            from PIL import Image
+
+            picture = Image.fromarray(frame)
+            width = min(GIF_WIDTH, picture.width)
+            picture = picture.resize((width, max(1, round(picture.height * width / picture.width))))
+            self._frames.append(picture.quantize(GIF_COLOURS, dither=Image.Dither.NONE))
+        self._seen += 1
+
+    def close(self) -> None:
+        """Write the file."""
+        if self._writer is not None:
+            self._writer.close()
+        elif self._frames:
+            first, *others = self._frames
+            first.save(
+                self._path,
+                save_all=True,
+                append_images=others,
+                duration=round(1000 / self._rate),
+                loop=0,
+            )

@@ -1,0 +1,256 @@
+"""Takes the workers' reports, keeps the records, and shows how the run goes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from ..allocation.allocation import Allocation
+from ..plan import Ended, Evaluated, Evaluation, Plan
+from . import learning_curve
+from .display import Display, title
+from .progress import Progress
+from .run_directory import EPISODES, EVALUATIONS, PolicyName, RunDirectory
+from .scalars import Scalars
+
+__all__ = ["Monitor"]
+
+RECENT_EPISODES = 20
+LOOK_SECONDS = 0.5  # between two looks at how it goes
+SCALARS_SECONDS = 5.0
+
+
+def _import() -> None:
+    """Import what takes seconds while the workers start, who need that time, too; later it would hold them up."""
+    for module in (
+        "torch.utils.tensorboard",
+        "matplotlib.figure",
+        "matplotlib.backends.backend_agg",
+    ):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+
+
+class Monitor:
+    """The records of a run.
+
+    Parameters
+    ----------
+    plan : Plan
+        The run.
+    directory : RunDirectory
+        Where records go: lines of JSON, TensorBoard's scalars, and in the end the learning curve.
+    counters : mapping
+        Of the checkpoint that the run goes on from; empty for a new one. Records of what came after
+        it are dropped.
+    console : rich.console.Console or None
+        Where the run is shown; by default on standard output.
+    allocation : Allocation or None
+        Is shown in the beginning.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        directory: RunDirectory,
+        counters: Mapping[str, Any],
+        console: Any,
+        allocation: Allocation | None,
+    ) -> None:
+        self.plan, self.directory = plan, directory
+        self._progress = Progress(plan)
+        self._display = Display(
+            Console() if console is None else console, plan.config, directory.path
+        )
+        self._scalars = Scalars(directory.path, int(counters.get("env_steps", 0)))
+        self._allocation = allocation
+        self.recent: deque[float] = deque(maxlen=RECENT_EPISODES)
+        self.evaluations: list[Evaluation] = []
+        self.kept: dict[PolicyName, Evaluation] = {}
+        """The evaluations of the policies that are kept."""
+        self._episodes = learning_curve.Points()
+        self.reached_target = self._has_complained = self._has_told_of_cuts = False
+        self._saved, self._saved_steps = time.monotonic(), plan.board.env_steps
+        self._next_look = self._next_scalars = 0.0
+        if counters:
+            self._go_on_from(int(counters["env_steps"]))
+
+    def take(self, report: Any) -> None:
+        """Keep a report."""
+        if isinstance(report, Ended):
+            seconds = self.seconds
+            self.recent.append(report.episode_return)
+            self._episodes.add(report.env_steps, seconds, report.episode_return)
+            self._keep(EPISODES, {**report._asdict(), "wall_seconds": round(seconds, 3)})
+        elif isinstance(report, Evaluated):
+            evaluation = report.evaluation
+            self.evaluations.append(evaluation)
+            self._keep_policy("last", report)
+            if "best" not in self.kept or evaluation.mean_return > self.best_return:
+                self._keep_policy("best", report)
+            self._keep(EVALUATIONS, evaluation._asdict())
+            self._write({"return/evaluation": evaluation.mean_return}, evaluation.env_steps)
+            self._compare(evaluation)
+            if evaluation.n_cut and not self._has_told_of_cuts:
+                self._has_told_of_cuts = True
+                self.warn(
+                    f"{evaluation.n_cut} of {len(evaluation.returns)} evaluation episodes were cut off after "
+                    f"evaluation_max_steps={self.plan.config.evaluation_max_steps:,} steps; their returns are those until then"
+                )
+
+    @property
+    def seconds(self) -> float:
+        """Since the run's first step of an environment, over all sessions."""
+        return self.plan.seconds
+
+    @property
+    def last_return(self) -> float:
+        """Of the last policy that is kept; without one, of recent episodes."""
+        return self.kept["last"].mean_return if "last" in self.kept else self._recent_return
+
+    @property
+    def best_return(self) -> float:
+        """Of the best policy that is kept; NaN without one."""
+        return self.kept["best"].mean_return if "best" in self.kept else math.nan
+
+    def checkpoint_is_due(self) -> bool:
+        """Return whether it is time for a checkpoint."""
+        config = self.plan.config
+        seconds, steps = config.checkpoint_interval_seconds, config.checkpoint_interval_env_steps
+        if seconds and time.monotonic() - self._saved >= seconds:
+            return True
+        return bool(steps) and self.plan.board.env_steps // steps > self._saved_steps // steps
+
+    def saved(self) -> None:
+        """Note that a checkpoint was made."""
+        self._saved, self._saved_steps = time.monotonic(), self.plan.board.env_steps
+
+    def show(self) -> None:
+        """Show how it goes, now and then; costs next to nothing in between."""
+        if time.monotonic() >= self._next_look:
+            self._look()
+
+    def say(self, message: str) -> None:
+        """Tell the user something."""
+        self._display.say(message)
+
+    def warn(self, message: str) -> None:
+        """Tell the user that something went wrong."""
+        self._display.say(f"warning: {message}", "yellow")
+
+    def __enter__(self) -> Monitor:
+        if self._allocation is not None:
+            self._display.allocation(self._allocation)
+        self._display.start()
+        threading.Thread(target=_import, name="imports", daemon=True).start()
+        for name, there in (
+            ("tensorboard", Scalars.available),
+            ("matplotlib", learning_curve.available),
+        ):
+            if not there:
+                self.warn(
+                    f'{name} is missing, and with it part of the records: pip install "kary-replay[runner]"'
+                )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._look(last=True)
+        self._display.stop()
+        with self._forgiving():
+            self._scalars.close()
+        with self._forgiving():
+            self.directory.close()
+        if learning_curve.available and (self._episodes.kept or self.evaluations):
+            config, path = self.plan.config, self.directory.path / "learning_curve.png"
+            with self._forgiving():
+                learning_curve.draw(
+                    path, title(config), self._episodes, self.evaluations, config.target_return
+                )
+
+    @property
+    def _recent_return(self) -> float:
+        return float(np.mean(self.recent)) if self.recent else math.nan
+
+    def _keep(self, name: str, record: Mapping[str, Any]) -> None:
+        with self._forgiving():
+            self.directory.append(name, record)
+
+    def _keep_policy(self, name: PolicyName, evaluated: Evaluated) -> None:
+        with self._forgiving():
+            self.directory.keep_policy(name, evaluated)
+            self.kept[name] = evaluated.evaluation
+
+    def _write(self, values: Mapping[str, float], env_steps: int) -> None:
+        with self._forgiving():
+            self._scalars.write(values, env_steps)
+
+    @contextlib.contextmanager
+    def _forgiving(self) -> Iterator[None]:
+        """Let a run go on, or end as it does, without its records if the disk is full; say so once."""
+        try:
+            yield
+        except OSError as error:
+            if not self._has_complained:
+                self._has_complained = True
+                self.warn(f"records are incomplete: {error}")
+
+    def _compare(self, evaluation: Evaluation) -> None:
+        target = self.plan.config.target_return
+        self.reached_target |= target is not None and evaluation.mean_return >= target
+
+    def _look(self, last: bool = False) -> None:
+        now = time.monotonic()
+        self._next_look = now + LOOK_SECONDS
+        figures = self._progress.look()
+        self._display.show(figures, self._recent_return, self.evaluations, last)
+        with self._forgiving():
+            self.directory.flush()
+        if figures.env_steps and (last or now >= self._next_scalars):
+            self._next_scalars = now + SCALARS_SECONDS
+            values = {
+                "return/episodes": self._recent_return,
+                "speed/env_steps_per_second": figures.env_steps_per_second,
+                "speed/updates_per_second": figures.updates_per_second,
+                "replay/size": figures.buffer_size,
+                "replay/samples_per_insert": figures.samples_per_insert,
+                "replay/beta": self.plan.replay.buffer.beta,
+                "workers/updates_behind": figures.behind,
+                "workers/actors_waited": figures.actors_waited,
+                "workers/learners_waited": figures.learners_waited,
+            }
+            self._write(values, figures.env_steps)
+
+    def _go_on_from(self, env_steps: int) -> None:
+        """Take up the records of a run as they were at a checkpoint."""
+        for records in (EPISODES, EVALUATIONS):
+            self.directory.keep_records(records, env_steps)
+        names: tuple[PolicyName, ...] = ("best", "last")
+        for name in names:
+            policy = self.directory.policy(name)
+            if policy is not None:
+                self.kept[name] = policy.evaluation
+        for evaluation in self.directory.evaluations():
+            self.evaluations.append(evaluation)
+            self._compare(evaluation)
+        if self.evaluations:
+            self.plan.board.row("evaluator", 0).updates = self.evaluations[-1].updates
+        for record in self.directory.records(EPISODES):
+            self.recent.append(record["episode_return"])
+            self._episodes.add(
+                record["env_steps"], record["wall_seconds"], record["episode_return"]
+            )

@@ -1,0 +1,344 @@
+"""A run on disk: its configuration, its curve, and the last checkpoint that is whole.
+
+config.json            every setting, complete evaluations.jsonl      one line per evaluation
+episodes.jsonl         one line per finished episode best_policy.pt         the parameters of the
+best evaluation, and that evaluation; replaced in one step last_policy.pt         those of the last
+one checkpoint.json        names the folder below, and has the counters; replaced in one step
+checkpoint-000012000/  replay/ (the buffer), learner-0.pt, actor-0.pt, … events.out.tfevents…   for
+TensorBoard learning_curve.png
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+import numpy as np
+import torch
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+from ... import version
+from ..config import ConfigError, RunnerConfig, as_json, from_json
+from ..plan import Evaluated, Evaluation
+
+__all__ = ["EPISODES", "EVALUATIONS", "PolicyName", "RunDirectory", "load_state", "save_state"]
+
+FORMAT = 1
+EPISODES, EVALUATIONS = "episodes.jsonl", "evaluations.jsonl"
+PolicyName = Literal["best", "last"]
+
+
+class RunDirectory:
+    """The directory of one run.
+
+    Parameters
+    ----------
+    path : Path
+        Where it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files: dict[str, TextIO] = {}
+        self._locks: list[TextIO] = []
+        self.written_by: str | None = version.VERSION
+
+    @classmethod
+    def new(cls, config: RunnerConfig) -> RunDirectory:
+        """Make the directory of a new run, and lock it; ConfigError if it is taken, or cannot be made."""
+        cls.check_free(config)
+        path = (
+            Path(config.directory)
+            if config.directory is not None
+            else Path("runs") / default_name(config)
+        )
+        number = 1
+        try:
+            while True:
+                try:
+                    path.mkdir(parents=True, exist_ok=config.directory is not None)
+                    break
+                except FileExistsError:
+                    if config.directory is not None:
+                        raise
+                    number += 1
+                    path = path.with_name(f"{default_name(config)}_{number}")
+            new = cls(path)
+            content = {"format": FORMAT, "version": version.VERSION, **as_json(config)}
+            with (path / "config.json").open("x") as file:  # unless another run has just begun here
+                file.write(json.dumps(content, indent=2))
+        except OSError as error:
+            raise ConfigError(f"directory={str(path)!r} cannot be made: {error}") from None
+        new.lock()
+        return new
+
+    def lock(self) -> None:
+        """Keep other runs out of the directory, until `unlock` or the end of this process; ConfigError if one is there."""
+        if fcntl is None:
+            return
+        self._locks.append((self.path / "config.json").open())
+        try:
+            fcntl.flock(self._locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.unlock()
+            raise ConfigError(
+                f"a run is going on in {self.path}: wait for its end, or end it with Ctrl-C"
+            ) from None
+        except OSError:  # a file system without locks
+            self.unlock()
+
+    def unlock(self) -> None:
+        """Let other runs go on here."""
+        for file in self._locks:
+            file.close()
+        self._locks.clear()
+
+    def change(self, settings: Mapping[str, Any]) -> None:
+        """Write other settings into config.json, in one step; ConfigError if that fails, as on a full disk."""
+        if not settings:
+            return
+        new = self.path / "config.json.new"
+        try:
+            content = json.loads((self.path / "config.json").read_text())
+            new.write_text(json.dumps({**content, **settings}, indent=2))
+            # the file that is locked is about to be replaced: its successor must be locked before
+            # that
+            if self._locks:
+                self._locks.append(new.open())
+                fcntl.flock(self._locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.replace(new, self.path / "config.json")
+        except OSError as error:
+            raise ConfigError(
+                f"the run in {self.path} cannot go on: config.json cannot be written: {error}"
+            ) from None
+
+    def discard(self) -> None:
+        """Remove the directory."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    @staticmethod
+    def check_free(config: RunnerConfig) -> None:
+        """Raise ConfigError if the directory that a new run is to have is taken."""
+        path = config.directory and Path(config.directory)
+        try:
+            taken = path and path.exists() and (not path.is_dir() or any(path.iterdir()))
+        except OSError as error:
+            raise ConfigError(
+                f"directory={config.directory!r} cannot be looked into: {error}"
+            ) from None
+        if taken:
+            raise ConfigError(
+                f"directory must be new or empty, got {path}: choose another one, or go on with --resume {path}"
+            )
+
+    @classmethod
+    def existing(cls, path: Path) -> tuple[RunDirectory, RunnerConfig]:
+        """Return the directory of an earlier run, and its configuration."""
+        try:
+            content = json.loads((path / "config.json").read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{path} is not the directory of a run: config.json: {error}"
+            ) from None
+        if not isinstance(content, dict):
+            raise ConfigError(f"{path} is not the directory of a run: config.json has no settings")
+        if content.pop("format", None) != FORMAT:
+            raise ConfigError(f"{path} was written by another version of kary-replay, {content.get('version')}; "
+                              f"this is {version.VERSION}")  # fmt: skip
+        found = cls(path)
+        found.written_by = content.pop("version", None)
+        return found, from_json(content)
+
+    def checkpoint(self, config: RunnerConfig) -> tuple[Path, dict[str, Any]]:
+        """Return the folder and the counters of the last checkpoint; ConfigError if there is none, or of another task."""
+        try:
+            content = json.loads((self.path / "checkpoint.json").read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.path} has no checkpoint to go on from: {error}") from None
+        if not isinstance(content, dict) or not {"folder", "env_steps"} <= set(content):
+            raise ConfigError(
+                f"{self.path / 'checkpoint.json'} is damaged: it names no folder, or has no counters"
+            )
+        for name, here in (("algorithm", config.algorithm), ("env", config.env_name)):
+            if content.get(name, here) != here:
+                raise ConfigError(f"the checkpoint in {self.path} is of {name} {content[name]}, but config.json says {here}: "
+                                  f"set it back to {content[name]}, or begin a run of its own")  # fmt: skip
+        folder = self.path / content["folder"]
+        if not folder.is_dir():
+            raise ConfigError(
+                f"{self.path} names the checkpoint {content['folder']}, which is gone"
+            )
+        for path in {folder / "learner-0.pt", *folder.glob("*.pt")}:
+            try:
+                load_state(path)
+            except Exception as error:  # torch has many for files that are cut off or missing
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                raise ConfigError(
+                    f"the checkpoint {folder} is damaged: {path.name}: {reason}"
+                ) from None
+        return folder, content
+
+    def begin_checkpoint(self, env_steps: int) -> Path:
+        """Make the folder of a new checkpoint; it does not count until `commit`."""
+        folder = self.path / f"checkpoint-{env_steps:012d}"
+        while folder.exists():
+            folder = folder.with_name(folder.name + "b")
+        folder.mkdir()
+        return folder
+
+    def commit(self, folder: Path, counters: Mapping[str, Any]) -> None:
+        """Make the checkpoint in ``folder`` the last one; `sweep` removes the others."""
+        self.flush()
+        for path in folder.glob("*.pt"):
+            _sync(path)
+        _sync(folder)
+        new = self.path / "checkpoint.json.new"
+        new.write_text(json.dumps({"folder": folder.name, **counters}, indent=2))
+        _sync(new)
+        os.replace(new, self.path / "checkpoint.json")
+        _sync(self.path)
+
+    def sweep(self) -> None:
+        """Remove checkpoints other than the last one: replaced ones, and those that a failure or crash left half written."""
+        last = self.path / "checkpoint.json"
+        try:
+            kept = json.loads(last.read_text())["folder"] if last.exists() else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return  # it may have named any of them
+        for folder in self.path.glob("checkpoint-*"):
+            if folder.name != kept and folder.is_dir():
+                shutil.rmtree(folder, ignore_errors=True)
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether a checkpoint has been made."""
+        return (self.path / "checkpoint.json").exists()
+
+    def keep_policy(self, name: PolicyName, evaluated: Evaluated) -> None:
+        """Keep parameters and their evaluation, in place of those of that name; OSError if that fails, as on a full disk."""
+        content = {
+            **evaluated.evaluation._asdict(),
+            "parameters": torch.from_numpy(evaluated.parameters),
+        }
+        save_state(self.path / f"{name}_policy.pt", content)
+
+    def policy(self, name: PolicyName) -> Evaluated | None:
+        """Return the policy of that name; None if nothing has been evaluated yet, ConfigError if its file is damaged."""
+        path = self.path / f"{name}_policy.pt"
+        if not path.exists():
+            return None
+        try:
+            content = load_state(path)
+            parameters = content.pop("parameters").numpy()
+            if not np.isfinite(parameters).all():
+                raise ValueError("its parameters are not finite")
+            return Evaluated(Evaluation.of(content), parameters)
+        except Exception as error:  # torch has many for files that are cut off
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ConfigError(
+                f"{path} is damaged: {reason}; remove it to do without this policy"
+            ) from None
+
+    def append(self, name: str, record: Mapping[str, Any]) -> None:
+        """Add a line to a file of records; it is on disk after `flush`."""
+        if name not in self._files:
+            self._files[name] = (self.path / name).open("a")
+        self._files[name].write(json.dumps(record) + "\n")
+
+    def flush(self) -> None:
+        """Hand the records to the system, so that they outlive this process."""
+        for file in self._files.values():
+            file.flush()
+
+    def close(self) -> None:
+        """Close the files of records."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def records(self, name: str) -> Iterator[dict[str, Any]]:
+        """Yield the lines of a file of records, whole ones only; ConfigError if one is no record."""
+        if not (self.path / name).exists():
+            return
+        with (self.path / name).open() as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    record = json.loads(line)
+                except ValueError:  # a crash while it was written
+                    continue
+                if not isinstance(record, dict) or type(record.get("env_steps")) is not int:
+                    raise ConfigError(
+                        f"{file.name} is damaged: line {number} is no record of this run; remove it"
+                    )
+                yield record
+
+    def evaluations(self) -> Iterator[Evaluation]:
+        """Yield the evaluations that are recorded."""
+        for record in self.records(EVALUATIONS):
+            try:
+                yield Evaluation.of(record)
+            except (KeyError, TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"{self.path / EVALUATIONS} is damaged: {record} is no evaluation ({error}); remove it"
+                ) from None
+
+    def keep_records(self, name: str, env_steps: int) -> None:
+        """Drop the records of what came after a checkpoint."""
+        if not (self.path / name).exists():
+            return
+        new = self.path / f"{name}.new"
+        try:
+            with new.open("w") as file:
+                file.writelines(
+                    json.dumps(record) + "\n"
+                    for record in self.records(name)
+                    if record["env_steps"] <= env_steps
+                )
+            os.replace(new, self.path / name)
+        except OSError as error:
+            raise ConfigError(
+                f"the run in {self.path} cannot go on: {name} cannot be written: {error}"
+            ) from None
+
+
+def default_name(config: RunnerConfig) -> str:
+    """Return what the directory of a run is called if the user does not say."""
+    return re.sub(r"[^\w.-]+", "_", f"{config.algorithm}_{config.env_name}_s{config.seed}")
+
+
+def save_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a worker's state, whole or not at all; OSError if that fails, as on a full disk."""
+    new = path.with_suffix(".new")
+    try:
+        torch.save(dict(state), new)
+    except RuntimeError as error:
+        raise OSError(f"{path}: {error}") from None
+    os.replace(new, path)
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Read a worker's state; nothing in the file is executed."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # a file system that has no such thing for folders
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(handle)

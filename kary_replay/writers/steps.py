@@ -1,0 +1,163 @@
+"""One step of several environments, as the writers of n_step.py and sequences.py take it. Private to the package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import FieldError
+from ..fields import leaves_of, look_up, map_leaves, missing, name_of, refuse_unknown
+from ..types import Field
+from ..validation import as_array, as_count
+
+# rows about to be written -> raw priorities [B]
+PriorityFunction = Callable[[dict[str, Any]], npt.ArrayLike]
+
+FLAG = Field((), np.bool_)
+ARGUMENTS = ("env", "self")  # of the writers' add: no field can have these names
+
+
+@runtime_checkable
+class Buffer(Protocol):
+    """What a writer writes to: a ReplayBuffer, a PrioritizedReplayBuffer, or what quacks like one."""
+
+    @property
+    def capacity(self) -> int:
+        """Rows kept."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields of a row."""
+
+    def add(self, /, **fields: Any) -> npt.NDArray[np.int64]:
+        """Append B rows and return their slots."""
+
+
+def fields_of(buffer: Any) -> dict[str, Any]:
+    """Return the fields of a buffer, or raise if it is none or has a field that a writer's arguments hide."""
+    if not isinstance(buffer, Buffer):
+        raise TypeError(
+            f"buffer must be a ReplayBuffer or a PrioritizedReplayBuffer, got {type(buffer).__name__}"
+        )
+    for name in ARGUMENTS:
+        if name in buffer.fields:
+            raise ValueError(
+                f"buffer has a field {name}, which add takes as an argument: give the field another name"
+            )
+    return buffer.fields
+
+
+def checked_priority(priority: Any, buffer: Any) -> PriorityFunction | None:
+    """Return ``priority`` if it is None, or a function and the buffer has priorities."""
+    if priority is None:
+        return None
+    if not callable(priority):
+        raise TypeError(
+            f"priority must be None or a function of the rows to be written, got {priority!r}"
+        )
+    if not hasattr(buffer, "update_priorities"):
+        raise ValueError(
+            f"priority must be None for a {type(buffer).__name__}, which has no priorities"
+        )
+    function: PriorityFunction = priority
+    return function
+
+
+def write(
+    buffer: Buffer,
+    fields: dict[str, Any],
+    columns: list[npt.NDArray[Any]],
+    priority: PriorityFunction | None,
+) -> npt.NDArray[np.int64]:
+    """Add rows given as one column per leaf, in the order of the leaves, and return their slots."""
+    column = iter(columns)
+    rows = map_leaves(fields, lambda _: next(column))
+    return buffer.add(**rows) if priority is None else buffer.add(priority=priority(rows), **rows)
+
+
+class Step(NamedTuple):
+    """One step of M environments, checked. The columns may be the caller's arrays: copy them, never keep them."""
+
+    streams: npt.NDArray[np.int64]  # [M], each at most once
+    columns: list[npt.NDArray[Any]]  # one [M, ...] per leaf
+    terminated: npt.NDArray[np.bool_]  # [M]
+    truncated: npt.NDArray[np.bool_]  # [M]
+
+
+class StepReader:
+    """Checks the arguments of one ``add``: ``fields`` are those of one step, without terminated and truncated."""
+
+    def __init__(self, fields: Mapping[str, Any], n_envs: int, computed: str) -> None:
+        self.n_envs = as_count("n_envs", n_envs)
+        self.fields = dict(fields)
+        self.computed = computed
+        self.paths = [path for path, _ in leaves_of(self.fields)]
+        self.leaves = [field for _, field in leaves_of(self.fields)]
+        self._names = [name_of(path) for path in self.paths]
+        self._all = np.arange(self.n_envs)
+        self._all.flags.writeable = False
+
+    def read(self, env: Any, given: dict[str, Any], terminated: Any, truncated: Any) -> Step:
+        """Return the step, or raise FieldError, ValueError or TypeError naming what is wrong."""
+        streams = self.streams_of(env)
+        if self.computed in given:
+            raise FieldError(f"{self.computed} is computed by the writer: leave it out")
+        refuse_unknown(given, self.fields)
+        try:
+            values = [look_up(given, path) for path in self.paths]
+        except KeyError as error:
+            raise missing(error.args[0]) from None
+        n = len(streams)
+        columns = [
+            as_column(*leaf, n) for leaf in zip(self._names, self.leaves, values, strict=True)
+        ]
+        flags = (
+            as_column("terminated", FLAG, terminated, n),
+            as_column("truncated", FLAG, truncated, n),
+        )
+        return Step(streams, columns, *flags)
+
+    def streams_of(self, env: Any) -> npt.NDArray[np.int64]:
+        """Return the environments named by ``env``: all of them for None, else an integer or distinct integers [M]."""
+        if env is None:
+            return self._all
+        array = as_array("env", env)
+        if array.ndim > 1 or (
+            array.dtype.kind not in "iu" and (array.size or array.dtype.kind == "b")
+        ):
+            raise TypeError(
+                f"env must be None, an integer or a list of integers (of a mask: np.flatnonzero(mask)), "
+                f"got dtype {array.dtype} and shape {array.shape}"
+            )
+        streams = array.reshape(-1)
+        bad = streams[(streams < 0) | (streams >= self.n_envs)]
+        if bad.size:
+            raise ValueError(f"env must be from 0 to {self.n_envs - 1}, got {bad[0]}")
+        counts = np.bincount(streams.astype(np.int64), minlength=self.n_envs)
+        if counts.max() > 1:
+            raise ValueError(
+                f"env must name each environment once, got {counts.argmax()} more than once: add step by step"
+            )
+        return streams.astype(np.int64)
+
+
+def as_column(name: str, field: Field, value: Any, n: int) -> npt.NDArray[Any]:
+    """Return ``value`` as [n, *field.shape]; the leading axis may be missing where n is 1."""
+    if (
+        type(value) is np.ndarray
+        and value.dtype == field.dtype
+        and value.shape == (n, *field.shape)
+    ):
+        return value  # the usual case, at a tenth of the cost
+    column, n_rows = field.cast(name, value)
+    if n_rows is None and n == 1:
+        return column.reshape(1, *field.shape)
+    if n_rows != n:
+        said = "no leading axis" if n_rows is None else f"a leading axis of {n_rows}"
+        raise FieldError(
+            f"{name} must have a leading axis of {n}, one value per environment that stepped, got {said}"
+        )
+    return column
