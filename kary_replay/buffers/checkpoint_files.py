@@ -1,8 +1,8 @@
 """The directory of a checkpoint: what is in it, and in which order it gets there, so that a crash never leaves half of one.
 
     checkpoint.json          the manifest, sealed by its checksum: what counts, and the checksums of
-    that data-0123456789abcdef/   the files it names kary-replay.lock         locked by whoever
-    saves
+    data-0123456789abcdef/   the files it names
+    kary-replay.lock         locked by whoever saves
 
 New files go to a new data folder. When they are on the disk a new manifest replaces the old one, in
 one step; then the old folder goes. So at any moment the manifest names files that are whole. What a

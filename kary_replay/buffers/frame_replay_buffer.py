@@ -3,11 +3,13 @@
 A row holds one frame, the newest, with the transition that led to it, and the handles of the rows
 that hold the others:
 
-    slot        0      1      2      3      4            stack = 3, n_step = 1, two episodes'
-    environments taking turns frame       a0     b0     a1     b1     a2 history     –      –
-    000    111    002          what next_observation has before its own frame, and observation drawn
-    a0a0a0 b0b0b0 a0a0a1       observation
+    slot        0      1      2      3      4
+    frame       a0     b0     a1     b1     a2
+    history     –      –      000    111    002          what comes before the frame of next_observation
+    drawn                     a0a0a0 b0b0b0 a0a0a1       observation
                               a0a0a1 b0b0b1 a0a1a2       next_observation
+
+Here stack = 3, n_step = 1, and episodes of two environments are added in turns.
 
 Slots 0 and 1 hold the first frames of their episodes: no transition led there, so they are never
 drawn (their mass is 0).

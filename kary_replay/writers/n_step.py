@@ -3,12 +3,12 @@
 A window of n steps becomes one row: it starts where its first step starts, and ends where its last
 step ends.
 
-    step        0    1    2    3    4 (ends the episode)              n_step = 3 window 0    [r0 +
-    gamma r1 + gamma² r2]                           discount gamma³ window 1         [r1 + gamma r2
-    + gamma² r3]                      discount gamma³ window 2              [r2 + gamma r3 + gamma²
-    r4]                 discount gamma³ if truncated, 0 if terminated window 3                   [r3
-    + gamma r4]                        discount gamma² if truncated, 0 if terminated window 4
-    [r4]                              discount gamma  if truncated, 0 if terminated
+    step        0    1    2    3    4           n_step = 3; step 4 ends the episode
+    window 0    [r0 + γ r1 + γ² r2]             discount γ³
+    window 1         [r1 + γ r2 + γ² r3]        discount γ³
+    window 2              [r2 + γ r3 + γ² r4]   discount γ³ if truncated, 0 if terminated
+    window 3                   [r3 + γ r4]      discount γ² if truncated, 0 if terminated
+    window 4                        [r4]        discount γ  if truncated, 0 if terminated
 
 Windows 2 to 4 are written together when step 4 arrives; no window holds steps of two episodes.
 

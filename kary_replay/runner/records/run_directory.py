@@ -1,11 +1,16 @@
 """A run on disk: its configuration, its curve, and the last checkpoint that is whole.
 
-config.json            every setting, complete evaluations.jsonl      one line per evaluation
-episodes.jsonl         one line per finished episode best_policy.pt         the parameters of the
-best evaluation, and that evaluation; replaced in one step last_policy.pt         those of the last
-one checkpoint.json        names the folder below, and has the counters; replaced in one step
-checkpoint-000012000/  replay/ (the buffer), learner-0.pt, actor-0.pt, … events.out.tfevents…   for
-TensorBoard learning_curve.png
+    config.json            every setting, complete
+    episodes.jsonl         one line per finished episode
+    evaluations.jsonl      one line per evaluation
+    best_policy.pt         the parameters of the best evaluation, and that evaluation
+    last_policy.pt         those of the last one
+    checkpoint.json        names the folder below, and has the counters
+    checkpoint-000012000/  replay/ (the buffer), learner-0.pt, actor-0.pt, …
+    events.out.tfevents…   for TensorBoard
+    learning_curve.png
+
+The policies and checkpoint.json are replaced in one step.
 """
 
 from __future__ import annotations
