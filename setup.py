@@ -15,7 +15,16 @@ if sanitizer:
     flags += [f"-fsanitize={sanitizer}", "-g", "-O1", "-fno-omit-frame-pointer"]
 
 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-modules = ["block", "sum_tree", "slots", "snapshots", "reader", "storage", "frame_storage"]
+modules = [
+    "block",
+    "sum_tree",
+    "slots",
+    "snapshots",
+    "reader",
+    "frame_reader",
+    "writer",
+    "storage",
+]
 extensions = [
     Extension(
         f"kary_replay.core.{name}",

@@ -10,7 +10,6 @@ from types import ModuleType
 FOLDERS = {
     "core": (
         "block",
-        "frame_storage",
         "reader",
         "shared_memory",
         "slots",

@@ -59,8 +59,8 @@ class FollowsSlots(kr.FrameStackWriter):
 
     def add(self, **step):
         storage = self._buffer._storage
-        rows = np.zeros(self._buffer.capacity * storage.row_nbytes, np.uint8)
-        storage.copy_rows(0, rows)
+        rows = np.zeros(self._buffer.capacity * storage.slots.row_nbytes, np.uint8)
+        storage.reader.copy_rows(0, rows)
         generation = rows.reshape(self._buffer.capacity, -1)[:, :8].copy().view(np.int64)[:, 0]
         known = self._history[..., 1] > 0
         self._history[..., 1][known] = generation[self._history[..., 0][known]] // 2 * 2

@@ -22,7 +22,6 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from ..core.frame_storage import FrameStorage
 from ..fields import Fields, checked_fields, fields_of_space, leaves_of, map_leaves
 from ..types import Batch, Field
 from ..validation import as_count
@@ -105,9 +104,6 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
     32
     """
 
-    _storage_class = FrameStorage
-    _storage: FrameStorage
-
     def __init__(
         self,
         capacity: int,
@@ -177,10 +173,7 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
 
     @classmethod
     def _checked_options(
-        cls,
-        capacity: int,
-        fields: dict[str, Any],
-        options: dict[str, Any],
+        cls, capacity: int, fields: dict[str, Any], options: dict[str, Any]
     ) -> dict[str, Any]:
         if options.keys() != {"stack", "n_step", "padding"}:
             raise ValueError(f"options must be stack, n_step and padding, got {options!r}")
@@ -191,11 +184,9 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
             raise ValueError(f"fields must be, for {checked}, in this order: {rows}, got {fields}")
         return checked
 
-    def _open(self, *args: Any, **kwargs: Any) -> None:
-        """Make the storage, and tell it which fields are frames."""
-        super()._open(*args, **kwargs)
+    def _frames(self) -> tuple[int, int]:
         n_frame_fields = sum(path[0] == "frame" for path in self._paths)
-        self._storage.set_frames(n_frame_fields, _width(self.stack, self.n_step))
+        return n_frame_fields, _width(self.stack, self.n_step)
 
     @property
     def stack(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ..core.slots import PROPORTIONAL, RANKED
 from ..core.sum_tree import SumTree
 from ..fields import Fields
 from ..types import Batch
@@ -16,7 +17,7 @@ from .replay_buffer import ReplayBuffer
 
 __all__ = ["PrioritizedReplayBuffer"]
 
-RANKED = {"prioritization": "rank"}  # the options of a buffer that is so
+BY_RANK = {"prioritization": "rank"}  # the options of a buffer that selects so
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
@@ -64,8 +65,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     2.000001
     """
 
-    _prioritized = True
-
     def __init__(
         self,
         capacity: int,
@@ -83,55 +82,61 @@ class PrioritizedReplayBuffer(ReplayBuffer):
                 f"prioritization must be 'proportional' or 'rank', got {prioritization!r}"
             )
         if prioritization == "rank":
-            self._options = RANKED
+            self._options = BY_RANK
         alpha, beta = as_exponent("alpha", alpha), as_exponent("beta", beta)
         epsilon = as_priority_epsilon(priority_epsilon)
         super().__init__(
             capacity, fields, seed=seed, shared=shared, storage_directory=storage_directory
         )
-        self._storage.set_alpha(alpha)
-        self._storage.beta, self._storage.priority_epsilon = beta, epsilon
+        slots = self._storage.slots
+        slots.set_alpha(alpha)
+        slots.beta, slots.priority_epsilon = beta, epsilon
 
     @property
     def alpha(self) -> float:
-        """How much priorities count, 0 to 1. Settable: every row gets the mass of its priority and the new exponent.
+        """How much priorities count, 0 to 1; settable.
 
-        Priorities are stored, so a way back leads back, bit for bit. Setting costs O(capacity)
-        under the lock.
+        Setting gives every row the mass of its priority under the new exponent. Priorities are
+        stored, so setting the old alpha again restores the old masses bit for bit. It costs
+        O(capacity) under the lock.
         """
-        return self._storage.alpha
+        return self._storage.slots.alpha
 
     @alpha.setter
     def alpha(self, value: float) -> None:
-        self._storage.set_alpha(as_exponent("alpha", value))
+        self._storage.slots.set_alpha(as_exponent("alpha", value))
 
     @property
     def beta(self) -> float:
-        """Exponent of the importance weights, 0 to 1; settable at any time, the next ``sample`` of any process uses it."""
-        return self._storage.beta
+        """Exponent of the importance weights, 0 to 1; settable at any time.
+
+        The next ``sample`` of any process uses it.
+        """
+        return self._storage.slots.beta
 
     @beta.setter
     def beta(self, value: float) -> None:
-        self._storage.beta = as_exponent("beta", value)
+        self._storage.slots.beta = as_exponent("beta", value)
 
     @property
     def priority_epsilon(self) -> float:
         """What is added to every |TD error|; settable, above 0."""
-        return self._storage.priority_epsilon
+        return self._storage.slots.priority_epsilon
 
     @priority_epsilon.setter
     def priority_epsilon(self, value: float) -> None:
-        self._storage.priority_epsilon = as_priority_epsilon(value)
+        self._storage.slots.priority_epsilon = as_priority_epsilon(value)
 
     @property
     def tree(self) -> SumTree:
-        """The sum tree: leaf i is the mass of slot i. ``tree.get`` reads masses, ``tree.set`` sets them without a handle.
+        """The sum tree, whose leaf i is the mass of slot i.
 
-        Set masses only of slots that hold a row. A mass stands for the priority that has it under
+        ``tree.get`` reads masses, and ``tree.set`` sets them without a handle. Set masses only of
+        slots that hold a row. A mass stands for the priority that has it under
         the present alpha; mass 0 says that the row is no transition any more: no update brings it
         back.
         """
-        return self._storage.tree
+        return self._storage.slots.tree
 
     @property
     def prioritization(self) -> str:
@@ -139,17 +144,18 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return "rank" if "prioritization" in self._options else "proportional"
 
     def rank(self) -> None:
-        """With prioritization by rank, give every row exactly the mass of its rank now; otherwise do nothing.
+        """Give every row exactly the mass of its rank now, where prioritization is by rank.
 
-        It also happens by itself whenever as many priorities have changed as there are rows. In
-        between, a new priority gets the mass of the rank that it would have had at the last time,
-        to within 2.5 %; one of several equal ones, their mean; and those not below the largest, the
-        masses of ranks 1, 2, … in turn. Of equal priorities, the lower slot ranks first.
+        It does nothing where masses go by priority. It also happens by itself whenever as many
+        priorities have changed as there are rows. In between, a new priority gets the mass of the
+        rank that it would have had at the last time, to within 2.5 %. One of several equal
+        priorities gets the mean of their masses. Those not below the largest take the masses of
+        ranks 1, 2, … in turn. Of equal priorities, the lower slot ranks first.
 
-        Raises MemoryError, with nothing changed, if there is none to sort them in. O(n log n) under
-        the lock; `sample` goes on meanwhile.
+        Raises MemoryError, with nothing changed, if there is no memory to sort them in. O(n log n)
+        under the lock; `sample` goes on meanwhile.
         """
-        self._storage.rank()
+        self._storage.slots.rank()
 
     @property
     def total_mass(self) -> float:
@@ -159,7 +165,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     @property
     def max_priority(self) -> float:
         """Largest priority seen, at least 1: what a new transition gets."""
-        return self._storage.max_priority
+        return self._storage.slots.max_priority
 
     def add(
         self, /, *, priority: npt.ArrayLike | None = None, **fields: Any
@@ -190,9 +196,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         not for the copy.
         """
         columns, n = self._columns(fields)
-        return self._storage.add(
-            columns, n, None if priority is None else self._priorities(priority, n)
-        )
+        priorities = None if priority is None else self._priorities(priority, n)
+        return self._storage.writer.add(columns, n, priorities)
 
     def sample(self, batch_size: int, *, stratified: bool = True, unique: bool = False) -> Batch:
         """Draw ``batch_size`` rows with probability mass_i / total, with replacement.
@@ -229,7 +234,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         repeats draws of rows that are in the batch already; where these hold nearly all the mass,
         it draws from a tree without them, which costs O(K · log_K(capacity)) a row.
         """
-        return self._batch(self._storage.sample(batch_size, stratified, self._storage.beta, unique))
+        return self._batch(self._storage.reader.sample(batch_size, stratified, unique))
 
     def update_priorities(self, handle: npt.NDArray[np.void], td_error: npt.ArrayLike) -> int:
         """Set priorities to |td_error| + priority_epsilon.
@@ -257,18 +262,19 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         -----
         O(B · K · log_K(capacity)), GIL released, under the lock.
         """
-        return self._storage.update(handle, td_error)
+        return self._storage.writer.update(handle, td_error)
 
     @classmethod
     def _checked_options(
-        cls,
-        capacity: int,
-        fields: dict[str, Any],
-        options: dict[str, Any],
+        cls, capacity: int, fields: dict[str, Any], options: dict[str, Any]
     ) -> dict[str, Any]:
-        if options not in ({}, RANKED):
-            raise ValueError(f"options must be empty or {RANKED}, got {options!r}")
+        if options not in ({}, BY_RANK):
+            raise ValueError(f"options must be empty or {BY_RANK}, got {options!r}")
         return options
+
+    @classmethod
+    def _selection(cls, options: dict[str, Any]) -> int:
+        return RANKED if options.get("prioritization") == "rank" else PROPORTIONAL
 
     def _priorities(self, priority: npt.ArrayLike, n: int) -> npt.NDArray[np.float64]:
         """Return checked raw priorities of n rows."""
@@ -284,7 +290,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         if bad.size:
             value = priorities[bad[0]]
             raise ValueError(
-                f"priority must be finite, above 0, at most {limit:.3g}, got {value} at position {bad[0]}"
+                f"priority must be finite, above 0, at most {limit:.3g}, "
+                f"got {value} at position {bad[0]}"
             )
         return priorities
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ..core import shared_memory
+from ..core import shared_memory, snapshots
+from ..core.slots import UNIFORM
 from ..core.storage import Storage
 from ..errors import AttachError, ClosedError, FieldError
 from ..fields import (
@@ -27,7 +29,7 @@ from ..fields import (
 from ..types import Batch, Field
 from ..validation import as_count
 from ..version import VERSION
-from .checkpoint import WRONG, Layout, Saved
+from .checkpoint import WRONG, Checkpoint, Layout, save
 
 __all__ = ["ReplayBuffer"]
 
@@ -36,10 +38,9 @@ Self = TypeVar("Self", bound="ReplayBuffer")
 RESERVED = ("index", "handle", "importance_weight", "priority", "keys")
 FORMAT, READABLE = 2, (1, 2)  # of pickles; 1 has masses, and no priorities
 MAX_CAPACITY = 1 << 40  # as in slots.pyx
-_RANKED = 2
 
 
-class ReplayBuffer(Saved):
+class ReplayBuffer:
     """A ring of transitions from which batches are drawn uniformly.
 
     Parameters
@@ -85,8 +86,6 @@ class ReplayBuffer(Saved):
     ('generation', '<u8')][4])
     """
 
-    _prioritized = False
-    _storage_class = Storage
     _options: dict[str, Any] = {}  # noqa: RUF012  # never changed; what a subclass needs to know
 
     def __init__(
@@ -98,11 +97,11 @@ class ReplayBuffer(Saved):
         storage_directory: str | os.PathLike[str] | None = None,
     ) -> None:
         layout = self._checked_layout(capacity, fields, self._options)
-        self._open(*layout, seed, bool(shared), storage_directory)
+        self._open(layout, seed, bool(shared), storage_directory)
 
     @classmethod
     def _checked_layout(cls, capacity: Any, fields: Any, options: Any) -> Layout:
-        """Return what `_open` takes, or raise where a constructor would.
+        """Return the layout of such a buffer, or raise where a constructor would.
 
         What a checkpoint, a pickle or a descriptor says goes through here before anything is made
         of it.
@@ -116,42 +115,53 @@ class ReplayBuffer(Saved):
         names_of([path for path, _ in leaves_of(checked)])  # raises where two have one name
         if not isinstance(options, Mapping):
             raise TypeError(f"options must be a mapping, got {options!r}")
-        return count, checked, cls._checked_options(count, checked, dict(options))
+        found = cls._checked_options(count, checked, dict(options))
+        return Layout(count, checked, found, cls._selection(found))
 
     @classmethod
     def _checked_options(
-        cls,
-        capacity: int,
-        fields: dict[str, Any],
-        options: dict[str, Any],
+        cls, capacity: int, fields: dict[str, Any], options: dict[str, Any]
     ) -> dict[str, Any]:
         """Return the options, or raise where buffers of this kind do not have such ones."""
         if options:
             raise ValueError(f"options must be empty, got {options!r}")
         return options
 
+    @classmethod
+    def _selection(cls, options: dict[str, Any]) -> int:
+        """Return how a buffer with these options selects rows."""
+        return UNIFORM
+
+    def _frames(self) -> tuple[int, int] | None:
+        """Return how many fields are a frame's, and how many frames are drawn with a row."""
+        return None
+
     def _open(
         self,
-        capacity: int,
-        fields: dict[str, Any],
-        options: dict[str, Any],
+        layout: Layout,
         seed: int | None,
         shared: bool = False,
         directory: str | os.PathLike[str] | None = None,
         file: int = -1,
     ) -> None:
         """Make the storage of a checked layout, or attach to ``file``, which the storage closes."""
-        self._fields, self._options = fields, options
+        self._fields, self._options = layout.fields, layout.options
         paths, leaves = map(list, zip(*leaves_of(self._fields), strict=True))
         self._paths: list[tuple[str, ...]] = paths
         self._names = names_of(paths)
         self._nested = any(len(path) > 1 for path in paths)
         self._shared = shared
-        prioritized = (
-            _RANKED if self._options.get("prioritization") == "rank" else int(self._prioritized)
+        self._storage = Storage(
+            layout.capacity,
+            self._names,
+            leaves,
+            layout.selection,
+            seed,
+            shared,
+            directory,
+            file,
+            self._frames(),
         )
-        parts = self._names, leaves, prioritized
-        self._storage = self._storage_class(capacity, *parts, seed, shared, directory, file)
 
     @classmethod
     def from_spaces(
@@ -233,8 +243,8 @@ class ReplayBuffer(Saved):
             )
         layout = cls._checked_layout(descriptor.capacity, descriptor.fields, descriptor.options)
         buffer = cls.__new__(cls)
-        buffer._open(*layout, seed=0, shared=True, file=shared_memory.open_of(descriptor))
-        if buffer._storage.block.token != descriptor.token:
+        buffer._open(layout, seed=0, shared=True, file=shared_memory.open_of(descriptor))
+        if buffer._storage.slots.block.token != descriptor.token:
             raise AttachError(
                 f"process {descriptor.pid} has closed the buffer and opened another one since"
             )
@@ -242,11 +252,12 @@ class ReplayBuffer(Saved):
 
     @property
     def descriptor(self) -> shared_memory.Descriptor:
-        """What other processes `attach` to: small, picklable, good as long as this process keeps the buffer.
+        """What other processes `attach` to, a small object that can be pickled.
 
-        ValueError if the buffer is not shared.
+        It is good for as long as this process keeps the buffer. ValueError if the buffer is not
+        shared.
         """
-        block = self._storage.block
+        block = self._storage.slots.block
         if not self._shared:
             raise ValueError("descriptor: this buffer is not shared; make it with shared=True")
         kind = type(self).__name__
@@ -255,16 +266,16 @@ class ReplayBuffer(Saved):
         )
 
     def close(self) -> None:
-        """Let go of the memory; every later use raises ClosedError, a ValueError. Closing twice is no error.
+        """Let go of the memory; every later use raises ClosedError, a ValueError.
 
-        Arrays from `sample` stay; those of `field_view` keep the memory until they are gone, too.
-        Other processes go on: the memory of a shared buffer is freed when the last one has closed
-        it or ended, be it by a crash.
+        Closing twice is no error. Arrays from `sample` stay, and those of `field_view` keep the
+        memory until they are gone, too. Other processes go on: the memory of a shared buffer is
+        freed when the last process has closed it or has ended, by a crash or otherwise.
         """
         self._storage = self._fields = self._options = _Closed()  # type: ignore[assignment]
 
     def __enter__(self: Self) -> Self:
-        len(self._storage)  # refuses a closed one
+        len(self)  # refuses a closed one
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -273,17 +284,17 @@ class ReplayBuffer(Saved):
     @property
     def capacity(self) -> int:
         """Transitions kept."""
-        return self._storage.capacity
+        return self._storage.slots.capacity
 
     @property
     def n_added(self) -> int:
-        """Transitions ever added, by all threads and processes; resets and pickling keep the count."""
-        return self._storage.n_added
+        """Transitions ever added, by all threads and processes; resets and pickles keep the count."""
+        return self._storage.slots.n_added
 
     @property
     def n_sampled(self) -> int:
         """Transitions ever drawn, by all threads and processes."""
-        return self._storage.n_sampled
+        return self._storage.slots.n_sampled
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -293,21 +304,22 @@ class ReplayBuffer(Saved):
     @property
     def nbytes(self) -> int:
         """Bytes of everything the buffer keeps."""
-        return self._storage.block.nbytes
+        return self._storage.slots.block.nbytes
 
     @property
     def nbytes_overhead(self) -> int:
         """Bytes beyond the transitions themselves: tree, generations, padding, header."""
-        return self.nbytes - self.capacity * self._storage.payload_nbytes
+        return self.nbytes - self.capacity * self._storage.slots.payload_nbytes
 
     def __len__(self) -> int:
         """Return the number of rows that can be drawn now; a row being overwritten does not count."""
-        return len(self._storage)
+        return len(self._storage.slots)
 
     def __repr__(self) -> str:
         if isinstance(self._storage, _Closed):
             return f"{type(self).__name__}(closed)"
-        return f"{type(self).__name__}(capacity={self.capacity}, len={len(self)}, fields={list(self._fields)})"
+        what = f"capacity={self.capacity}, len={len(self)}, fields={list(self._fields)}"
+        return f"{type(self).__name__}({what})"
 
     def add(self, /, **fields: Any) -> npt.NDArray[np.int64]:
         """Append one transition, or B of them.
@@ -338,7 +350,7 @@ class ReplayBuffer(Saved):
         still writing is skipped.
         """
         columns, n = self._columns(fields)
-        return self._storage.add(columns, n, None)
+        return self._storage.writer.add(columns, n, None)
 
     def sample(self, batch_size: int, *, unique: bool = False) -> Batch:
         """Draw ``batch_size`` rows uniformly and independently, with replacement.
@@ -368,10 +380,10 @@ class ReplayBuffer(Saved):
         O(B · bytes of a row), with the GIL released and no lock. A row that another thread
         overwrites during the copy is drawn again.
         """
-        return self._batch(self._storage.sample(batch_size, False, 0.0, unique))
+        return self._batch(self._storage.reader.sample(batch_size, False, unique))
 
     def field_view(self, name: str) -> Any:
-        """Return one field of all slots, onto the storage itself, for adapters and for looking inside.
+        """Return a view of one field of all slots, for adapters and for looking inside.
 
         Parameters
         ----------
@@ -390,26 +402,103 @@ class ReplayBuffer(Saved):
 
         Notes
         -----
-        No other thread may add or sample while you read or write through it: what it shows has no
-        protection.
+        No other thread may add or sample while you read or write through the view, for nothing
+        protects what it shows.
         """
         if name not in self._fields:
             raise FieldError(f"name must be one of {', '.join(self._fields)}, got {name!r}")
-        views = iter(
-            [self._storage.view(i) for i, path in enumerate(self._paths) if path[0] == name]
-        )
+        slots = self._storage.slots
+        views = iter([slots.view(i) for i, path in enumerate(self._paths) if path[0] == name])
         return map_leaves({name: self._fields[name]}, lambda _: next(views))[name]
 
     def reset(self) -> None:
-        """Forget all rows. Handles handed out before stay stale for ever. Waits for threads that are adding; O(capacity)."""
-        self._storage.reset()
+        """Forget all rows; handles handed out before stay stale for ever.
+
+        It waits for threads that are adding. O(capacity).
+        """
+        self._storage.slots.reset()
 
     def check_invariants(self) -> None:
-        """Raise AssertionError naming the first invariant (I1 … I6 of docs/concurrency.md) that is broken.
+        """Raise AssertionError naming the first broken invariant, I1 … I6 of docs/concurrency.md.
 
-        O(capacity); waits for threads that are adding, and they wait for it.
+        It waits for threads that are adding, and they wait for it. O(capacity).
         """
-        self._storage.check_invariants()
+        snapshots.check_invariants(self._storage.slots)
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Save everything for `load`: rows, priorities, settings, counters, the random stream.
+
+        Parameters
+        ----------
+        directory : path
+            Made if it is missing; otherwise it must be empty, or hold what an earlier save left,
+            which is replaced.
+
+        Raises
+        ------
+        CheckpointError, NotADirectoryError
+            If the directory holds other things, or is a file. Nothing is written then.
+        BlockingIOError
+            If another thread or process is saving to the directory.
+        OSError
+            If it cannot be written, or the disk is full. The checkpoint before stays, and the new
+            files are removed.
+
+        Notes
+        -----
+        One moment is saved, whatever others do meanwhile; of a shared buffer, any process can save
+        it. Writers wait while what they added during the save is copied; samplers do not wait. The
+        disk needs room for both checkpoints. Until the new one is complete and on the disk, the one
+        before stays in force, through crashes and power cuts.
+        """
+        save(self._storage, directory, _kind(type(self)), self._fields, self._options)
+
+    @classmethod
+    def load(
+        cls: type[Self],
+        directory: str | os.PathLike[str],
+        shared: bool = False,
+        storage_directory: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Return a buffer as it was saved; it goes on with the draws of the saved one.
+
+        Parameters
+        ----------
+        directory : path
+            What `save` was given.
+        shared, storage_directory
+            As for the constructor; they need not be what they were.
+
+        Returns
+        -------
+        ReplayBuffer
+            A new one, for which handles from before the save hold.
+
+        Raises
+        ------
+        CheckpointError
+            A ValueError naming the file that is damaged, missing or no regular file (a link, a
+            pipe); or the directory holds no checkpoint, or one of another kind of buffer, version
+            or byte order. Nothing is created or changed then.
+        FileNotFoundError, NotADirectoryError
+            If there is no such directory.
+        MemoryError, OSError
+            As for the constructor.
+
+        Notes
+        -----
+        It reads each file once, into its place, and verifies it on the way. A save may replace the
+        checkpoint meanwhile.
+        """
+        folder = Path(os.fsdecode(directory))
+        with Checkpoint(folder, _kind(cls), cls._checked_layout) as checkpoint:
+            buffer = cls.__new__(cls)
+            try:
+                buffer._open(checkpoint.layout, 0, bool(shared), storage_directory)
+            except MemoryError as error:
+                raise MemoryError(f"'{folder}' cannot be loaded: {error}") from error
+            checkpoint.restore(buffer._storage.slots)
+        return buffer
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self._shared:
@@ -421,15 +510,14 @@ class ReplayBuffer(Saved):
         return super().__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:
-        storage = self._storage.snapshot()
-        state = {
+        return {
             "format": FORMAT,
             "version": VERSION,
             "fields": self._fields,
             "capacity": self.capacity,
-            "storage": storage,
+            "storage": snapshots.snapshot(self._storage.slots),
+            "options": self._options,
         }
-        return {**state, "options": self._options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         with _named():
@@ -442,16 +530,14 @@ class ReplayBuffer(Saved):
             )
         with _named():
             layout = self._checked_layout(state["capacity"], state["fields"], state["options"])
-            self._open(*layout, seed=0)
-            self._restore(
-                {**state, "storage": {"priority": None, **state["storage"]}}
-                if found == 1
-                else state
-            )
+            self._open(layout, seed=0)
+            if found == 1:
+                state = {**state, "storage": {"priority": None, **state["storage"]}}
+            self._restore(state)
 
     def _restore(self, state: dict[str, Any]) -> None:
         """Take over what ``__getstate__`` returned; the storage is there, and new."""
-        self._storage.restore(state["storage"])
+        snapshots.restore(self._storage.slots, state["storage"])
 
     def _columns(self, fields: dict[str, Any]) -> tuple[list[npt.NDArray[Any]], int]:
         """Return the checked columns in storage order, and B."""
@@ -465,7 +551,7 @@ class ReplayBuffer(Saved):
                 }
             except KeyError as error:
                 raise missing(error.args[0]) from None
-        return self._storage.columns(fields)
+        return self._storage.writer.columns(fields)
 
     def _batch(self, columns: dict[str, Any]) -> Batch:
         """Return what the storage drew, nested like the fields."""
@@ -473,6 +559,15 @@ class ReplayBuffer(Saved):
             drawn = iter([columns.pop(name) for name in self._names])
             columns = {**map_leaves(self._fields, lambda _: next(drawn)), **columns}
         return Batch(columns)
+
+
+def _kind(cls: type) -> str:
+    """Return which of the package's buffers a class is.
+
+    A checkpoint names that kind, for it outlives the names of classes derived from the buffers.
+    """
+    package = __name__.partition(".")[0]
+    return next(one.__name__ for one in cls.__mro__ if one.__module__.partition(".")[0] == package)
 
 
 @contextmanager

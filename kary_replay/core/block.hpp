@@ -1,22 +1,39 @@
-// The head of a block of memory: the lock, the counters and the random stream that the block's
-// parts share.
+// The head of a block of memory: its layout, the lock, the counters and the random stream.
 //
-// A struct with cache-line alignment, which Cython cannot say. Nothing in it is a pointer, so that
-// a block means the same at every address, and in every process, it is mapped to.
+// A struct with cache-line alignment, which Cython cannot say. Nothing in it is a pointer, so a
+// block means the same at whatever address, and in whatever process, it is mapped.
 #pragma once
 #include <pthread.h>
 
+#include <cmath>
 #include <cstdint>
 
 #include "atomic.hpp"
 
 namespace kary {
 
-// the last byte counts the changes of this layout
-constexpr uint64_t kMagic = 0x7961'6c70'6572'6b02;
+// The last byte counts the changes of what follows.
+constexpr uint64_t kMagic = 0x7961'6c70'6572'6b03;
 
-// A process that uses the block. All of it is guarded by the lock; participants.hpp says how its
-// death is noticed.
+// How a block's slots are drawn: one kind of selector each (selectors.hpp).
+enum Selection : int64_t { kNoSelection, kUniform, kProportional, kRanked };
+
+// Where the parts of a block are, in bytes from the header; 0 for a part that it lacks. Equal
+// layouts mean equal blocks: selectors.hpp computes one, and whoever attaches compares it.
+struct Layout {
+    int64_t selection;  // kNoSelection: the block has no slots, but a tree alone
+    int64_t capacity;   // slots
+    int64_t row_nbytes;
+    int64_t arity;
+    int64_t tree_at;
+    int64_t priorities_at;  // one priority for each slot
+    int64_t ranking_at;     // see ranked.hpp
+    int64_t rows_at;
+    int64_t nbytes;         // of the whole block
+};
+
+// A process that uses the block, guarded by the lock. participants.hpp says how its death is
+// noticed.
 struct Participant {
     int64_t is_present;  // 0: a free place
     int64_t n_writing;   // slots it has reserved and not yet published
@@ -27,38 +44,29 @@ struct Header {
     // What the block is; never changes.
     alignas(64) uint64_t magic;
     uint64_t token[2];       // drawn at random when it was made
-    int64_t capacity;        // slots; 0 if the block has none, but a tree alone
-    int64_t row_nbytes;
-    int64_t rows_at;         // offsets from the header
-    int64_t tree_at;         // 0: no tree
-    int64_t priorities_at;   // one for each leaf; 0 without a tree
-    int64_t ranking_at;      // 0: masses are in proportion to priorities; see rank.hpp
+    Layout layout;
     int64_t participants_at;
     int64_t n_participants;
     uint64_t pid_namespace;  // of its maker: inode of /proc/self/ns/pid
-    int32_t arity;
 
     // Guards every write to the tree, every change of a generation, and the fields below it.
     alignas(64) pthread_mutex_t lock;
 
-    // Written under the lock; the ones marked * are also read without it, as relaxed atomics, where
-    // any recent value will do.
+    // Written under the lock. Those marked * are also read without it, as relaxed atomics, where any
+    // recent value will do.
     alignas(64) int64_t position;  // the slot to reserve next
     int64_t n_published;           // * rows that can be sampled
     int64_t n_writing;             // * slots reserved and not yet published
     int64_t n_started;             // * slots ever reserved since the last reset: 0 … n_started - 1
-    // * slots ever reserved, resets notwithstanding: the rows whose generation is not 0
-    int64_t n_touched;
-    // * > 0: no new reservations (a snapshot or reset waits for the writers to finish)
-    int64_t n_paused;
+    int64_t n_touched;             // * the same, resets notwithstanding: generations that are not 0
+    int64_t n_paused;              // * > 0: somebody waits for writers to finish; nobody reserves
     int64_t n_added;               // * rows ever published
     double alpha;                  // * mass = priority ** alpha
     double max_priority;           // * largest priority seen
     double max_mass;               // of max_priority
     int64_t buried_at;             // ns: when somebody last looked for dead participants
     int64_t n_repaired;            // * how many holders of the lock died
-    // a reset is under way: whoever finds the lock of a dead holder finishes it
-    int64_t is_resetting;
+    int64_t is_resetting;          // a reset is under way: if its holder dies, the next finishes it
 
     // Settings that any thread reads and writes, as relaxed atomics.
     alignas(64) double beta;
@@ -70,15 +78,23 @@ struct Header {
     uint64_t n_sampled;  // rows ever drawn
 };
 
-// A generation: the low 48 bits count the uses of a slot, 0 never used, even: holds a published
-// row, odd: holds none. With an odd count the high bits tell whose it is: a participant's number +
-// 1, which is writing it, or kNobody.
+// A drawn row: its slot, and which use of that slot it was.
+struct Handle {
+    int64_t index;
+    uint64_t generation;
+};
+
+// A generation counts the uses of a slot in its low 48 bits. The count is 0 before the first use,
+// even while the slot holds a published row, and odd while it holds none. With an odd count the high
+// bits name the owner: the number + 1 of the participant that is writing it, or kNobody.
 constexpr int kOwnerShift = 48;
 constexpr uint64_t kCount = (uint64_t{1} << kOwnerShift) - 1;
 constexpr uint64_t kNobody = 0xffff;
 constexpr int64_t kMaxParticipants = 512;
 
-inline bool is_vacant(uint64_t generation) { return (generation & 1) && generation >> kOwnerShift == kNobody; }
+inline bool is_vacant(uint64_t generation) {
+    return (generation & 1) && generation >> kOwnerShift == kNobody;
+}
 inline uint64_t written_by(uint64_t generation, int64_t participant) {
     const uint64_t count = generation & kCount;
     return (count + (count & 1 ? 2 : 1)) | static_cast<uint64_t>(participant + 1) << kOwnerShift;
@@ -93,11 +109,27 @@ inline uint64_t vacated(uint64_t generation) {
 // Whether a slot holds a row, whatever its priority.
 inline bool is_published(uint64_t generation) { return generation != 0 && (generation & 1) == 0; }
 
+// A part of the block, by its offset; null where the block lacks it.
+template <class T>
+inline T* part_of(Header* header, int64_t offset) {
+    return offset == 0 ? nullptr : reinterpret_cast<T*>(reinterpret_cast<char*>(header) + offset);
+}
 inline uint64_t* generation_of(Header* header, int64_t slot) {
-    return reinterpret_cast<uint64_t*>(reinterpret_cast<char*>(header) + header->rows_at + slot * header->row_nbytes);
+    return part_of<uint64_t>(header, header->layout.rows_at + slot * header->layout.row_nbytes);
 }
 inline Participant* participants_of(Header* header) {
-    return reinterpret_cast<Participant*>(reinterpret_cast<char*>(header) + header->participants_at);
+    return part_of<Participant>(header, header->participants_at);
+}
+
+// The priorities, one a slot, guarded by the lock; null where all slots are drawn alike. Priority 0:
+// the row is no transition and is never drawn, for it only has a frame that others refer to, or its
+// own frames are gone. What a slot without a row has there means nothing.
+inline double* priorities_of(Header* header) {
+    return part_of<double>(header, header->layout.priorities_at);
+}
+// For holders of the lock, when alpha or the largest priority has changed.
+inline void renew_max_mass(Header* header) {
+    header->max_mass = std::pow(header->max_priority, header->alpha);
 }
 
 }  // namespace kary

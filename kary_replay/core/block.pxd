@@ -1,6 +1,6 @@
 """One block of memory for everything a buffer remembers: header, tree, rows.
 
-Nothing in a block is a pointer, so that its bytes mean the same wherever it is mapped.
+Nothing in a block is a pointer, so its bytes mean the same wherever it is mapped.
 """
 
 from libc.stdint cimport int64_t, uint64_t
@@ -10,19 +10,24 @@ cdef extern from "block.hpp" namespace "kary" nogil:
     ctypedef struct Participant:
         int64_t n_writing
 
+    ctypedef struct Handle:
+        int64_t index
+        uint64_t generation
+
+    ctypedef struct Layout:
+        int64_t capacity
+        int64_t row_nbytes
+        int64_t tree_at
+        int64_t rows_at
+        int64_t nbytes
+
     ctypedef struct Header:
         uint64_t magic
         uint64_t[2] token
-        int64_t capacity
-        int64_t row_nbytes
-        int64_t rows_at
-        int64_t tree_at
-        int64_t priorities_at
-        int64_t ranking_at
+        Layout layout
         int64_t participants_at
         int64_t n_participants
         uint64_t pid_namespace
-        int arity
         int64_t position
         int64_t n_published
         int64_t n_writing
@@ -49,26 +54,13 @@ cdef extern from "block.hpp" namespace "kary" nogil:
     uint64_t published(uint64_t generation)
     uint64_t vacated(uint64_t generation)
     Participant* participants_of(Header* header)
-
-
-cdef extern from "rank.hpp" namespace "kary" nogil:
-    const size_t kRankingBytes
-    const int kRanks
-
-
-cdef extern from "priorities.hpp" namespace "kary" nogil:
-    double* priorities_of(Header* header)
-    double mass_of(Header* header, double priority)
-    double priority_for_mass(Header* header, int64_t slot, double mass)
     void renew_max_mass(Header* header)
-    bint set_alpha(Header* header, double alpha)
 
 
 cdef extern from "lock.hpp" namespace "kary" nogil:
-    # Never called with the GIL held: the lock's holder may be waiting for it.
+    # Nobody calls it with the GIL held, for the lock's holder may be waiting for the GIL.
     void acquire(Header* header)
     void release(Header* header)
-    void reset(Header* header)
     int init_lock(Header* header, bint shared)
 
 
@@ -98,7 +90,6 @@ cdef extern from "atomic.hpp" namespace "kary" nogil:
     void store_release[T](T* p, T value)
     uint64_t fetch_add_relaxed(uint64_t* p, uint64_t n)
     void prefetch_far(const void* p)
-    void prefetch_to_write(const void* p)
     void read_field(char* row, char* value, int64_t offset, int64_t nbytes)
     void read_field_ahead(char* row, char* value, int64_t offset, int64_t nbytes, const char* next)
     void write_field(char* row, char* value, int64_t offset, int64_t nbytes)
@@ -111,7 +102,7 @@ cdef extern from "philox.hpp" namespace "kary" nogil:
 cdef class Block:
     cdef readonly size_t nbytes
     cdef Attachment attachment
-    cdef bint is_noted     # among those that a fork looks after: the memory is shared
+    cdef bint is_noted     # among the attachments that a fork looks after: the memory is shared
     cdef char* base        # 64-byte aligned; 2 MiB aligned where it is that large
     cdef Header* header    # at base
     cdef void* mapping     # what munmap gets

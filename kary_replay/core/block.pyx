@@ -72,14 +72,14 @@ if not watch_forks():
 
 
 cdef class Block:
-    """``nbytes`` of memory that begins with a Header and its participants, on huge pages where the system has them.
+    """``nbytes`` of memory that begins with a Header and its participants.
 
-    Rows are drawn at random, so with ordinary pages almost every row would also miss the
-    translation look-aside buffer.
+    ``file`` is the descriptor of a file of as many bytes, all zero, which the block takes over and
+    maps for any number of processes. With ``attach`` the file holds a block already. Without a file
+    the memory is this process's own.
 
-    ``file`` is a descriptor of as many bytes, all zero, which the block takes over and maps for any
-    number of processes; with ``attach`` it holds a block already. Without it the memory is this
-    process's own.
+    The memory lies on huge pages where the system has them. Rows are drawn at random, so with
+    ordinary pages almost every row would also miss the translation look-aside buffer.
     """
 
     def __cinit__(self, size_t nbytes, seed=None, int file=-1, bint attach=False):
@@ -131,7 +131,9 @@ cdef class Block:
         if shared:
             if not note_attachment(&self.attachment):
                 error = ERROR
-                raise AttachError(f"the buffer's memory cannot be opened through /proc/self/fd: {os.strerror(error)}")
+                raise AttachError(
+                    f"the buffer's memory cannot be opened through /proc/self/fd: {os.strerror(error)}"
+                )
             self.is_noted = True
         self.enter()
 
@@ -147,31 +149,35 @@ cdef class Block:
                     leave(&self.attachment)
                     release(self.header)
             munmap(self.mapping, self.mapped)
-        if self.nbytes and self.attachment.file >= 0 and (not self.is_noted or has_file(&self.attachment)):
-            os.close(self.attachment.file)  # ours, unless somebody closed it behind our back
+        # The file is ours, unless somebody closed it behind our back.
+        cdef bint is_ours = not self.is_noted or has_file(&self.attachment)
+        if self.nbytes and self.attachment.file >= 0 and is_ours:
+            os.close(self.attachment.file)
 
     @property
     def file(self):
-        """What others attach to; -1 for memory of this process alone."""
-        return self.attachment.file if not self.is_noted or has_file(&self.attachment) else -1
+        """The descriptor that others attach to; -1 for memory of this process alone."""
+        if self.is_noted and not has_file(&self.attachment):
+            return -1  # somebody closed it behind our back: what has its number now is not ours
+        return self.attachment.file
 
     @property
     def me(self):
-        """Our number among the participants; -1 in a forked child that has not used the block."""
+        """The number of this process among the participants; -1 in a child that has not entered."""
         return load_relaxed(&self.attachment.me)
 
     @property
     def token(self):
-        """Two random numbers by which a block is known."""
+        """Two random numbers that tell the block from all others."""
         return self.header.token[0], self.header.token[1]
 
     cdef int enter(self) except -1:
-        """Make sure that this process is among the participants; whoever may take the lock needs it.
+        """Make this process a participant, as everybody must be who may take the lock.
 
-        A forked child is not before it first uses the block, so that children which never do take
-        no place from others.
+        A forked child becomes one when it first uses the block, so that children which never use it
+        take no place from others.
         """
-        # relaxed: it only becomes at least 0 once, and what it says is used under the lock
+        # relaxed: the number is set once, and it is used under the lock
         if load_relaxed(&self.attachment.me) >= 0:
             return 0
         cdef bint entered
@@ -180,15 +186,16 @@ cdef class Block:
         if self.is_noted:
             if not has_file(attachment):
                 raise AttachError(
-                    "this forked process cannot open its parent's buffer (is /proc missing, are too many files open, "
-                    "or was the buffer's file closed?): attach by the parent's buffer.descriptor"
+                    "this forked process cannot open its parent's buffer (is /proc missing, are too "
+                    "many files open, or was the buffer's file closed?): attach by the parent's "
+                    "buffer.descriptor"
                 )
             # A robust mutex tells its holders apart by process numbers, so it cannot serve two
             # namespaces.
             if self.header.pid_namespace == 0 or pid_namespace() != self.header.pid_namespace:
                 raise AttachError(
-                    "this process has no /proc, or is in another namespace of process numbers (a container, a "
-                    "sandbox) than the buffer's maker: use the buffer where it was made"
+                    "this process has no /proc, or is in another namespace of process numbers (a "
+                    "container, a sandbox) than the buffer's maker: use the buffer where it was made"
                 )
         with nogil:
             acquire(attachment.header)
@@ -197,15 +204,19 @@ cdef class Block:
             release(attachment.header)
         if not entered:
             if error not in (errno.EAGAIN, errno.EACCES):
+                reason = os.strerror(error)
                 raise OSError(
-                    error, f"this system cannot lock bytes of a file, as shared buffers need: {os.strerror(error)}"
+                    error, f"this system cannot lock bytes of a file, as shared buffers need: {reason}"
                 )
-            raise AttachError(f"the buffer has {kMaxParticipants} attachments, which is as many as there may be")
+            raise AttachError(
+                f"the buffer has {kMaxParticipants} attachments, which is as many as there may be"
+            )
         return 0
 
     def random_state(self):
         """Return the random stream's (key, key, counter)."""
-        return self.header.random_key[0], self.header.random_key[1], load_relaxed(&self.header.random_counter)
+        cdef Header* header = self.header
+        return header.random_key[0], header.random_key[1], load_relaxed(&header.random_counter)
 
     def set_random_state(self, state):
         """Continue the stream whose ``random_state`` this was. No other thread may be drawing."""
@@ -217,8 +228,8 @@ cdef class Block:
 
 
 cdef uint64_t take_random(Header* header, int64_t n) noexcept nogil:
-    """Take the stream's next n numbers, for fill_uniform to write out. Concurrent callers get disjoint parts of the stream."""
-    # relaxed: only the counter's own order matters, and every thread sees one such order
+    """Take the stream's next n numbers, which fill_uniform writes out; no two callers get the same."""
+    # relaxed: only the counter's own order matters, and all threads see one such order
     return fetch_add_relaxed(&header.random_counter, <uint64_t>(n + PER_COUNTER - 1) // PER_COUNTER)
 
 
@@ -228,5 +239,6 @@ cdef size_t aligned(size_t nbytes) noexcept nogil:
 
 
 cdef size_t head_nbytes(bint shared) noexcept nogil:
-    """Bytes in front of the tree: the header and the participants."""
-    return aligned(sizeof(Header)) + aligned((kMaxParticipants if shared else 1) * sizeof(Participant))
+    """Return the bytes in front of the tree: those of the header and the participants."""
+    cdef int64_t n_participants = kMaxParticipants if shared else 1
+    return aligned(sizeof(Header)) + aligned(n_participants * sizeof(Participant))

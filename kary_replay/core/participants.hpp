@@ -113,10 +113,11 @@ inline void remove_participant(Header* header, int64_t id) {
     Participant& gone = participants_of(header)[id];
     if (gone.n_writing > 0) {
         const uint64_t owner = static_cast<uint64_t>(id) + 1;
+        double* priorities = priorities_of(header);
         for (int64_t i = 0; i < header->n_touched; ++i) {
             const uint64_t generation = load_relaxed(generation_of(header, i));
             if ((generation & 1) == 0 || generation >> kOwnerShift != owner) continue;
-            if (header->tree_at != 0) priorities_of(header)[i] = 0;
+            if (priorities != nullptr) priorities[i] = 0;
             // relaxed: an odd one tells a reader all it needs
             store_relaxed(generation_of(header, i), vacated(generation));
             store_relaxed(&header->n_writing, header->n_writing - 1);

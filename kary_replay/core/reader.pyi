@@ -3,12 +3,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .snapshots import Snapshots
+from .slots import Slots
 
-class Reader(Snapshots):
-    def sample(
-        self, batch_size: int, stratified: bool, beta: float, unique: bool = False
-    ) -> dict[str, Any]: ...
+class Reader:
+    def __init__(self, slots: Slots) -> None: ...
+    def sample(self, batch_size: int, stratified: bool, unique: bool = False) -> dict[str, Any]: ...
     def gather(
         self, handles: npt.NDArray[np.void], f: int
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]: ...

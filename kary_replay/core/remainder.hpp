@@ -1,15 +1,14 @@
 // What a batch can still draw from, where drawing again and again would take for ever.
 //
-// A draw that hits a slot without a row, or one that the batch has already and must not have twice,
-// is repeated. That is all there is to it while such slots are few. Where they are many, or hold
-// nearly all the mass, they are left out:
+// A draw is repeated if it hits a slot without a row, or a row that the batch has already and must
+// not have twice. That is enough while such slots are few. Where they are many, or hold nearly all
+// the mass, they are left out: uniform selection draws from a list of the slots that are left, and
+// selection by masses from a tree that lacks the leaves of the others.
 //
-// Without a tree, by a list of the slots that are left.
-//
-// With a tree, by a tree that lacks their leaves. Not by subtracting: what is left of 1e300 less
-// 1e300 is noise. The groups of siblings on the way to a leaf are copied, the leaf's mass there
-// becomes 0, and the sums above are added up anew, as in a tree that never had it. It costs O(K log
-// n) a leaf, and nobody else sees it.
+// Nothing is subtracted in that tree, for what is left of 1e300 less 1e300 is noise. The groups of
+// siblings on the way to a leaf are copied, the leaf's mass there becomes 0, and the sums above are
+// added up anew, as in a tree that never had it. It costs O(K · log_K(n)) a leaf, and nobody else
+// sees it.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -66,13 +65,40 @@ class KeySet {
     uint64_t mask_ = 0;
 };
 
+// A list of slots, from which slots are taken at random.
+class SlotList {
+  public:
+    ~SlotList() { std::free(slot_); }
+
+    // Makes room for n slots, none of them in it yet. False if there is no memory.
+    bool make(int64_t n) {
+        std::free(slot_);
+        size_ = 0;
+        slot_ = static_cast<int64_t*>(std::malloc(std::max<int64_t>(n, 1) * sizeof(int64_t)));
+        return slot_ != nullptr;
+    }
+    int64_t size() const { return size_; }
+    void add(int64_t slot) { slot_[size_++] = slot; }
+
+    // Takes out one of the slots, by u in [0, 1).
+    int64_t take(double u) {
+        const int64_t at = std::min(static_cast<int64_t>(u * size_), size_ - 1);
+        std::swap(slot_[at], slot_[--size_]);  // behind the others, where put_back finds it
+        return slot_[size_];
+    }
+    void put_back() { ++size_; }
+
+  private:
+    int64_t* slot_ = nullptr;
+    int64_t size_ = 0;
+};
+
 // A tree without some of its leaves.
 class TreeWithout {
   public:
     ~TreeWithout() { std::free(copies_); }
 
-    // The whole tree as it is now, from which at most n leaves can be removed. False if there is no
-    // memory.
+    // Takes the whole tree as it is now; at most n leaves can be removed. False: no memory.
     bool make(const Tree& tree, int64_t n) {
         tree_ = tree;
         n_left_ = n;
@@ -80,7 +106,9 @@ class TreeWithout {
         // [node] relaxed, as in every search; so for all masses copied below
         root_ = load_relaxed(tree.level[0]);
         int64_t n_groups = 0;
-        for (int l = 1; l < tree.n_levels; ++l) n_groups += std::min((tree.width[l] + arity_ - 1) / arity_, n);
+        for (int l = 1; l < tree.n_levels; ++l) {
+            n_groups += std::min((tree.width[l] + arity_ - 1) / arity_, n);
+        }
         std::free(copies_);
         copies_ = nullptr;
         if (!groups_.make(n_groups)) return false;
@@ -100,7 +128,8 @@ class TreeWithout {
             const KeySet::Added added = groups_.add(key(l, group));
             double* copy = copies_ + added.at * arity_;
             if (added.is_new) {
-                for (int64_t j = 0; j < arity_; ++j) copy[j] = load_relaxed(tree_.level[l] + group * arity_ + j);
+                const double* siblings = tree_.level[l] + group * arity_;
+                for (int64_t j = 0; j < arity_; ++j) copy[j] = load_relaxed(siblings + j);
             }
             copy[node % arity_] = mass;
             mass = group_sum(tree_, copy);
@@ -109,8 +138,7 @@ class TreeWithout {
         root_ = mass;
     }
 
-    // The leaf that holds a prefix below the total. Rounding may lead to one that is empty or
-    // removed.
+    // The leaf that holds a prefix below the total. Rounding may lead to an empty or a removed one.
     int64_t find(double prefix) const {
         int64_t node = 0;
         for (int l = 1; l < tree_.n_levels; ++l) {
@@ -133,17 +161,13 @@ class TreeWithout {
     double* copies_ = nullptr;  // of a group's masses, at its place in groups_
 };
 
-// Of one batch.
+// Of one batch. A selector looks at what is left and draws from it.
 struct Remainder {
     bool is_unique = false;
-    KeySet drawn;             // the slots in the batch, if none may be in it twice
-    bool is_made = false;     // what follows is of some recent moment
-    int64_t* slot = nullptr;  // without a tree: the slots that are left
-    int64_t n_slots = 0;
-    TreeWithout tree;         // with a tree
-
-    ~Remainder() { std::free(slot); }
-    double extent(bool has_tree) const { return has_tree ? tree.total() : static_cast<double>(n_slots); }
+    KeySet drawn;       // the slots in the batch, if none may be in it twice
+    double extent = 0;  // of what is left; 0: it is to be looked at (again)
+    SlotList slots;     // what is left in uniform selection
+    TreeWithout tree;   // what is left in selection by masses
 };
 
 }  // namespace kary

@@ -7,6 +7,10 @@ from ..types import Field
 from .block import Block
 from .sum_tree import SumTree
 
+UNIFORM: int
+PROPORTIONAL: int
+RANKED: int
+
 class Slots:
     beta: float
     priority_epsilon: float
@@ -15,7 +19,7 @@ class Slots:
         capacity: int,
         names: list[str],
         fields: list[Field],
-        prioritized: int,
+        selection: int,
         seed: int | None,
         shared: bool = False,
         directory: str | os.PathLike[str] | None = None,

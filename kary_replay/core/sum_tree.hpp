@@ -6,12 +6,14 @@
 //
 //     level 0                 [ root ]
 //     level 1        [ n0  n1  n2  n3 ]                     one group of K = 4 siblings
-//     level 2    [ . . . . ][ . . . . ][ . . . . ][ . . . . ]   the children of n1 are the second group
+//     level 2    [ . . . . ][ . . . . ][ . . . . ][ . . . . ]   n1's children: the second group
 //
 // The children of node i are nodes K·i … K·i + K − 1 of the next level. Each level starts on a
 // 64-byte boundary and is padded with zeros to whole groups, so a group of K ≤ 8 siblings never
 // straddles two cache lines.
 #pragma once
+#include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 
@@ -30,8 +32,16 @@ struct Tree {
 
 inline double* leaves_of(const Tree& tree) { return tree.level[tree.n_levels - 1]; }
 
-// Places the levels of a tree from `base` on, and returns the bytes they take. With tree null, only
-// counts.
+// The sum of all masses. [node] relaxed: a search is checked at its leaf, whatever total its prefix
+// came from.
+inline double total_of(const Tree& tree) { return load_relaxed(tree.level[0]); }
+
+// The largest mass that each of so many leaves may have, so that no sum overflows: padding and
+// rounding included, there are at most twice as many.
+inline double largest_mass(int64_t capacity) { return DBL_MAX / (2.0 * capacity + 128); }
+
+// Places the levels of a tree from `base` on, and returns the bytes that they take. With tree null,
+// it only counts.
 inline size_t lay_out(Tree* tree, char* base, int64_t capacity, int arity) {
     int64_t width[kMaxLevels];
     int n_levels = 0;
@@ -119,13 +129,13 @@ inline void find_two_children(const double* level, double* prefix, int64_t* node
     const __m128d past_one = _mm_cmpge_pd(p, one);
     const __m128d past_two = _mm_cmpge_pd(p, two);
     const __m128d past_three = _mm_cmpge_pd(p, three);
-    const __m128i n_past = _mm_add_epi64(_mm_castpd_si128(past_one),
-                                         _mm_add_epi64(_mm_castpd_si128(past_two), _mm_castpd_si128(past_three)));
+    __m128i n_past = _mm_add_epi64(_mm_castpd_si128(past_two), _mm_castpd_si128(past_three));
+    n_past = _mm_add_epi64(_mm_castpd_si128(past_one), n_past);
     // The sums ascend, so the largest one passed is the last one passed.
-    const __m128d before = _mm_max_pd(_mm_max_pd(_mm_and_pd(past_one, one), _mm_and_pd(past_two, two)),
-                                      _mm_and_pd(past_three, three));
-    const __m128i first = _mm_slli_epi64(_mm_loadu_si128(reinterpret_cast<const __m128i*>(node)), 2);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(node), _mm_sub_epi64(first, n_past));
+    __m128d before = _mm_max_pd(_mm_and_pd(past_one, one), _mm_and_pd(past_two, two));
+    before = _mm_max_pd(before, _mm_and_pd(past_three, three));
+    auto* nodes = reinterpret_cast<__m128i*>(node);
+    _mm_storeu_si128(nodes, _mm_sub_epi64(_mm_slli_epi64(_mm_loadu_si128(nodes), 2), n_past));
     _mm_storeu_pd(prefix, _mm_sub_pd(p, before));
 }
 #endif
@@ -265,7 +275,8 @@ void recompute(const Tree& tree, int64_t* node, int64_t n) {
 template <int K>
 void rebuild(const Tree& tree) {
     for (int l = tree.n_levels - 2; l >= 0; --l) {
-        for (int64_t i = 0; i < tree.width[l]; ++i) recompute_node<K>(tree.level[l], tree.level[l + 1], i);
+        double* parents = tree.level[l];
+        for (int64_t i = 0; i < tree.width[l]; ++i) recompute_node<K>(parents, tree.level[l + 1], i);
     }
 }
 
@@ -283,7 +294,9 @@ void rebuild(const Tree& tree) {
 inline void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n, int64_t density) {
     KARY_FOR_ARITY(descend<K>(tree, prefix, node, n, density))
 }
-inline void recompute(const Tree& tree, int64_t* node, int64_t n) { KARY_FOR_ARITY(recompute<K>(tree, node, n)) }
+inline void recompute(const Tree& tree, int64_t* node, int64_t n) {
+    KARY_FOR_ARITY(recompute<K>(tree, node, n))
+}
 inline void rebuild(const Tree& tree) { KARY_FOR_ARITY(rebuild<K>(tree)) }
 inline int64_t last_with_mass(const Tree& tree, int64_t leaf) {
     KARY_FOR_ARITY(return last_with_mass<K>(tree, leaf))
@@ -298,5 +311,15 @@ inline int64_t find_child(const Tree& tree, const double* group, double* prefix)
     return 0;
 }
 #undef KARY_FOR_ARITY
+
+// Searches that descend together: their groups fit into the first-level cache.
+constexpr int64_t kSearches = 128;
+
+// Descends any number of searches. A writer may have emptied a leaf that one ends at.
+inline void search(const Tree& tree, double* prefix, int64_t* leaf, int64_t n, int64_t density) {
+    for (int64_t i = 0; i < n; i += kSearches) {
+        descend(tree, prefix + i, leaf + i, std::min(kSearches, n - i), density);
+    }
+}
 
 }  // namespace kary

@@ -33,17 +33,13 @@ cdef extern from "sum_tree.hpp" namespace "kary" nogil:
 
     # sum_tree.hpp says what they do.
     size_t lay_out(Tree* tree, char* base, int64_t capacity, int arity)
+    double total_of(const Tree& tree)
+    double largest_mass(int64_t capacity)
     void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n, int64_t density)
+    void search(const Tree& tree, double* prefix, int64_t* leaf, int64_t n, int64_t density)
     void recompute(const Tree& tree, int64_t* node, int64_t n)
-    void rebuild(const Tree& tree)
     double group_sum(const Tree& tree, const double* group)
     int64_t last_with_mass(const Tree& tree, int64_t leaf)
-
-
-cdef extern from "rank.hpp" namespace "kary" nogil:
-    bint rank_all(Header* header, const Tree& tree, const double* priority, double alpha)
-    void rank_if_due(Header* header, const Tree& tree, const double* priority, int64_t n)
-    int64_t take_places(Header* header, const Tree& tree, const double* priority, int64_t* slot, int64_t n)
 
 
 cdef class SumTree:
@@ -52,8 +48,5 @@ cdef class SumTree:
     cdef Tree tree
     cdef double* leaf            # [capacity], then zeros up to a whole group
     cdef int64_t n_leaves
-    cdef double mass_limit
-    cdef int check_range(self, const int64_t* leaf, int64_t n) except -1
-    cdef void search(self, double* prefix, int64_t* leaf, int64_t n, int64_t density) noexcept nogil
+    cdef int check_range(self, int64_t leaf) except -1
     cdef int64_t settle(self, int64_t leaf) noexcept nogil
-    cdef double root(self) noexcept nogil

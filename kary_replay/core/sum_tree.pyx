@@ -25,9 +25,12 @@ from ..errors import EmptyBufferError, IndexRangeError
 from ..validation import as_arity, as_count, as_float64, as_generator, as_index
 
 from .block cimport (
-    PER_COUNTER, Block, acquire, fill_uniform, head_nbytes, load_acquire, load_relaxed, priorities_of, priority_for_mass,
+    PER_COUNTER, Block, Header, acquire, fill_uniform, head_nbytes, load_acquire, load_relaxed,
     release, store_release, take_random,
 )
+
+cdef extern from "selectors.hpp" namespace "kary" nogil:
+    void keep_masses(Header* header, const int64_t* slot, const double* mass, int64_t n)
 
 cnp.import_array()
 
@@ -37,25 +40,23 @@ DEFAULT_ARITY = 4
 cdef int64_t MAX_CAPACITY = <int64_t>1 << 40
 cdef enum:
     MAX_BATCH = 1 << 30
-    # searches that descend together: their groups fit the first-level cache; whole counts of the
-    # stream
-    CHUNK = 128
+    CHUNK = 128  # draws made together: kSearches, and whole counts of the random stream
+
+
+cdef bint _is_vector(object value, int dtype):
+    """Whether a value is a contiguous array of this dtype and of at most one axis."""
+    return isinstance(value, cnp.ndarray) and cnp.PyArray_TYPE(value) == dtype \
+        and cnp.PyArray_NDIM(value) <= 1 and cnp.PyArray_ISCARRAY_RO(value)
 
 
 cdef cnp.ndarray _int64(object index):
     """Return what as_index returns, at once where ``index`` is that already."""
-    if isinstance(index, cnp.ndarray) and cnp.PyArray_TYPE(index) == cnp.NPY_INT64 and cnp.PyArray_NDIM(index) <= 1 \
-            and cnp.PyArray_ISCARRAY_RO(index):
-        return index
-    return as_index(index)
+    return index if _is_vector(index, cnp.NPY_INT64) else as_index(index)
 
 
 cdef cnp.ndarray _float64(str name, object value):
     """Return what as_float64 returns, at once where ``value`` is that already."""
-    if isinstance(value, cnp.ndarray) and cnp.PyArray_TYPE(value) == cnp.NPY_FLOAT64 and cnp.PyArray_NDIM(value) <= 1 \
-            and cnp.PyArray_ISCARRAY_RO(value):
-        return value
-    return as_float64(name, value)
+    return value if _is_vector(value, cnp.NPY_FLOAT64) else as_float64(name, value)
 
 
 cdef class SumTree:
@@ -103,15 +104,13 @@ cdef class SumTree:
         if _block is None:
             _block = Block(head + lay_out(NULL, NULL, n_leaves, k))
             _offset = head
-        assert _offset + lay_out(NULL, NULL, n_leaves, k) <= _block.nbytes, "the tree does not fit its block"
+        cdef size_t end = _offset + lay_out(NULL, NULL, n_leaves, k)
+        assert end <= _block.nbytes, "the tree does not fit its block"
         self.block = _block
         self.header = _block.header
         self.n_leaves = n_leaves
         lay_out(&self.tree, _block.base + _offset, n_leaves, k)
         self.leaf = self.tree.level[self.tree.n_levels - 1]
-        # Twice as many leaves at most, padding and rounding included, so no sum of masses
-        # overflows.
-        self.mass_limit = np.finfo(np.float64).max / (2.0 * n_leaves + 128)
 
     @property
     def capacity(self):
@@ -120,8 +119,8 @@ cdef class SumTree:
 
     @property
     def max_mass(self):
-        """The largest mass a leaf may have: so many of them cannot overflow the total."""
-        return self.mass_limit
+        """The largest mass a leaf may have; a tree full of them does not overflow the total."""
+        return largest_mass(self.n_leaves)
 
     @property
     def arity(self):
@@ -131,7 +130,7 @@ cdef class SumTree:
     @property
     def total(self):
         """Sum of all masses, float64. Costs one load; under concurrent writes, some recent value."""
-        return self.root()
+        return total_of(self.tree)
 
     @property
     def nbytes(self):
@@ -162,7 +161,7 @@ cdef class SumTree:
         Notes
         -----
         O(B · K · log_K(capacity)), under the tree's one lock. Searches go on meanwhile and may see
-        part of the batch.
+        a part of the batch.
         """
         cdef cnp.ndarray indices = _int64(index), masses = _float64("mass", mass)
         cdef const int64_t* index_at = <const int64_t*>cnp.PyArray_DATA(indices)
@@ -170,31 +169,33 @@ cdef class SumTree:
         cdef int64_t n = cnp.PyArray_SIZE(indices), i
         cdef int64_t step = 0 if cnp.PyArray_SIZE(masses) == 1 else 1
         if step == 1 and cnp.PyArray_SIZE(masses) != n:
-            raise ValueError(f"mass must be one number or have the length of index, {n}, got {masses.size}")
+            raise ValueError(
+                f"mass must be one number or have the length of index, {n}, got {masses.size}"
+            )
         if n == 0:
             return
-        # Copies, so that what is checked is what is used, whatever other threads do to the arrays.
+        # Copies are checked and used, whatever other threads do to the arrays meanwhile.
         cdef int64_t* leaf = <int64_t*>malloc(n * (2 * sizeof(int64_t) + sizeof(double)))
         if leaf == NULL:
             raise MemoryError(f"no memory for a batch of {n}; use a smaller one")
         cdef int64_t* touched = leaf + n
         cdef double* value = <double*>(touched + n)
+        cdef double limit = largest_mass(self.n_leaves)
         try:
             self.block.enter()
             for i in range(n):
                 leaf[i] = touched[i] = index_at[i]
                 value[i] = mass_at[i * step]
-                self.check_range(leaf + i, 1)
-                if not (0 <= value[i] <= self.mass_limit):  # NaN fails too
+                self.check_range(leaf[i])
+                if not (0 <= value[i] <= limit):  # NaN fails too
                     raise ValueError(
-                        f"mass must be finite and in 0 … {self.mass_limit:.3g}, got {value[i]} for index {leaf[i]}"
+                        f"mass must be finite and in 0 … {limit:.3g}, "
+                        f"got {value[i]} for index {leaf[i]}"
                     )
             with nogil:
                 acquire(self.header)
+                keep_masses(self.header, leaf, value, n)
                 for i in range(n):
-                    # of a buffer, which derives masses from priorities
-                    if self.header.priorities_at != 0:
-                        priorities_of(self.header)[leaf[i]] = priority_for_mass(self.header, leaf[i], value[i])
                     # [leaf] release: pairs with the acquire in SumTree.sample
                     store_release(self.leaf + leaf[i], value[i] + 0.0)  # + 0.0 turns -0.0 into 0.0
                 recompute(self.tree, touched, n)
@@ -214,13 +215,13 @@ cdef class SumTree:
         cdef int64_t at
         if cnp.PyArray_NDIM(indices) == 0:
             at = leaf[0]
-            self.check_range(&at, 1)
+            self.check_range(at)
             return load_relaxed(self.leaf + at)  # any recent value will do
         cdef cnp.ndarray masses = cnp.PyArray_EMPTY(1, &n, cnp.NPY_FLOAT64, 0)
         cdef double* mass = <double*>cnp.PyArray_DATA(masses)
         for i in range(n):
             at = leaf[i]  # once: what is checked is what is used
-            self.check_range(&at, 1)
+            self.check_range(at)
             mass[i] = load_relaxed(self.leaf + at)  # any recent value will do
         return masses
 
@@ -254,13 +255,15 @@ cdef class SumTree:
         cdef double* p = <double*>cnp.PyArray_DATA(scratch)
         cdef cnp.ndarray leaves = cnp.PyArray_EMPTY(1, &n, cnp.NPY_INT64, 0)
         cdef int64_t* leaf = <int64_t*>cnp.PyArray_DATA(leaves)
-        cdef double total = self.root()
+        cdef double total = total_of(self.tree)
         cdef bint empty = False
         for i in range(n):
             if not (0 <= p[i] < total):
-                raise ValueError(f"prefix must be at least 0 and below the total, {total}, got {p[i]}")
+                raise ValueError(
+                    f"prefix must be at least 0 and below the total, {total}, got {p[i]}"
+                )
         with nogil:
-            self.search(p, leaf, n, 0)
+            search(self.tree, p, leaf, n, 0)
             for i in range(n):
                 leaf[i] = self.settle(leaf[i])
                 empty |= leaf[i] < 0
@@ -307,7 +310,7 @@ cdef class SumTree:
         cdef double own[CHUNK]
         cdef double* u = NULL
         cdef uint64_t counter = 0
-        cdef double total = self.root()
+        cdef double total = total_of(self.tree)
         cdef bint empty = False
         if total <= 0:
             raise EmptyBufferError("every mass is zero: set some masses before drawing")
@@ -336,7 +339,7 @@ cdef class SumTree:
         return leaves
 
     def check_invariants(self):
-        """Raise AssertionError naming the first invariant that is broken: I1 padding, I2 sums, I3 range.
+        """Raise AssertionError naming the first broken invariant: I1 padding, I2 sums or I3 range.
 
         O(capacity), under the lock; searches go on meanwhile.
         """
@@ -345,8 +348,8 @@ cdef class SumTree:
         cdef int arity = 1 << self.tree.log2_arity, broken = 0
         cdef double found = 0, right = 0, value
         self.block.enter()
-        # look first, speak after the lock is gone: raising allocates, and what that triggers may
-        # want the lock
+        # It looks under the lock and raises after it: raising allocates memory, and a finalizer that
+        # runs then may want the lock.
         with nogil:
             acquire(self.header)
             for level in range(self.tree.n_levels):
@@ -367,11 +370,13 @@ cdef class SumTree:
                 if broken:
                     break
             release(self.header)
-        # Raised, not asserted: `python -O` is no reason to look the other way.
+        # Raised, not asserted, for `python -O` removes assertions.
         if broken == 1:
             raise AssertionError(f"I1: padding node {node} of level {at_level} has mass {found}")
         if broken == 2:
-            raise AssertionError(f"I2: node {node} of level {at_level} is {found}, its children sum to {right}")
+            raise AssertionError(
+                f"I2: node {node} of level {at_level} is {found}, its children sum to {right}"
+            )
         if broken == 3:
             raise AssertionError(f"I3: node {node} of level {at_level} has mass {found}")
 
@@ -379,38 +384,25 @@ cdef class SumTree:
         masses = self.get(np.arange(self.n_leaves))
         return _restore, (self.n_leaves, self.arity, masses, self.block.random_state())
 
-    cdef int check_range(self, const int64_t* leaf, int64_t n) except -1:
-        """Raise IndexRangeError unless every index is a leaf."""
-        cdef int64_t i
-        for i in range(n):
-            if not (0 <= leaf[i] < self.n_leaves):
-                raise IndexRangeError(f"index {leaf[i]} is out of range: it must be in 0 … {self.n_leaves - 1}")
+    cdef int check_range(self, int64_t leaf) except -1:
+        """Raise IndexRangeError unless an index is that of a leaf."""
+        if not (0 <= leaf < self.n_leaves):
+            raise IndexRangeError(
+                f"index {leaf} is out of range: it must be in 0 … {self.n_leaves - 1}"
+            )
         return 0
-
-    cdef void search(self, double* prefix, int64_t* leaf, int64_t n, int64_t density) noexcept nogil:
-        """Find n leaves, in chunks that fit the cache; maybe empty ones where a writer is at work. ``prefix`` is used up.
-
-        ``density`` is 0, or, where the prefixes ascend, how many there would be in the whole tree.
-        """
-        cdef int64_t start
-        for start from 0 <= start < n by CHUNK:
-            descend(self.tree, prefix + start, leaf + start, min(<int64_t>CHUNK, n - start), density)
 
     cdef int64_t settle(self, int64_t leaf) noexcept nogil:
         """Return a leaf with mass for where a search ended, or -1 if every mass is zero."""
-        # At rest only rounding ends a search at an empty leaf, and then just right of the one it
-        # belongs to. [leaf] acquire: pairs with the release in SumTree.set
+        # At rest only rounding ends a search at an empty leaf, which is then just right of the one
+        # that the search belongs to. [leaf] acquire: pairs with the release in SumTree.set
         while load_acquire(self.leaf + leaf) <= 0:
             leaf = last_with_mass(self.tree, leaf)
             if leaf < 0:  # a writer emptied all of that meanwhile
-                if self.root() <= 0:
+                if total_of(self.tree) <= 0:
                     return -1
                 leaf = self.n_leaves - 1
         return leaf
-
-    cdef double root(self) noexcept nogil:
-        """The total. relaxed: a search is checked at its leaf, whatever total its prefix came from."""
-        return load_relaxed(self.tree.level[0])
 
 
 def _restore(capacity, arity, masses, random_state):

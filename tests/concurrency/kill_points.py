@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 import kary_replay as kr
+from kary_replay.core import snapshots
 
 # run as a program
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
@@ -167,21 +168,22 @@ class Trial:
         fields = self.rows.make(np.arange(10**6, 10**6 + N_ROWS))
         columns, n = self.buffer._columns({**fields, "body": fields["body"].copy()})
         given = priority(np.arange(10**6, 10**6 + n), 1) if self.prioritized else None
-        calls = {"add": lambda: storage.add(columns, n, given)}
-        calls["reset"] = storage.reset
-        calls["snapshot"] = storage.snapshot
-        calls["check_invariants"] = storage.check_invariants
+        slots = storage.slots
+        calls = {"add": lambda: storage.writer.add(columns, n, given)}
+        calls["reset"] = slots.reset
+        calls["snapshot"] = lambda: snapshots.snapshot(slots)
+        calls["check_invariants"] = lambda: snapshots.check_invariants(slots)
         # a forked child's first use, and hardly more where there are no ranks
-        calls["enter"] = storage.rank
+        calls["enter"] = slots.rank
         calls["close"] = Close(self.buffer)
         calls["sample_nothing"] = lambda: sample_nothing(self.empty)
         if self.prioritized:
             batch = self.buffer.sample(N_ROWS)
             errors = td_error(batch.number, 1)
-            calls["update"] = lambda: storage.update(batch.handle, errors)
-            calls["set_alpha"] = lambda: storage.set_alpha(0.5)
+            calls["update"] = lambda: storage.writer.update(batch.handle, errors)
+            calls["set_alpha"] = lambda: slots.set_alpha(0.5)
         if self.ranked:
-            calls["rank"] = storage.rank
+            calls["rank"] = slots.rank
         return calls
 
     def check(self, call):
@@ -193,8 +195,8 @@ class Trial:
             require([len(self.empty) == 0], "rows from nowhere", [len(self.empty)])
         if call in ("enter", "close"):  # all places can be had but those of the living
             type(buffer).attach(buffer.descriptor).close()
-            storage = buffer._storage
-            require([storage.block.me == 0], "somebody else has our number", [storage.block.me])
+            me = buffer._storage.slots.block.me
+            require([me == 0], "somebody else has our number", [me])
         if self.prioritized:
             require([buffer.alpha in (0.5, 1.0)], "alpha", [buffer.alpha])
         n_rows = len(buffer)
@@ -294,7 +296,7 @@ class FrameTrial:
         """A slot whose row still has mass, though frames of its history are gone; it gets nearly all the mass."""
         buffer = self.buffer
         for _ in range(buffer.capacity):
-            state = buffer._storage.snapshot()
+            state = snapshots.snapshot(buffer._storage.slots)
             table = state["rows"].reshape(buffer.capacity, -1)
             generation = table[:, :8].copy().view(np.uint64).ravel()
             history = buffer.field_view("history")
@@ -344,7 +346,7 @@ def run(each, kind="prioritized", log=print, seconds_limit=1e9):
         started = time.monotonic()
         places = Victim(trial.calls()[name]).places()
         trial.check(name)
-        before, killed = trial.buffer._storage.n_repaired, 0
+        before, killed = trial.buffer._storage.slots.n_repaired, 0
         for at in places[:: each * SPARSE.get(name, 1)]:
             Victim(trial.calls()[name]).kill_at(at)
             try:
@@ -357,11 +359,11 @@ def run(each, kind="prioritized", log=print, seconds_limit=1e9):
             if time.monotonic() - started > seconds_limit:
                 break
         n_killed += killed
-        locked = trial.buffer._storage.n_repaired - before
+        locked = trial.buffer._storage.slots.n_repaired - before
         log(
             f"{name:>17}: {killed} killed, {locked} of them holding the lock, {time.monotonic() - started:.1f} s"
         )
-    return n_killed, trial.buffer._storage.n_repaired
+    return n_killed, trial.buffer._storage.slots.n_repaired
 
 
 def main(arguments=None):

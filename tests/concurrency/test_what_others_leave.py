@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import kary_replay as kr
-from kary_replay import shared_memory
+from kary_replay.core import shared_memory, snapshots
 from kary_replay.errors import EmptyBufferError
 
 WIDE = {"x": kr.Field((256,), "int64")}
@@ -23,7 +23,7 @@ def killed_while_adding(buffer, n):
     pid = os.fork()
     if pid == 0:
         x = np.ones((n, 256), np.int64)
-        buffer._storage.block  # noqa: B018  # loaded
+        buffer._storage.slots.block  # noqa: B018  # loaded
         os.write(starts, b"!")
         buffer.add(x=x)
         os._exit(0)
@@ -59,8 +59,8 @@ def test_a_death_in_a_large_add_costs_what_was_half_written(kind):
 
 def vacant(buffer, rows):
     """Give up all slots but those of ``rows``, as if their writers had died."""
-    storage, n = buffer._storage, buffer.capacity
-    state = storage.snapshot()
+    n = buffer.capacity
+    state = snapshots.snapshot(buffer._storage.slots)
     generations = state["rows"].reshape(n, -1)[:, :8].view(np.uint64).ravel()
     dead = np.setdiff1d(np.arange(n), rows)
     table = state["rows"].reshape(n, -1)
@@ -68,7 +68,7 @@ def vacant(buffer, rows):
         (generations[dead] - np.uint64(1) | np.uint64(0xFFFF << 48)).view(np.uint8).reshape(-1, 8)
     )
     other = type(buffer)(n, buffer.fields, seed=0)
-    other._storage.restore(state)
+    snapshots.restore(other._storage.slots, state)
     return other
 
 
@@ -78,9 +78,9 @@ def test_uniform_draws_do_not_try_one_vacant_slot_after_the_other():
     full.add(x=np.arange(n))
     buffer = vacant(full, rows)
     assert len(buffer) == 3
-    before = buffer._storage.block.random_state()[2]
+    before = buffer._storage.slots.block.random_state()[2]
     index = np.concatenate([buffer.sample(256).index for _ in range(100)])
-    n_random = buffer._storage.block.random_state()[2] - before
+    n_random = buffer._storage.slots.block.random_state()[2] - before
     assert n_random <= 100 * 256 * 18  # of each draw, and not the 17,000 it would take in the mean
     counts = np.array([(index == row).sum() for row in rows])
     assert counts.sum() == 25_600
@@ -151,7 +151,7 @@ def test_no_handle_outlives_a_reset(kind, run_threaded):
                     pass
                 buffer.reset()
                 for batch in [drawn.pop() for _ in range(len(drawn))]:
-                    _, there = buffer._storage.gather(np.ascontiguousarray(batch.handle), 0)
+                    _, there = buffer._storage.reader.gather(np.ascontiguousarray(batch.handle), 0)
                     assert not there.any(), "a handle from before a reset is current after it"
         finally:
             stopped.append(True)

@@ -1,0 +1,71 @@
+// What is done when a holder of the lock has died, and the reset, which recovery finishes.
+//
+// The holder may have died at any instruction. Everything that the lock guards follows from the
+// generations, the priorities and alpha, and is computed anew from them. So there is no log of what
+// the holder was about to do. There is an order: what others are derived from is stored first, and
+// release stores keep that order in memory. Only a reset, which takes many steps and must not be
+// seen half done, says that it is under way.
+#pragma once
+#include "selectors.hpp"
+
+namespace kary {
+
+// Forgets all rows; nobody is writing one. Doing it twice does no harm.
+inline void reset(Header* header, Selector* selector) {
+    store_release(&header->is_resetting, int64_t{1});
+    selector->forget();
+    for (int64_t i = 0; i < header->n_started; ++i) {
+        // [publish-slot] release: pairs with the acquire in Reader.read_rows. Vacant, not merely
+        // later: nobody draws a row from here under a handle that would be current afterwards.
+        uint64_t* generation = generation_of(header, i);
+        store_release(generation, vacated(load_relaxed(generation)));
+    }
+    header->position = 0;
+    store_relaxed(&header->n_published, int64_t{0});
+    // after the generations, which are counted by it
+    store_release(&header->n_started, int64_t{0});
+    store_release(&header->is_resetting, int64_t{0});
+}
+
+// Counts anew what follows from generations, and who is writing how many slots.
+inline void recount(Header* header) {
+    Participant* all = participants_of(header);
+    int64_t n_published = 0, n_writing = 0, n_paused = 0;
+    for (int64_t id = 0; id < header->n_participants; ++id) {
+        if (!all[id].is_present) all[id] = Participant{};  // half removed
+        all[id].n_writing = 0;
+        n_paused += all[id].n_paused;
+    }
+    for (int64_t i = 0; i < header->n_started; ++i) {
+        const uint64_t generation = load_relaxed(generation_of(header, i));
+        const int64_t owner = static_cast<int64_t>(generation >> kOwnerShift);
+        if (is_published(generation)) {
+            ++n_published;
+        } else if (1 <= owner && owner <= header->n_participants) {
+            ++n_writing;
+            ++all[owner - 1].n_writing;
+        }
+    }
+    store_relaxed(&header->n_published, n_published);
+    store_relaxed(&header->n_writing, n_writing);
+    store_relaxed(&header->n_paused, n_paused);
+}
+
+// Makes the block whole again after the death of the lock's holder; we have it now.
+inline void repair(Header* header) {
+    header->buried_at = 0;  // whoever waits for the dead one's slots looks at once
+    if (header->layout.selection == kNoSelection) return;  // a tree alone
+    SelectorSpace space;
+    Selector* selector = make_selector(header, &space);
+    if (header->is_resetting) reset(header, selector);
+    // A slot counts as started before its generation says whose it is.
+    for (int64_t* count : {&header->n_started, &header->n_touched}) {
+        while (*count > 0 && load_relaxed(generation_of(header, *count - 1)) == 0) {
+            store_relaxed(count, *count - 1);
+        }
+    }
+    recount(header);
+    selector->derive();
+}
+
+}  // namespace kary

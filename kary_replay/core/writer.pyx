@@ -1,0 +1,267 @@
+# cython: language_level=3, cdivision=True
+# distutils: language = c++
+"""Rows into slots, and their priorities.
+
+docs/concurrency.md argues why this is right. A writer copies its rows into slots that it has
+reserved, holding no lock.
+"""
+
+from libc.math cimport fabs
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcmp, memcpy
+
+cimport numpy as cnp
+
+from ..errors import FieldError, IndexRangeError
+from ..fields import missing
+from ..types import HANDLE_DTYPE
+from ..validation import as_array, as_float64
+
+from .block cimport (
+    Handle, Header, acquire, is_published, load_relaxed, published, release, sched_yield,
+    write_field,
+)
+from .slots cimport Place, Selector, Slots
+
+cnp.import_array()
+
+cdef enum:
+    # Rows that are reserved together, which a death in the middle of the copy costs.
+    PIECE_NBYTES = 65536
+    PIECE_ROWS = 4096
+
+
+cdef cnp.ndarray _handles(object array):
+    """Return handles as a contiguous array of HANDLE_DTYPE."""
+    if array.dtype is not HANDLE_DTYPE and array.dtype != HANDLE_DTYPE:
+        raise TypeError(
+            f"handle must be the handle of a batch (dtype {HANDLE_DTYPE}), got dtype {array.dtype}"
+        )
+    return array if cnp.PyArray_IS_C_CONTIGUOUS(array) else array.copy()
+
+
+cdef cnp.ndarray _td_errors(cnp.ndarray array):
+    """Return TD errors as a contiguous array, [B] or [B, 1]: float32 as losses give them, or float64."""
+    cdef bint is_column = cnp.PyArray_NDIM(array) == 2 and cnp.PyArray_DIM(array, 1) == 1
+    cdef bint is_flat = is_column or cnp.PyArray_NDIM(array) == 1
+    if is_flat and cnp.PyArray_TYPE(array) == cnp.NPY_FLOAT32 and cnp.PyArray_ISCARRAY_RO(array):
+        return array
+    return as_float64("td_error", array[:, 0] if is_column else array)
+
+
+cdef int64_t _rows_of(object value, const Place* place):
+    """Return B if ``value`` is a contiguous array [B, *shape] of a field's dtype.
+
+    Return -1 if it is such an array of ``shape`` itself, and -2 if it is anything else.
+    """
+    cdef cnp.ndarray array
+    cdef int extra
+    cdef size_t nbytes
+    if type(value) is not cnp.ndarray:  # a subclass may mean something by it
+        return -2
+    array = value
+    extra = cnp.PyArray_NDIM(array) - place.n_axes
+    if cnp.PyArray_TYPE(array) != (<cnp.dtype>place.dtype).type_num or not 0 <= extra <= 1:
+        return -2
+    if not cnp.PyArray_ISCARRAY_RO(array):
+        return -2
+    nbytes = place.n_axes * sizeof(place.shape[0])
+    if memcmp(cnp.PyArray_DIMS(array) + extra, place.shape, nbytes) != 0:
+        return -2
+    return cnp.PyArray_DIM(array, 0) if extra else -1
+
+
+def _say_rows(rows):
+    return "no batch axis" if rows == -1 else f"{rows} rows"
+
+
+cdef class Writer:
+    """Copies rows into slots. Columns come in the order of the fields. Private to the package."""
+
+    def __cinit__(self, Slots slots):
+        self.slots = slots
+
+    def columns(self, dict values):
+        """Return the fields' values as contiguous columns, and their common B.
+
+        B is 1 for one transition without a batch axis. Raises FieldError where a value is missing
+        or does not fit its field, or where the leading axes differ.
+        """
+        cdef Slots slots = self.slots
+        cdef list columns = []
+        cdef int64_t n = 0, rows
+        cdef int f
+        for f in range(slots.n_fields):
+            name = slots.names[f]
+            if name not in values:
+                raise missing(name)
+            value = values[name]
+            rows = _rows_of(value, slots.places + f)
+            if rows == -2:
+                value, batch_size = slots.fields[f].cast(name, value)
+                rows = -1 if batch_size is None else batch_size
+            if f == 0:
+                n = rows
+            elif rows != n:
+                raise FieldError(
+                    f"{name} has {_say_rows(rows)}, {slots.names[0]} has {_say_rows(n)}: "
+                    "give all fields the same leading axis"
+                )
+            columns.append(value)
+        return columns, 1 if n == -1 else n
+
+    def add(self, list columns, int64_t n, priorities, cnp.ndarray handles=None):
+        """Write n rows and return their slots.
+
+        ``columns`` holds one contiguous array per field. ``priorities`` is None or a checked
+        float64 array [n], see Slots.publish. ``handles``, if given, is a contiguous array [n] of
+        HANDLE_DTYPE, which gets the rows' handles.
+        """
+        cdef Slots slots = self.slots
+        cdef cnp.npy_intp dims = n
+        slots.block.enter()
+        index = cnp.PyArray_EMPTY(1, &dims, cnp.NPY_INT64, 0)
+        if n == 0:
+            return index
+        cdef int64_t* slot = <int64_t*>cnp.PyArray_DATA(index)
+        cdef const double* priority = NULL
+        cdef Handle* handle = NULL
+        cdef int64_t piece = max(<int64_t>1, <int64_t>(PIECE_NBYTES // slots.row_nbytes))
+        piece = min(n, min(<int64_t>PIECE_ROWS, piece))
+        cdef char** column = <char**>malloc(
+            slots.n_fields * sizeof(char*) + piece * sizeof(int64_t)
+        )
+        cdef int64_t* scratch = <int64_t*>(column + slots.n_fields)
+        cdef int64_t first = 0, taken
+        cdef int f
+        if column == NULL:
+            raise MemoryError(f"no memory for a batch of {n}; use a smaller one")
+        if handles is not None:
+            handle = <Handle*>cnp.PyArray_DATA(handles)
+        for f in range(slots.n_fields):
+            array = columns[f]
+            assert cnp.PyArray_NBYTES(array) == n * slots.places[f].nbytes, \
+                "a column does not fit its field"
+            column[f] = <char*>cnp.PyArray_DATA(array)
+        if priorities is not None:
+            priority = <const double*>cnp.PyArray_DATA(priorities)
+        with nogil:
+            while first < n:
+                taken = slots.reserve(slot + first, min(piece, n - first), scratch)
+                if taken == 0:  # every slot is another writer's, or writers are paused
+                    sched_yield()
+                    continue
+                self.write_rows(slot, taken, column, first, handle)
+                slots.publish(
+                    slot + first, taken, priority + first if priority != NULL else NULL, scratch
+                )
+                first += taken
+        free(column)
+        return index
+
+    cdef void write_rows(self, const int64_t* slot, int64_t n, char** column, int64_t first,
+                         Handle* handle) noexcept nogil:
+        """Copy the rows ``first`` … of the columns into their slots, which are ours."""
+        cdef char* rows = self.slots.rows
+        cdef Py_ssize_t row_nbytes = self.slots.row_nbytes
+        cdef const Place* places = self.slots.places
+        cdef const Place* place
+        cdef int n_fields = self.slots.n_fields, f
+        cdef char* row
+        cdef int64_t i
+        for i in range(first, first + n):
+            row = rows + slot[i] * row_nbytes
+            for f in range(n_fields):
+                place = places + f
+                write_field(row, column[f] + i * place.nbytes, place.offset, place.nbytes)
+            if handle != NULL:
+                handle[i].index = slot[i]
+                # The generation is ours, too: it changes when we publish the row, not before.
+                handle[i].generation = published(load_relaxed(self.slots.generation(slot[i])))
+
+    def update(self, handle, td_error):
+        """Set the priorities of the rows whose handles are current; return how many were.
+
+        See PrioritizedReplayBuffer.update_priorities.
+        """
+        # It runs what code the arguments have; none of that runs below.
+        given = as_array("handle", handle), as_array("td_error", td_error)
+        cdef Slots slots = self.slots
+        cdef cnp.ndarray handles = _handles(given[0]), td_errors = _td_errors(given[1])
+        cdef int64_t n = cnp.PyArray_SIZE(handles), i, applied = 0
+        cdef double epsilon = load_relaxed(&slots.header.priority_epsilon)
+        cdef double limit = slots.selector.largest, value
+        cdef Handle* row
+        cdef double* priority
+        cdef double* mass
+        cdef int64_t* scratch
+        slots.block.enter()
+        if cnp.PyArray_SIZE(td_errors) != n:
+            raise ValueError(
+                f"td_error must have one value per handle, {n}, got {td_errors.size}"
+            )
+        if n == 0:
+            return 0
+        # Copies are checked and used, whatever other threads do to the arrays; and they are aligned.
+        row = <Handle*>malloc(n * (sizeof(Handle) + 2 * sizeof(double) + sizeof(int64_t)))
+        if row == NULL:
+            raise MemoryError(f"no memory for a batch of {n}; use a smaller one")
+        priority = <double*>(row + n)
+        mass = priority + n
+        scratch = <int64_t*>(mass + n)
+        memcpy(row, cnp.PyArray_DATA(handles), n * sizeof(Handle))
+        if cnp.PyArray_TYPE(td_errors) == cnp.NPY_FLOAT32:
+            for i in range(n):
+                priority[i] = (<const float*>cnp.PyArray_DATA(td_errors))[i]
+        else:
+            memcpy(priority, cnp.PyArray_DATA(td_errors), n * sizeof(double))
+        try:
+            for i in range(n):
+                value = priority[i]
+                priority[i] = fabs(value) + epsilon
+                if not 0 <= row[i].index < slots.capacity:
+                    raise IndexRangeError(
+                        f"handle {i} has index {row[i].index}: it must be in "
+                        f"0 … {slots.capacity - 1}; pass the handle of a batch of this buffer"
+                    )
+                if not priority[i] <= limit:  # NaN fails too
+                    raise ValueError(
+                        f"td_error must be finite (at most {limit:.3g} with priority_epsilon), "
+                        f"got {value} at position {i}; has the loss diverged?"
+                    )
+            with nogil:
+                applied = self.apply(row, scratch, priority, mass, n)
+        finally:
+            free(row)
+        return applied
+
+    cdef int64_t apply(self, const Handle* handle, int64_t* slot, double* priority, double* mass,
+                       int64_t n) noexcept nogil:
+        """Set the checked priorities of the rows whose handles are current; return how many were.
+
+        ``slot`` and ``mass`` are scratch, [n], and ``priority`` is used up.
+        """
+        cdef Header* header = self.slots.header
+        cdef Selector* selector = self.slots.selector
+        cdef double alpha = selector.prepare(handle, priority, mass, n)
+        cdef int64_t i, index, n_current = 0
+        acquire(header)
+        for i in range(n):
+            # Generations change only under the lock, so this one cannot move on before the mass is
+            # in (I6). No batch ever had the handle of a row that is not published, and a row of
+            # priority 0 is no transition any more.
+            index = handle[i].index
+            if (
+                is_published(handle[i].generation) and index < header.n_started
+                and load_relaxed(self.slots.generation(index)) == handle[i].generation
+                and selector.is_transition(index)
+            ):
+                slot[n_current] = index
+                priority[n_current] = priority[i]
+                mass[n_current] = mass[i]
+                n_current += 1
+        if n_current > 0:
+            selector.update(slot, priority, mass, n_current, alpha)
+        release(header)
+        return n_current
