@@ -1,1 +1,1 @@
-"""Replay buffers as users see them: their fields and errors, checkpoints, the rate of drawing, schedules."""
+"""Replay buffers as users see them, their checkpoints, the rate limiter and schedules."""

@@ -1,8 +1,8 @@
-"""Buffers on disk: saved while others go on adding, and as they were when they come back.
+"""Buffers on disk: saved while others go on adding, and loaded as they were.
 
-All rows are copied while writers go on, then again those that changed meanwhile; only for the last
-of them writers wait, and what is saved is that moment's. checkpoint_files.py puts it into a
-directory, docs/checkpoints.md describes the files.
+All rows are copied while writers go on, and those that changed meanwhile are copied again. Writers
+wait only for the last of these, and what is saved is that moment's. checkpoint_files.py puts it
+into a directory; docs/checkpoints.md describes the files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .checkpoint_files import (
     read_manifest,
 )
 
-FORMAT = 2  # 1, of 0.1.0 before its release, has no priorities, but in the ranking
+FORMAT = 2  # 1, of 0.1.0 before its release, has priorities in the ranking alone
 READABLE = (1, 2)
 ROWS, MASSES, PRIORITIES, RANKING = "rows.bin", "mass.bin", "priority.bin", "ranking.bin"
 NUMBERS = {MASSES: "mass", PRIORITIES: "priority", RANKING: "ranking"}  # as snapshots name them
@@ -115,10 +115,10 @@ def _write(storage: Storage, folder: Path) -> dict[str, Any]:
 
 
 class _RowsFile(NewFile):
-    """The rows of a storage, written from the first to the last, and then again where they changed.
+    """The rows of a storage, written from the first to the last, and again where they changed.
 
-    A row copied without protection may be torn; its generation then differs from the one that the
-    storage has later.
+    A row that is copied without protection may be torn; its generation then differs from the one
+    that the storage has later.
     """
 
     def __init__(self, path: Path, storage: Storage) -> None:
@@ -184,7 +184,7 @@ class _RowsFile(NewFile):
 
 
 def _parts(values: npt.NDArray[Any], ends: npt.NDArray[np.bool_]) -> Iterator[slice]:
-    """Yield the parts of an array that end where ``ends`` [len - 1] says so; none of an empty one."""
+    """Yield the parts of an array that end where ``ends`` [len - 1] is true, if it is not empty."""
     cuts = [0, *(np.flatnonzero(ends) + 1).tolist(), len(values)] if len(values) else []
     for i in range(len(cuts) - 1):
         yield slice(cuts[i], cuts[i + 1])
@@ -296,7 +296,7 @@ class Checkpoint:
 
 
 def _as_json(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return fields as JSON can hold them: each a list of shape and dtype, nested ones an object."""
+    """Return fields as JSON: each is a list of shape and dtype, and nested ones are an object."""
     return {
         name: [list(field.shape), field.dtype.name] if isinstance(field, Field) else _as_json(field)
         for name, field in fields.items()
@@ -304,7 +304,7 @@ def _as_json(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_json(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of which ``_as_json`` made this, or raise."""
+    """Return the fields that ``_as_json`` turned into this, or raise."""
     made: dict[str, Any] = {}
     for name, field in fields.items():
         if isinstance(field, list):

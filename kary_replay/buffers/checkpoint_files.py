@@ -1,12 +1,14 @@
-"""The directory of a checkpoint: what is in it, and in which order it gets there, so that a crash never leaves half of one.
+"""The directory of a checkpoint: what is in it, and in which order it gets there.
+
+The order sees to it that a crash never leaves half a checkpoint.
 
     checkpoint.json          the manifest, sealed by its checksum: what counts, and the checksums of
     data-0123456789abcdef/   the files it names
     kary-replay.lock         locked by whoever saves
 
-New files go to a new data folder. When they are on the disk a new manifest replaces the old one, in
-one step; then the old folder goes. So at any moment the manifest names files that are whole. What a
-crashed save left, the next one removes.
+New files go to a new data folder. When they are on the disk, a new manifest replaces the old one in
+one step, and the old folder is removed. So the manifest names whole files at any moment. The next
+save removes what a crashed one left.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ HEAD, TAIL = b'{"kary_replay_checkpoint": ', b',\n"crc32": '
 
 
 class NewFile:
-    """A file being written, in chunks of one size, the last one excepted, each with its checksum."""
+    """A file being written in chunks, each with its checksum; all but the last have one size."""
 
     def __init__(self, path: Path, chunk_nbytes: int = CHUNK_NBYTES) -> None:
         self.path, self.chunk_nbytes, self.nbytes = path, chunk_nbytes, 0
@@ -61,7 +63,7 @@ class NewFile:
             self.write(number, values[start : start + self.chunk_nbytes])
 
     def write(self, number: int, chunk: Bytes) -> None:
-        """Write a chunk: the next one, or one that was there, which may have grown."""
+        """Write the next chunk, or one that was there already and may have grown."""
         at, left = number * self.chunk_nbytes, chunk.data
         self.nbytes = max(self.nbytes, at + len(left))
         self.crc32[number : number + 1] = [zlib.crc32(left)]
@@ -70,7 +72,7 @@ class NewFile:
             at, left = at + n, left[n:]
 
     def read(self, number: int, into: Bytes) -> None:
-        """Read a chunk back; ``into`` is as long as it is."""
+        """Read a chunk back into an array of its length."""
         at, left = number * self.chunk_nbytes, into.data
         while left:
             n = os.preadv(self._file, [left], at)
@@ -97,8 +99,8 @@ class NewFile:
 def new_data(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Give a new data folder, and a dict to fill with what the manifest is to say.
 
-    At the end they take the place of the checkpoint that is there. If they do not get there, it
-    stays, and they go.
+    At the end they take the place of the checkpoint that is there. After an error that checkpoint
+    stays, and the new folder is removed.
     """
     _refuse_foreign(folder)
     _make(folder)
@@ -139,7 +141,8 @@ def _refuse_foreign(folder: Path) -> None:
         return
     some = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
     raise CheckpointError(
-        f"'{folder}' holds other things than a checkpoint ({some}): save to a new or an empty directory"
+        f"'{folder}' holds other things than a checkpoint ({some}): "
+        "save to a new or an empty directory"
     )
 
 
@@ -150,7 +153,7 @@ def _not_a_directory(folder: Path) -> NotADirectoryError:
 
 
 def _make(folder: Path) -> None:
-    """Make the directory and those above it, where they are missing, to stay."""
+    """Make the directory and those above it where they are missing, and wait for the disk."""
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for one in missing:
@@ -159,7 +162,10 @@ def _make(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep other saves out of the directory, or raise if one is under way. The system unlocks for those who die."""
+    """Keep other saves out of the directory, or raise if one is under way.
+
+    The system unlocks it when the process that saves dies.
+    """
     file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         try:
@@ -170,14 +176,17 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            # closing would not do: a child forked meanwhile has the file, too
+            # Closing would not do, for a child forked meanwhile has the file, too.
             fcntl.flock(file, fcntl.LOCK_UN)
     finally:
         os.close(file)
 
 
 def _sweep(folder: Path, name: str = "") -> None:
-    """Remove the data folders that the manifest does not name, or of them only ``name``. The caller has the lock."""
+    """Remove the data folders that the manifest does not name, or only ``name`` of them.
+
+    The caller has the lock.
+    """
     try:
         keep = read_manifest(folder).get("data") if os.path.lexists(folder / MANIFEST) else None
     except (CheckpointError, OSError):
@@ -255,8 +264,8 @@ def open_data(
 ) -> dict[str, Any]:
     """Open the files of these names, which ``close`` will close, and check what the manifest says.
 
-    Raises CheckpointError if one is no regular file or of another size, ValueError or TypeError if
-    the manifest names others or says of them what cannot be.
+    Raises CheckpointError if one is no regular file or has another size, and ValueError or
+    TypeError if the manifest names other files or says of them what cannot be.
     """
     files = {}
     if not DATA.fullmatch(content["data"]):
@@ -301,11 +310,14 @@ def open_regular(path: Path) -> io.FileIO:
 
 
 def read_data(file: Any, about: dict[str, Any], into: Bytes) -> None:
-    """Fill ``into`` with a file of which the manifest says ``about``, or raise naming the part of it that is damaged."""
-    size, checksums = about["chunk_nbytes"], about["crc32"]
-    if about["nbytes"] != len(into) or len(checksums) != -(-len(into) // size):
+    """Fill ``into`` with a file of which the manifest says ``about``.
+
+    Raises CheckpointError naming the part of the file that is damaged.
+    """
+    nbytes, size, checksums = about["nbytes"], about["chunk_nbytes"], about["crc32"]
+    if nbytes != len(into) or len(checksums) != -(-len(into) // size):
         raise ValueError(
-            f"{about['nbytes']} bytes in {len(checksums)} chunks of {size}, instead of {len(into)} bytes"
+            f"{nbytes} bytes in {len(checksums)} chunks of {size}, instead of {len(into)} bytes"
         )
     for number, crc32 in enumerate(checksums):
         left = chunk = into.data[number * size : (number + 1) * size]
@@ -318,6 +330,6 @@ def read_data(file: Any, about: dict[str, Any], into: Bytes) -> None:
             ) from error
         if left or f"{zlib.crc32(chunk):08x}" != crc32:
             raise CheckpointError(
-                f"'{file.name}' is damaged: chunk {number} of {len(checksums)}, from byte {number * size} on, "
-                "does not have its checksum"
+                f"'{file.name}' is damaged: chunk {number} of {len(checksums)}, "
+                f"from byte {number * size} on, does not have its checksum"
             )

@@ -5,7 +5,7 @@ that hold the others:
 
     slot        0      1      2      3      4
     frame       a0     b0     a1     b1     a2
-    history     –      –      000    111    002          what comes before the frame of next_observation
+    history     –      –      000    111    002          what precedes next_observation's frame
     drawn                     a0a0a0 b0b0b0 a0a0a1       observation
                               a0a0a1 b0b0b1 a0a1a2       next_observation
 
@@ -42,7 +42,7 @@ MAX_AXES = 30  # of a frame: a batch of stacks has two more
 
 
 class FrameReplayBuffer(PrioritizedReplayBuffer):
-    """A prioritized ring of transitions whose observations are stacks of frames; each frame is stored once.
+    """A prioritized ring of transitions whose observations are stacks of frames, each stored once.
 
     Parameters
     ----------
@@ -52,8 +52,8 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
     frame : Field, or mapping of str to Field
         One frame; of a dict observation, every part is stacked.
     fields : mapping of str to Field
-        What else a transition has: ``action``, and more as you like. Where they are not given,
-        reward and discount (float32) and terminated (bool) are added.
+        What else a transition has: ``action``, and more as you like. The fields reward and discount
+        (float32) and terminated (bool) are added where they are not given.
     stack : int
         Frames of an observation, at least 1.
     n_step : int
@@ -71,19 +71,19 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
     Notes
     -----
     Rows come from `FrameStackWriter`s, as many as you like, of any threads and processes; ``add``
-    is theirs. A row takes the bytes of a frame and of the fields, and 16 · stack (for n_step > 1:
-    16 · (2 · stack - 1)) plus about 34: 7.2 GB for 1e6 rows of 84 × 84 pixels, 4 of them an
-    observation.
+    raises. A row takes the bytes of a frame and of the fields, and 16 · stack (for n_step > 1:
+    16 · (2 · stack - 1)) plus about 34 more. That is 7.2 GB for 1e6 rows of 84 × 84 pixels, 4 of
+    them an observation.
 
     ``len`` counts all rows, also those that only hold a frame. ``n_added`` counts transitions.
 
-    A transition is drawn as long as all its frames are there. Those that are not drawn any more,
-    because their history is overwritten before them, are the oldest n_envs · (stack + n_step) or
-    so. ``reset`` forgets frames, too: begin every episode anew, by the writers' ``reset``;
-    transitions that refer to forgotten frames are never drawn.
+    A transition is drawn as long as all its frames are there. The history of the oldest rows is
+    overwritten before the rows themselves, so about n_envs · (stack + n_step) rows are not drawn
+    any more. ``reset`` forgets frames, too. Begin every episode anew after it, by the writers'
+    ``reset``: transitions that refer to forgotten frames are never drawn.
 
-    Threads and processes may do at once what they may with a PrioritizedReplayBuffer, and no batch
-    ever has a frame in a place that is not its own: a frame is named by its slot's generation.
+    Threads and processes may do at once what they may with a PrioritizedReplayBuffer. No batch ever
+    has a frame in a place that is not its own, for a frame is named by its slot's generation.
 
     Mnih et al. (2015), Human-level control through deep reinforcement learning: stacks of 4 frames
     of 84 × 84, 1e6 of them.
@@ -91,7 +91,8 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
     Examples
     --------
     >>> import kary_replay as kr
-    >>> buffer = kr.FrameReplayBuffer(1000, kr.Field((84, 84), "uint8"), {"action": kr.Field((), "int64")}, stack=4, seed=0)
+    >>> frame, fields = kr.Field((84, 84), "uint8"), {"action": kr.Field((), "int64")}
+    >>> buffer = kr.FrameReplayBuffer(1000, frame, fields, stack=4, seed=0)
     >>> writer = kr.FrameStackWriter(buffer, n_envs=2, gamma=0.99)
     >>> writer.reset(np.zeros((2, 84, 84), np.uint8))
     >>> writer.add(action=[0, 1], reward=[0.5, 1.0], next_frame=np.ones((2, 84, 84), np.uint8),
@@ -202,7 +203,7 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
 
     @property
     def padding(self) -> str:
-        """What stands in for the frames before an episode's first, "repeat" (that frame) or "zeros"."""
+        """What stands in for frames before an episode's first: "repeat" (that frame) or "zeros"."""
         padding: str = self._options["padding"]
         return padding
 
@@ -217,34 +218,34 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
         )
 
     def sample(self, batch_size: int, *, stratified: bool = True, unique: bool = False) -> Batch:
-        """Draw ``batch_size`` transitions with probability mass_i / total; see PrioritizedReplayBuffer.sample.
+        """Draw ``batch_size`` transitions with probability mass_i / total.
 
         Parameters
         ----------
         batch_size, stratified, unique
-            As there.
+            As for PrioritizedReplayBuffer.sample.
 
         Returns
         -------
         Batch
             ``observation`` and ``next_observation`` [B, stack, ...], oldest frame first, then the
-            fields, ``importance_weight``, ``index`` and ``handle``, and last ``frames``: [B, stack
-            + 1, ...], or for n_step > 1 [B, 2 · stack, ...]. ``observation`` is ``frames[:,
-            :stack]`` and ``next_observation`` is ``frames[:, -stack:]``, both views: what is moved
-            to a GPU is best ``frames`` alone.
+            fields, ``importance_weight``, ``index`` and ``handle``, and last ``frames``:
+            [B, stack + 1, ...], or for n_step > 1 [B, 2 · stack, ...]. ``observation`` is
+            ``frames[:, :stack]`` and ``next_observation`` is ``frames[:, -stack:]``. Both are
+            views, so move ``frames`` alone to a GPU.
 
         Raises
         ------
         EmptyBufferError
             If there is no transition with all its frames.
         ValueError, TypeError
-            As there.
+            As for PrioritizedReplayBuffer.sample.
 
         Notes
         -----
         O(B · (bytes of the frames + K · log_K(capacity))), with the GIL released and, as a rule, no
-        lock: a transition of which frames are gone is drawn anew, and loses its mass under the
-        lock.
+        lock: only a transition whose frames are gone loses its mass under the lock, and another one
+        is drawn.
         """
         return super().sample(batch_size, stratified=stratified, unique=unique)
 
@@ -284,9 +285,10 @@ def _checked_window(capacity: int, stack: Any, n_step: Any, padding: Any) -> dic
 
 
 def _width(stack: int, n_step: int) -> int:
-    """Return how many frames are drawn with a row: overlapping observations for one step, separate ones for several.
+    """Return how many frames are drawn with a row.
 
-    Separate ones because windows of less than n_step steps overlap elsewhere.
+    The two observations of one step overlap. Those of several steps are drawn separately, for
+    windows of less than n_step steps overlap elsewhere.
     """
     return stack + 1 if n_step == 1 else 2 * stack
 
@@ -297,7 +299,8 @@ def _row_fields(frame: Any, fields: Any, width: int) -> dict[str, Any]:
     taken = [name for name in others if name in TAKEN]
     if taken:
         raise ValueError(
-            f"fields must not be named {', '.join(TAKEN)}: the writer makes them, got {', '.join(taken)}"
+            f"fields must not be named {', '.join(TAKEN)}: "
+            f"the writer makes them, got {', '.join(taken)}"
         )
     if "action" not in others:
         raise ValueError(f"fields must name action, got {', '.join(others)}")

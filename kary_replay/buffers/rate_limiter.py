@@ -1,12 +1,12 @@
-"""Keeps what is drawn in step with what is added, in both directions.
+"""The limiter that keeps draws in step with additions, in both directions.
 
-The balance is what has been added, in rows that may be drawn for it, less what has been drawn:
+The balance is the number of rows that may be drawn for what has been added, less the rows drawn:
 
     balance = (rows added beyond the first min_size) · samples_per_insert − rows drawn
 
-Adders wait where they would push it above +error, samplers where they would push it below −error.
-Both counts live in the buffer, for all its processes; the limiter has no state that changes,
-nothing to lock, and so nothing that a process killed at the wrong moment could leave locked.
+Adders wait where they would push it above +error, and samplers where they would push it below
+−error. Both counts live in the buffer, for all its processes. The limiter has no state that changes
+and nothing to lock, so a process that is killed at any moment leaves nothing locked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFAULT_BATCH, DEFAULT_ADD = 1024, 64  # rows of one call for which the default 
 
 
 class _Side(NamedTuple):
-    """How messages name the one who waits, and the one waited for."""
+    """How messages name who waits, and whom they wait for."""
 
     name: str
     verb: str
@@ -42,7 +42,9 @@ SAMPLER = _Side("sampler", "draw", "added", "every actor")
 
 
 class RateLimiter:
-    """Holds the rows drawn per row added near a ratio: the faster of learners and actors waits for the slower.
+    """Holds the rows drawn per row added near a ratio.
+
+    The faster of learners and actors waits for the slower.
 
     Parameters
     ----------
@@ -51,14 +53,14 @@ class RateLimiter:
     samples_per_insert : float
         Rows drawn per row added, above 0: with one batch of 256 per added row, 256.
     min_size : int
-        No row is drawn while the buffer has fewer, 1 … capacity. The rows that first bring it there
-        are free: none need be drawn for them.
+        No row is drawn while the buffer has fewer rows, 1 … capacity. The rows that first bring it
+        there are free: none need be drawn for them.
     error : float, optional
-        By how many drawn rows the balance may be off, to either side; at least the rows of one
-        batch, and at least those due for one call that adds. By default there is room for batches
-        of 1024 rows and for adding 64 rows at once.
+        By how many drawn rows the balance may be off, to either side. It must be at least the rows
+        of one batch, and at least the rows due for one call that adds. By default there is room for
+        batches of 1024 rows and for adding 64 rows at once.
     origin : (int, int), optional
-        `origin` of another limiter, to count from where it does. By default counting starts now.
+        `origin` of another limiter, to count from the same point. By default counting starts now.
 
     Raises
     ------
@@ -70,22 +72,22 @@ class RateLimiter:
     -----
     Any number of threads and processes may wait at once. A limiter for a shared buffer can be
     handed to a process that is being spawned, as the buffer can: it attaches there and counts from
-    the same origin. A process that attaches by descriptor makes its own, with ``origin``.
+    the same origin. A process that attaches by descriptor makes its own limiter, with ``origin``.
 
     **How far off the balance can be.** A caller passes before its rows are counted, and others may
-    look in between; each of them can have passed with at most one call that is not counted yet. So
+    look in between. Each caller can have passed with at most one call that is not counted yet. So
     with A callers that add at most a rows at once and S that draw at most b at once, the balance
     stays within
 
         −error − (S − 1) · b   …   error + (A − 1) · a · samples_per_insert
 
     up to a millionth for rounding. Rows added or drawn without asking come on top. While the buffer
-    has fewer than min_size rows after a ``reset``, adders pass whatever the balance, or nobody
-    could. A row that is just being overwritten does not count: leave room for the rows that all
-    adders write at once between min_size and the capacity.
+    has fewer than min_size rows after a ``reset``, adders pass whatever the balance is, for nobody
+    could go on otherwise. A row that is being overwritten does not count: leave room between
+    min_size and the capacity for the rows that all adders write at once.
 
-    Neither side can wait for the other while the other waits for it: that would need 2 · error < a
-    · samples_per_insert + b, and each call refuses more than error.
+    The two sides cannot wait for each other. For that, a · samples_per_insert + b would have to be
+    above 2 · error, and no call is accepted whose rows alone move the balance by more than error.
 
     Reverb's SampleToInsertRatio (Cassirer et al. 2021, arXiv:2102.04736, section 3.4) has the idea.
 
@@ -125,31 +127,27 @@ class RateLimiter:
         ]
         if missing:
             raise TypeError(
-                f"buffer must count what is added and drawn, got {type(buffer).__name__} without {missing[0]}"
+                "buffer must count what is added and drawn, "
+                f"got {type(buffer).__name__} without {missing[0]}"
             )
         ratio = _as_positive("samples_per_insert", samples_per_insert)
-        error = (
-            max(DEFAULT_BATCH, DEFAULT_ADD * ratio)
-            if error is None
-            else _as_positive("error", error)
-        )
-        if error < max(1.0, ratio):
+        if error is None:
+            error = max(DEFAULT_BATCH, DEFAULT_ADD * ratio)
+        error, least = _as_positive("error", error), max(1.0, ratio)
+        if error < least:
             raise ValueError(
-                f"error must be at least {max(1.0, ratio):g}, what one row added or drawn moves the balance by with "
-                f"samples_per_insert={ratio:g}, got {error:g}: nobody could ever go on"
+                f"error must be at least {least:g}, what one row added or drawn moves the balance "
+                f"by with samples_per_insert={ratio:g}, got {error:g}: nobody could ever go on"
             )
         capacity = buffer.capacity
         self._min_size = as_count("min_size", min_size)
         if self._min_size > capacity:
             raise ValueError(
-                f"min_size must be at most the capacity, {capacity}, got {min_size}: the buffer never has so many"
+                f"min_size must be at most the capacity, {capacity}, got {min_size}: "
+                "the buffer never has so many"
             )
-        self._buffer, self._ratio, self._error, self._bound = (
-            buffer,
-            ratio,
-            error,
-            error * (1 + SLACK),
-        )
+        self._buffer, self._ratio = buffer, ratio
+        self._error, self._bound = error, error * (1 + SLACK)
         if origin is None:
             origin = buffer.n_added + max(0, self._min_size - len(buffer)), buffer.n_sampled
         else:
@@ -174,12 +172,16 @@ class RateLimiter:
 
     @property
     def origin(self) -> tuple[int, int]:
-        """The buffer's ``n_added``, with the rows still missing to min_size, and ``n_sampled`` at which the balance is 0."""
+        """The counts at which the balance is 0.
+
+        They are the buffer's ``n_added``, with the rows still missing to min_size, and its
+        ``n_sampled``.
+        """
         return self._origin
 
     @property
     def balance(self) -> float:
-        """Rows that are still to be drawn for those added; below 0 if more were drawn. Any recent value."""
+        """Rows still to be drawn for those added; below 0 if more were drawn. Any recent value."""
         return self._balance(SAMPLER)
 
     @property
@@ -206,14 +208,14 @@ class RateLimiter:
         *,
         should_stop: Callable[[], bool] | None = None,
     ) -> bool:
-        """Wait until ``n`` rows may be added. Add them next: asking alone counts nothing.
+        """Wait until ``n`` rows may be added. Add them next, for asking alone counts nothing.
 
         Parameters
         ----------
         n : int
             Rows of the call that follows, at least 1.
         timeout_seconds : float, optional
-            How long to wait at most; 0 only looks. By default for ever.
+            How long to wait at most; 0 only looks. By default it waits for ever.
         should_stop : callable, optional
             Asked every few milliseconds; True ends the wait.
 
@@ -228,21 +230,22 @@ class RateLimiter:
             A TimeoutError: the samplers lag. Waiting may be tried again.
         ValueError, TypeError
             If ``n`` rows at once move the balance by more than error, and so might wait for ever;
-            if an argument is wrong.
+            or if an argument is wrong.
         ClosedError
             If the buffer is closed, also while waiting.
 
         Notes
         -----
-        Costs microseconds if nothing is to be waited for; else looks again after sleeps of 20 µs,
-        growing to 2 ms, holding nothing. Ctrl-C ends a wait at once.
+        It costs microseconds if there is nothing to wait for. Otherwise it looks again after sleeps
+        that grow from 20 µs to 2 ms, and holds nothing meanwhile. Ctrl-C ends a wait at once.
         """
         n = as_count("n", n)
         if n * self._ratio > self._bound:
             most = math.floor(self._bound / self._ratio)
             raise ValueError(
-                f"n must be at most {most} rows at once: each moves the balance by samples_per_insert={self._ratio:g}, and "
-                f"error is {self._error:g}; got {n}: add fewer, or make error at least {n * self._ratio:g}"
+                f"n must be at most {most} rows at once: each moves the balance by "
+                f"samples_per_insert={self._ratio:g}, and error is {self._error:g}; got {n}: "
+                f"add fewer, or make error at least {n * self._ratio:g}"
             )
         return self._wait(ADDER, n, timeout_seconds, should_stop)
 
@@ -253,22 +256,23 @@ class RateLimiter:
         *,
         should_stop: Callable[[], bool] | None = None,
     ) -> bool:
-        """Wait until ``n`` rows, a batch, may be drawn. Draw them next: asking alone counts nothing.
+        """Wait until ``n`` rows, a batch, may be drawn. Draw them next: asking counts nothing.
 
-        Parameters, results and errors are those of `await_add`. Waits also while the buffer has
+        Parameters, results and errors are those of `await_add`. It also waits while the buffer has
         fewer than min_size rows.
         """
         n = as_count("n", n)
         if n > self._bound:
             raise ValueError(
-                f"n must be at most error, {self._error:g}, got {n}: draw fewer, or make error at least {n}"
+                f"n must be at most error, {self._error:g}, got {n}: "
+                f"draw fewer, or make error at least {n}"
             )
         return self._wait(SAMPLER, n, timeout_seconds, should_stop)
 
     def __repr__(self) -> str:
         return (
-            f"RateLimiter(samples_per_insert={self._ratio:g}, min_size={self._min_size}, error={self._error:g}, "
-            f"origin={self._origin})"
+            f"RateLimiter(samples_per_insert={self._ratio:g}, min_size={self._min_size}, "
+            f"error={self._error:g}, origin={self._origin})"
         )
 
     def _counts(self) -> tuple[int, int]:
@@ -276,10 +280,10 @@ class RateLimiter:
         return self._buffer.n_added - self._origin[0], self._buffer.n_sampled - self._origin[1]
 
     def _balance(self, side: _Side) -> float:
-        """Return the balance, as far off as the counts moved between two looks, on the side on which this caller waits.
+        """Return the balance for a caller of one side, who may wait too long but never too short.
 
-        Both only grow. The one that would hold the caller back is read last: the other may have
-        grown since, which an adder would rather not know, nor a sampler.
+        Both counts only grow, and others move them between the two looks. The count that holds the
+        caller back is read last, so that the balance is off towards waiting.
         """
         if side is ADDER:
             n_sampled = self._buffer.n_sampled
@@ -330,19 +334,23 @@ class RateLimiter:
         return int(self._buffer.n_sampled if side is ADDER else self._buffer.n_added)
 
     def _complaint(self, side: _Side, n: int, waited: float, idle: float) -> str:
-        """Return what a time-out says: who waits, since when, for what, and who seems to be to blame."""
+        """Return what a time-out says: who waits, since when, for what, and who is to blame."""
         size, (n_added, n_sampled) = len(self._buffer), self._counts()
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - waited))
         if idle >= 0.9 * waited:
             blame = f"no row was {side.drive} for {idle:.3g} s: has {side.culprit} stopped?"
         else:
-            blame = f"rows are being {side.drive}, the last {idle:.3g} s ago, but too slowly: a longer time-out may do."
+            blame = (
+                f"rows are being {side.drive}, the last {idle:.3g} s ago, but too slowly: "
+                "a longer time-out may do."
+            )
         if side is SAMPLER and size < self._min_size:
             blame = f"the buffer has {size} of min_size={self._min_size} rows; {blame}"
         return (
-            f"the {side.name} has waited {waited:.3g} s, since {since}, to {side.verb} {n} rows: {blame} Since counting began "
-            f"{max(0, n_added)} rows beyond min_size were added and {n_sampled} drawn, {self.ratio:.4g} per row instead of "
-            f"{self._ratio:g}; the balance is {self._balance(side):g}, and may be {-self._error:g} … {self._error:g}"
+            f"the {side.name} has waited {waited:.3g} s, since {since}, to {side.verb} {n} rows: "
+            f"{blame} Since counting began {max(0, n_added)} rows beyond min_size were added and "
+            f"{n_sampled} drawn, {self.ratio:.4g} per row instead of {self._ratio:g}; the balance "
+            f"is {self._balance(side):g}, and may be {-self._error:g} … {self._error:g}"
         )
 
 

@@ -56,8 +56,8 @@ class ReplayBuffer:
         True: other processes may `attach`, by `descriptor`, and use the buffer at the same time.
         Linux only.
     storage_directory : path, optional
-        Keep everything in a file in this directory, for buffers larger than memory; it has no name,
-        and goes with the buffer.
+        Keep everything in a file in this directory, for buffers larger than memory. The file has no
+        name, and is gone when the buffer is.
 
     Raises
     ------
@@ -220,7 +220,7 @@ class ReplayBuffer:
         Returns
         -------
         ReplayBuffer
-            Another view of the same rows, priorities, beta and random stream. It lives on when the
+            Another view of the same rows, priorities, beta and random stream. It stays when the
             process that made the descriptor ends.
 
         Raises
@@ -288,7 +288,7 @@ class ReplayBuffer:
 
     @property
     def n_added(self) -> int:
-        """Transitions ever added, by all threads and processes; resets and pickles keep the count."""
+        """Transitions ever added by all threads and processes; resets and pickles keep it."""
         return self._storage.slots.n_added
 
     @property
@@ -312,7 +312,7 @@ class ReplayBuffer:
         return self.nbytes - self.capacity * self._storage.slots.payload_nbytes
 
     def __len__(self) -> int:
-        """Return the number of rows that can be drawn now; a row being overwritten does not count."""
+        """Return the number of rows that can be drawn now, without those being overwritten."""
         return len(self._storage.slots)
 
     def __repr__(self) -> str:

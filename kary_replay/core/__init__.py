@@ -1,4 +1,5 @@
-"""What several threads and processes touch: the tree, the slots with their rows, the lock, shared memory. Private.
+"""What several threads and processes touch: the tree, the slots, the lock, shared memory.
 
-``concurrency.md`` of the documentation says what is promised. Everything here needs NumPy alone.
+It is private to the package and needs NumPy alone. ``concurrency.md`` of the documentation says
+what is promised.
 """

@@ -1,8 +1,8 @@
-// Atomic access to words of plain memory, with the order spelled out, and prefetch.
+// Atomic access to words of plain memory, with the order spelled out, and prefetches.
 //
-// Cython can say std::atomic<T>, but not "treat this word of a mapped block as atomic"
-// (std::atomic_ref is C++20), and the rows of a replay buffer are exactly such words. On x86-64
-// every function here is one plain move.
+// Cython can say std::atomic<T>, but not "treat this word of a mapped block as atomic", and
+// std::atomic_ref is C++20. The rows of a replay buffer are exactly such words. On x86-64 every
+// function here is one plain move.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -20,15 +20,15 @@ inline T load_relaxed(const T* p) {
 }
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-// What the general one compiles to, less a detour through an integer register that costs a search a
-// fifth of its time.
+// What the general function compiles to, without a detour through an integer register that costs a
+// search a fifth of its time.
 inline double load_relaxed(const double* p) {
     double value;
     __asm__("movsd %1, %0" : "=x"(value) : "m"(*p));
     return value;
 }
 
-// Two of them, into the halves of a vector register: two loads, each atomic, not one.
+// Loads two numbers into the halves of a vector register: each load is atomic, the pair is not.
 #define KARY_PAIRS 1
 inline __m128d load_relaxed(const double* low, const double* high) {
     __m128d pair;
@@ -61,11 +61,11 @@ inline uint64_t fetch_add_relaxed(uint64_t* p, uint64_t n) {
 
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
-// Into the second-level cache only: for rows, many lines ahead of their use, of which the first
-// level holds too few.
+// Into the second-level cache only: for rows, which are asked for so many lines ahead of their use
+// that the first level would not hold them.
 inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-// For what is about to be stored: it comes in a state in which this core may write.
+// For what is about to be stored: the line comes in a state in which this core may write.
 inline void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1, 3); }
 
 // [row-word] The words of a row are stored with release and loaded with acquire, so that a reader
@@ -87,8 +87,8 @@ inline void write_word(char* row, const char* from) {
     store_release(reinterpret_cast<Word*>(row), word);  // [row-word] pairs with read_word's acquire
 }
 
-// One field of one row, from (kRead) or to the row. It is always cut into the same words: as wide
-// as its place is aligned (rows begin on 8-byte boundaries), then narrower ones for the rest.
+// Moves one field of one row, from the row (kRead) or to it. The field is always cut into the same
+// words: as wide as its place is aligned (rows begin on 8-byte boundaries), then narrower ones.
 template <class Word, bool kRead>
 inline void move_words(char* row, char* value, int64_t nbytes) {
     const auto move = [&](auto word, int64_t at) {
@@ -116,9 +116,10 @@ inline void read_field(char* row, char* value, int64_t offset, int64_t nbytes) {
     move_field<true>(row, value, offset, nbytes);
 }
 
-// The same, asking for what is read next, line by line: at random places a copy is bound by memory,
+// The same, asking for what is read next, line by line. At random places a copy is bound by memory,
 // and the hardware follows a field only up to the end of its page.
-inline void read_field_ahead(char* row, char* value, int64_t offset, int64_t nbytes, const char* next) {
+inline void read_field_ahead(char* row, char* value, int64_t offset, int64_t nbytes,
+                             const char* next) {
     constexpr int64_t kLine = 64;
     int64_t at = 0;
     if ((offset & 7) == 0) {

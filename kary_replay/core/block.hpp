@@ -52,8 +52,8 @@ struct Header {
     // Guards every write to the tree, every change of a generation, and the fields below it.
     alignas(64) pthread_mutex_t lock;
 
-    // Written under the lock. Those marked * are also read without it, as relaxed atomics, where any
-    // recent value will do.
+    // Written under the lock. What is marked * is also read without it, as a relaxed atomic, where
+    // any recent value will do.
     alignas(64) int64_t position;  // the slot to reserve next
     int64_t n_published;           // * rows that can be sampled
     int64_t n_writing;             // * slots reserved and not yet published
@@ -85,8 +85,8 @@ struct Handle {
 };
 
 // A generation counts the uses of a slot in its low 48 bits. The count is 0 before the first use,
-// even while the slot holds a published row, and odd while it holds none. With an odd count the high
-// bits name the owner: the number + 1 of the participant that is writing it, or kNobody.
+// even while the slot holds a published row, and odd while it holds none. With an odd count the
+// high bits name the owner: the number + 1 of the participant that is writing it, or kNobody.
 constexpr int kOwnerShift = 48;
 constexpr uint64_t kCount = (uint64_t{1} << kOwnerShift) - 1;
 constexpr uint64_t kNobody = 0xffff;
@@ -100,7 +100,7 @@ inline uint64_t written_by(uint64_t generation, int64_t participant) {
     return (count + (count & 1 ? 2 : 1)) | static_cast<uint64_t>(participant + 1) << kOwnerShift;
 }
 inline uint64_t published(uint64_t generation) { return (generation & kCount) + 1; }
-// From whatever it is to a later one that holds no row: nobody's.
+// A later generation that holds no row and is nobody's.
 inline uint64_t vacated(uint64_t generation) {
     const uint64_t count = generation & kCount;
     return (count | 1) | kNobody << kOwnerShift;
@@ -121,9 +121,9 @@ inline Participant* participants_of(Header* header) {
     return part_of<Participant>(header, header->participants_at);
 }
 
-// The priorities, one a slot, guarded by the lock; null where all slots are drawn alike. Priority 0:
-// the row is no transition and is never drawn, for it only has a frame that others refer to, or its
-// own frames are gone. What a slot without a row has there means nothing.
+// The priorities, one a slot, guarded by the lock; null where all slots are drawn alike. A row of
+// priority 0 is no transition and is never drawn, for it only has a frame that others refer to, or
+// its own frames are gone. What a slot without a row has there means nothing.
 inline double* priorities_of(Header* header) {
     return part_of<double>(header, header->layout.priorities_at);
 }

@@ -131,8 +131,9 @@ cdef class Block:
         if shared:
             if not note_attachment(&self.attachment):
                 error = ERROR
+                reason = os.strerror(error)
                 raise AttachError(
-                    f"the buffer's memory cannot be opened through /proc/self/fd: {os.strerror(error)}"
+                    f"the buffer's memory cannot be opened through /proc/self/fd: {reason}"
                 )
             self.is_noted = True
         self.enter()
@@ -186,16 +187,16 @@ cdef class Block:
         if self.is_noted:
             if not has_file(attachment):
                 raise AttachError(
-                    "this forked process cannot open its parent's buffer (is /proc missing, are too "
-                    "many files open, or was the buffer's file closed?): attach by the parent's "
-                    "buffer.descriptor"
+                    "this forked process cannot open its parent's buffer (is /proc missing, are "
+                    "too many files open, or was the buffer's file closed?): "
+                    "attach by the parent's buffer.descriptor"
                 )
-            # A robust mutex tells its holders apart by process numbers, so it cannot serve two
-            # namespaces.
+            # A robust mutex tells its holders apart by process numbers: it serves one namespace.
             if self.header.pid_namespace == 0 or pid_namespace() != self.header.pid_namespace:
                 raise AttachError(
-                    "this process has no /proc, or is in another namespace of process numbers (a "
-                    "container, a sandbox) than the buffer's maker: use the buffer where it was made"
+                    "this process has no /proc, or is in another namespace of process numbers "
+                    "(a container, a sandbox) than the buffer's maker: "
+                    "use the buffer where it was made"
                 )
         with nogil:
             acquire(attachment.header)
@@ -206,7 +207,8 @@ cdef class Block:
             if error not in (errno.EAGAIN, errno.EACCES):
                 reason = os.strerror(error)
                 raise OSError(
-                    error, f"this system cannot lock bytes of a file, as shared buffers need: {reason}"
+                    error,
+                    f"this system cannot lock bytes of a file, as shared buffers need: {reason}",
                 )
             raise AttachError(
                 f"the buffer has {kMaxParticipants} attachments, which is as many as there may be"
@@ -228,7 +230,7 @@ cdef class Block:
 
 
 cdef uint64_t take_random(Header* header, int64_t n) noexcept nogil:
-    """Take the stream's next n numbers, which fill_uniform writes out; no two callers get the same."""
+    """Take the stream's next n numbers, which fill_uniform writes out; nobody else gets them."""
     # relaxed: only the counter's own order matters, and all threads see one such order
     return fetch_add_relaxed(&header.random_counter, <uint64_t>(n + PER_COUNTER - 1) // PER_COUNTER)
 

@@ -1,6 +1,7 @@
-// The attachments of this process to shared blocks, and what a forked child has to do with them: at
-// every fork that the C library knows of, not only at those of Python's. Included by block.pyx
-// alone: there is one list.
+// What a forked child does with its parent's attachments to shared blocks.
+//
+// It does so at every fork that the C library knows of, not only at Python's own. block.pyx alone
+// includes this file, so there is one list of attachments.
 #pragma once
 #include <pthread.h>
 
@@ -14,16 +15,17 @@ static Attachment* attachments = nullptr;  // guarded by attachments_lock
 static void before_fork() { pthread_mutex_lock(&attachments_lock); }
 static void after_fork_in_parent() { pthread_mutex_unlock(&attachments_lock); }
 
-// Opens the file of an attachment anew, in place of its descriptor: an open file description of our
-// own. Only calls that are allowed between fork and exec of a process with several threads.
+// Opens the file of an attachment anew under the same descriptor, for an open file description of
+// our own. It makes only calls that are allowed between fork and exec with several threads.
 static bool reopen(const Attachment* attachment) {
-    // closed behind our back: what has the number now is not ours
-    if (!has_file(attachment)) return false;
+    if (!has_file(attachment)) return false;  // somebody closed it: the number is another file's
     const int file = attachment->file;
     char path[32] = "/proc/self/fd/";
     int end = 14, n_digits = 1;
     for (int rest = file; rest >= 10; rest /= 10) ++n_digits;
-    for (int rest = file, at = end + n_digits - 1; at >= end; rest /= 10) path[at--] = static_cast<char>('0' + rest % 10);
+    for (int rest = file, at = end + n_digits - 1; at >= end; rest /= 10) {
+        path[at--] = static_cast<char>('0' + rest % 10);
+    }
     const int opened = open(path, O_RDWR | O_CLOEXEC);
     if (opened < 0) return false;
 #ifdef __linux__
@@ -37,8 +39,7 @@ static bool reopen(const Attachment* attachment) {
 
 static void after_fork_in_child() {
     for (Attachment* one = attachments; one != nullptr; one = one->next) {
-        // our parent's number: we enter under one of our own when we first use the block
-        one->me = -1;
+        one->me = -1;  // that was our parent's number: we enter when we first use the block
         one->page = nullptr;
         if (!reopen(one)) {
             if (has_file(one)) close(one->file);  // or it would keep our parent alive
@@ -48,11 +49,13 @@ static void after_fork_in_child() {
     pthread_mutex_unlock(&attachments_lock);  // taken by the thread that forked, which is this one
 }
 
-static bool watch_forks() { return pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0; }
+static bool watch_forks() {
+    return pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
+}
 
-// From here on forks look after an attachment, whose file is open. It gets a description of its
-// own, not that of the mapping, and not one that a child forked meanwhile by another thread has,
-// too. False, with errno, if the file cannot be opened anew.
+// Adds an attachment, whose file is open, to those that forks look after. It gets a description of
+// its own: not that of the mapping, and none that a child has which another thread forks meanwhile.
+// False, with errno, if the file cannot be opened anew.
 static bool note_attachment(Attachment* attachment) {
     pthread_mutex_lock(&attachments_lock);
     struct stat about {};

@@ -140,7 +140,7 @@ cdef class FrameReader(Reader):
     cdef void read_frame(
         self, char* row, const Draw* batch, int64_t at, const char* following
     ) noexcept nogil:
-        """Copy a row's frame to place ``at`` of a batch, and ask for that of the row that follows."""
+        """Copy a row's frame to place ``at`` of a batch, and ask for the following row's frame."""
         cdef Place* place
         cdef char* value
         cdef int f

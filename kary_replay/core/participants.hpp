@@ -1,18 +1,19 @@
 // Processes that share a block: whether they live, and what becomes of the slots of those who died.
 //
 // Each participant holds a lock on one byte of the file that the block lies in: the byte of its
-// number. It is a lock of an open file description (F_OFD_SETLK), which the kernel lets go when the
-// last descriptor of it is closed, however its process ended. Asking the kernel for it is one
-// system call and does not depend on what a process can see: not on process numbers, which are
+// number. It is a lock of an open file description (F_OFD_SETLK), which the kernel releases when
+// the description's last descriptor is closed, however its process ended. Asking the kernel for it
+// is one system call and does not depend on what a process can see: not on process numbers, which are
 // reused and differ between namespaces, nor on start times, which depend on the clock's namespace,
-// nor on /proc. A robust mutex a participant would not do: it dies with the thread that took it.
+// nor on /proc. A robust mutex for each participant would not do, for it dies with the thread that
+// took it, not with the process.
 //
-// The kernel counts as one who has a description also whoever maps its file through it. So the lock
-// is on a description of its own, not on the one through which the block is mapped, which forked
-// children inherit with the mapping: they would keep a dead parent alive. Of this one they inherit
-// the descriptor, and open the file anew in its place before anything else (forks.hpp). One page is
-// mapped through it, too, and not inherited (MADV_DONTFORK): should somebody close the descriptor
-// behind our back, as programs that become daemons close all of them, we go on counting as alive.
+// To the kernel, a mapping holds the description that it was made through. Forked children inherit
+// the mapping of the block, so a lock on that description would keep their dead parent alive. The
+// lock is therefore on a description of its own. Children inherit its descriptor, and open the file
+// anew in its place before anything else (forks.hpp). One page is mapped through that description,
+// too, and is not inherited (MADV_DONTFORK). So we count as alive even if somebody closes the
+// descriptor behind our back, as programs do that become daemons.
 #pragma once
 #include <fcntl.h>
 #include <sched.h>
@@ -31,12 +32,9 @@ namespace kary {
 struct Attachment {
     Header* header;
     int file;      // of the block; -1: memory of this process alone
-    // of that file, with its inode: the descriptor may have been closed, and its number be another
-    // file's
-    dev_t device;
+    dev_t device;  // of that file, for another file may have got the descriptor's number
     ino_t inode;
-    // the first one of the file, mapped through that descriptor; not in forked children
-    void* page;
+    void* page;    // the file's first, mapped through that descriptor; no child inherits it
     int64_t me;    // our number among the participants; -1: a forked child that has not entered yet
     Attachment* next;
     Attachment* previous;
@@ -45,8 +43,8 @@ struct Attachment {
 // Whether the descriptor is still that of the block's file.
 inline bool has_file(const Attachment* attachment) {
     struct stat about {};
-    return attachment->file >= 0 && fstat(attachment->file, &about) == 0 && about.st_dev == attachment->device &&
-           about.st_ino == attachment->inode;
+    if (attachment->file < 0 || fstat(attachment->file, &about) != 0) return false;
+    return about.st_dev == attachment->device && about.st_ino == attachment->inode;
 }
 
 #ifdef F_OFD_SETLK
@@ -90,8 +88,9 @@ inline void let_place_go(const Attachment* attachment, int64_t id) {
 
 // Where the kernel does not answer, a participant counts as alive: nobody who lives is ever buried.
 inline bool is_alive(const Attachment* attachment, int64_t id) {
+    if (id == attachment->me) return true;
     struct flock byte = byte_of(id);
-    return id == attachment->me || fcntl(attachment->file, F_OFD_GETLK, &byte) != 0 || byte.l_type != F_UNLCK;
+    return fcntl(attachment->file, F_OFD_GETLK, &byte) != 0 || byte.l_type != F_UNLCK;
 }
 #else  // macOS, where no block is shared
 inline bool keep_description(Attachment*) { return errno = ENOTSUP, false; }

@@ -1,8 +1,8 @@
 // Selection in proportion to masses: mass = priority ** alpha (Schaul et al. 2016, section 3.3).
 //
-// Priorities are stored. Masses, the leaves of a sum tree, are derived from them. So alpha can be set
-// to anything and back, and whoever repairs a block after a death derives every mass anew instead of
-// finding out which stores the dead process still made.
+// Priorities are stored. Masses, the leaves of a sum tree, are derived from them. So alpha can be
+// set to anything and back, and whoever repairs a block after a death derives every mass anew
+// instead of finding out which stores the dead process still made.
 #pragma once
 #include <cmath>
 
@@ -99,7 +99,7 @@ class Proportional : public Selector {
         for (int64_t i = 0; i < n; ++i) set_leaf(slot[i], mass[i]);
         recompute(tree_, slot, n);
     }
-    // Under alpha = 0 a mass does not tell the priority: the row keeps its own, or gets the largest.
+    // Under alpha = 0 a mass tells no priority: the row keeps its own, or gets the largest.
     void keep(const int64_t* slot, const double* mass, int64_t n) override {
         const double alpha = header_->alpha;
         for (int64_t i = 0; i < n; ++i) {
@@ -148,8 +148,8 @@ class Proportional : public Selector {
     void note_largest(double given) {
         if (given > header_->max_priority) store_relaxed(&header_->max_priority, given);
     }
-    // Stores the priorities before their masses, for repair derives these from them; and the largest
-    // before all, so that it is known whatever becomes of us.
+    // Stores priorities before their masses, for repair derives these from them, and the largest
+    // priority before all, so that it is known whatever becomes of us.
     void store_updated(const int64_t* slot, const double* given, int64_t n) {
         const double before = header_->max_priority;
         for (int64_t i = 0; i < n; ++i) {

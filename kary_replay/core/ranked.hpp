@@ -1,5 +1,5 @@
-// Selection by ranks: mass = rank ** -alpha, the largest priority having rank 1 (Schaul et al. 2016,
-// section 3.3).
+// Selection by ranks: mass = rank ** -alpha, and the largest priority has rank 1 (Schaul et al.
+// 2016, section 3.3).
 //
 // A rank depends on all priorities. So masses are exact when all rows have been ranked. Until they
 // are ranked again, a new priority gets the mass of the place that it would have had then, and one
@@ -58,7 +58,7 @@ class Ranked final : public Proportional {
         for (int64_t i = 0; i < n; ++i) ask_for(handle[i].index);
         return 0;
     }
-    // Each row takes one place, however often it comes; the largest priority is the first to choose.
+    // Each row takes one place, however often it comes; the largest priority chooses first.
     void update(int64_t* slot, const double* given, double*, int64_t n, double) override {
         store_updated(slot, given, n);
         std::sort(slot, slot + n, RanksBefore{priority});
@@ -116,15 +116,15 @@ class Ranked final : public Proportional {
         return table.mass[j - 1] + part * (table.mass[j] - table.mass[j - 1]);
     }
 
-    // Counts n changed priorities. When as many have changed as there are, all rows are ranked, so it
-    // costs each change O(log n). Without memory for it, the next change tries again.
+    // Counts n changed priorities. When as many have changed as there are, all rows are ranked, so
+    // it costs each change O(log n). Without memory for it, the next change tries again.
     void rank_if_due(int64_t n) {
         table_->n_changed += n;
         if (table_->n_changed >= header_->n_started) rank();
     }
 
-    // Sets alpha and gives every row with mass that of its rank. Doing it twice does no harm. False,
-    // and nothing changed, if there is no memory for it.
+    // Sets alpha and gives every row with mass that of its rank. Doing it twice does no harm. False
+    // means that there is no memory for it, and that nothing has changed.
     bool rank_all(double alpha) {
         const size_t room = std::max<int64_t>(header_->n_started, 1) * sizeof(int64_t);
         auto* slot = static_cast<int64_t*>(std::malloc(room));

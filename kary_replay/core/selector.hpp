@@ -61,15 +61,17 @@ class Selector {
     // Takes n rows out for good: they are no transitions any more. Uses up `slot`.
     virtual void retire(int64_t*, int64_t) {}
 
-    // Computes without the lock what `update` needs of n new priorities, and asks for the memory that
-    // it will touch. Returns the alpha that `mass` belongs to.
-    virtual double prepare(const Handle*, const double*, double* /*mass*/, int64_t) const { return 0; }
+    // Computes without the lock what `update` needs of n new priorities, and asks for the memory
+    // that it will touch. Returns the alpha that `mass` belongs to.
+    virtual double prepare(const Handle*, const double*, double* /*mass*/, int64_t) const {
+        return 0;
+    }
     // Sets n priorities above 0, the last one where a slot comes twice. Uses up `slot`.
     virtual void update(int64_t*, const double*, double* /*mass*/, int64_t, double /*alpha*/) {}
     // Stores the priorities that n masses stand for, which somebody sets in the tree.
     virtual void keep(const int64_t*, const double* /*mass*/, int64_t) {}
 
-    // ---------------------------------------------------- all rows at once, by a holder of the lock
+    // --------------------------------------------------- all rows at once, by a holder of the lock
 
     // Sets the exponent, and the mass of every row. False, and nothing changed: no memory.
     virtual bool set_alpha(double) { return true; }

@@ -1,9 +1,9 @@
-"""Memory that several processes map: made, found again, and gone with the last of them.
+"""Memory that several processes map, and that is gone with the last of them.
 
-The memory is a file without a name: an anonymous one (memfd_create), or, for buffers larger than
-memory, one in a directory of the user's. Other processes open it through ``/proc/<pid>/fd`` of one
-that has it. So there is nothing to leave behind: the system frees it when the last process that
-maps it has ended, however that came about.
+The memory is a file without a name: an anonymous one (memfd_create), or one in a directory of the
+user's for buffers larger than memory. Other processes open it through ``/proc/<pid>/fd`` of one
+that has it. So nothing can be left behind: the system frees the memory when the last process that
+maps it has ended, in whatever way.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ _CGROUPS = [  # limit, use, and what of the use can be dropped
 
 @dataclass(frozen=True)
 class Descriptor:
-    """Where a shared buffer is and what it holds; small and picklable. `buffer.descriptor` makes it, `attach` takes it.
+    """Where a shared buffer is and what it holds, a small object that can be pickled.
 
-    It is good on the machine it was made on, for processes that may look into its maker's (as a
-    rule: of the same user), for as long as the maker keeps the buffer. Each process that is
-    attached has a descriptor of its own, as good as the first.
+    `buffer.descriptor` makes it, and `attach` takes it. It is good on the machine that it was made
+    on, for as long as its maker keeps the buffer, and for processes that may look into the maker's:
+    as a rule, those of the same user. Each process that is attached has a descriptor of its own, as
+    good as the first.
     """
 
     kind: str
@@ -55,25 +56,25 @@ class Descriptor:
     pid: int
     file: int
     identity: tuple[int, int]
-    """Device and inode of that file: what the number stands for, should another process have got it."""
+    """Device and inode of that file, for another file may have got its number."""
     machine: str
-    """Boot and process namespace: in another one, the process number means nothing."""
+    """Boot and process namespace: in another one the process number means nothing."""
     options: Mapping[str, Any]
     """What else the kind of buffer needs to know."""
 
 
 def is_supported() -> bool:
-    """Tell whether this system has what sharing needs: Linux does."""
+    """Return whether this system has what sharing needs, as Linux does."""
     return sys.platform == "linux"
 
 
 def create(nbytes: int, directory: str | os.PathLike[str] | None = None) -> int:
-    """Return the descriptor of a new file of so many bytes, all zero and all reserved, without a name.
+    """Return the descriptor of a new file without a name, all zero and all reserved.
 
     Parameters
     ----------
     nbytes : int
-        Its size.
+        The file's size.
     directory : path, optional
         Where on disk; by default it is in memory.
 
@@ -98,8 +99,8 @@ def create(nbytes: int, directory: str | os.PathLike[str] | None = None) -> int:
         free, where = stat.f_bavail * stat.f_frsize, f"space in {os.fspath(directory)!r}"
     if nbytes > free:
         raise MemoryError(
-            f"capacity needs {nbytes / 2**30:.3g} GiB, and only {free / 2**30:.3g} GiB of {where} are free; choose a smaller "
-            "capacity"
+            f"capacity needs {nbytes / 2**30:.3g} GiB, and only {free / 2**30:.3g} GiB of {where} "
+            "are free; choose a smaller capacity"
             + (", or storage_directory=… for a file on disk" if directory is None else "")
         )
     if directory is None:
@@ -131,7 +132,10 @@ def _open_nameless(directory: str | os.PathLike[str]) -> int:
         # EISDIR: a file system from before there were such files
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
             raise
-        reason = "this file system has no files without a name (O_TMPFILE): choose a storage_directory on a local disk"
+        reason = (
+            "this file system has no files without a name (O_TMPFILE): "
+            "choose a storage_directory on a local disk"
+        )
         raise OSError(errno.EOPNOTSUPP, reason, os.fspath(directory)) from None
 
 
@@ -147,7 +151,8 @@ def describe(
     """Return the descriptor of a buffer whose memory this process has open as ``file``."""
     if file < 0:
         raise AttachError(
-            "the buffer's file was closed, or this forked process could not open it: nobody can attach here"
+            "the buffer's file was closed, or this forked process could not open it: "
+            "nobody can attach here"
         )
     return Descriptor(
         kind,
@@ -164,7 +169,7 @@ def describe(
 
 
 def check(descriptor: Any) -> None:
-    """Raise TypeError or ValueError if it is no descriptor, or has numbers that none can have."""
+    """Raise TypeError or ValueError for what is no descriptor, or has impossible numbers."""
     if not isinstance(descriptor, Descriptor):
         raise TypeError(
             f"descriptor must be what buffer.descriptor returned, got {type(descriptor).__name__}"
@@ -177,13 +182,14 @@ def open_of(descriptor: Descriptor) -> int:
     """Return a file of our own for the memory of a checked descriptor, or raise AttachError."""
     if not is_supported() or descriptor.machine != _machine():
         raise AttachError(
-            "the descriptor is from another machine, from before its last start, or from another container: "
-            "attach where the buffer was made"
+            "the descriptor is from another machine, from before its last start, "
+            "or from another container: attach where the buffer was made"
         )
     maker = f"/proc/{descriptor.pid}"
     if not os.path.exists(maker):
         raise AttachError(
-            f"process {descriptor.pid}, which made the descriptor, has ended: take one from a process that still has the buffer"
+            f"process {descriptor.pid}, which made the descriptor, has ended: "
+            "take one from a process that still has the buffer"
         )
     path = f"{maker}/fd/{descriptor.file}"
     file = None
@@ -192,8 +198,8 @@ def open_of(descriptor: Descriptor) -> int:
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise AttachError(
-            f"process {descriptor.pid}, which made the descriptor, has closed the buffer, or this process may not look into it "
-            f"(another user?): {error.strerror}"
+            f"process {descriptor.pid}, which made the descriptor, has closed the buffer, "
+            f"or this process may not look into it (another user?): {error.strerror}"
         ) from None
     if file is None:
         raise _something_else(descriptor)
@@ -211,13 +217,13 @@ def _identity(file: os.stat_result) -> tuple[int, int]:
 
 def _something_else(descriptor: Descriptor) -> AttachError:
     return AttachError(
-        f"process {descriptor.pid} has ended, or closed the buffer and opened something else since: "
-        "take a descriptor from a process that still has it"
+        f"process {descriptor.pid} has ended, or closed the buffer and opened something else "
+        "since: take a descriptor from a process that still has it"
     )
 
 
 def free_memory() -> int:
-    """Return how many bytes can be had without swapping: of the machine, and of the control group if that is less."""
+    """Return how many bytes can be had without swapping, by the machine and the control group."""
     free = int(_field(Path("/proc/meminfo"), "MemAvailable:")) * 1024
     for limit, use, stat, droppable in _CGROUPS:
         try:
@@ -244,7 +250,7 @@ def _field(path: Path, name: str) -> str:
 
 
 def _seal(file: int) -> None:
-    """Forbid everybody to change the size: a mapping of what is no longer there would be a bus error."""
+    """Forbid everybody to change the size, for access to what is gone would be a bus error."""
     import fcntl
 
     fcntl.fcntl(

@@ -54,7 +54,7 @@ cdef int64_t MAX_NBYTES = <int64_t>1 << 47
 
 
 def _packed(nbytes, start):
-    """Return an order of fields of these sizes that aligns most to 8, with no gaps from ``start``."""
+    """Return an order of fields of these sizes that aligns most of them to 8, without gaps."""
     left = sorted(range(len(nbytes)), key=lambda i: (nbytes[i] % 8 != 0, -nbytes[i]))
     order = []
     end = start
@@ -93,7 +93,9 @@ cdef class Slots:
                 f"capacity {self.capacity} needs {tebibytes:.3g} TiB; choose a smaller one"
             )
         cdef size_t at = head_nbytes(shared or attach or directory is not None)
-        cdef Layout layout = layout_of(selection, self.capacity, self.row_nbytes, DEFAULT_ARITY, at)
+        cdef Layout layout = layout_of(
+            selection, self.capacity, self.row_nbytes, DEFAULT_ARITY, at
+        )
         if not attach:
             if shared or directory is not None:
                 file = shared_memory.create(layout.nbytes, directory)
@@ -133,7 +135,7 @@ cdef class Slots:
         self.row_nbytes = (end + 7) // 8 * 8
 
     cdef int check_layout(self, const Layout* layout) except -1:
-        """Raise AttachError for another layout, and for numbers that name slots that there are not."""
+        """Raise AttachError for another layout, and for numbers that name no slots."""
         cdef Header* header = self.header
         cdef int64_t position, n_started, n_touched
         if (
@@ -201,7 +203,7 @@ cdef class Slots:
     # -------------------------------------------------------------------------------------- writing
 
     cdef int64_t reserve(self, int64_t* slot, int64_t n, int64_t* scratch) noexcept nogil:
-        """Make up to n slots ours, in ring order; return how many: fewer where others hold the rest."""
+        """Make up to n slots ours, in ring order; return how many others did not hold."""
         cdef Header* header = self.header
         cdef int64_t taken = 0, n_lost = 0, _seen, at, i
         cdef uint64_t generation
@@ -245,9 +247,10 @@ cdef class Slots:
     cdef void publish(
         self, const int64_t* slot, int64_t n, const double* priority, int64_t* scratch
     ) noexcept nogil:
-        """Make n written rows drawable; a negative priority, or NULL for all, gives the largest seen.
+        """Make n written rows drawable.
 
-        A row of priority 0 is there for others to refer to, and is no transition.
+        A negative priority, or NULL for all, stands for the largest seen. A row of priority 0 is
+        there for others to refer to, and is no transition.
         """
         cdef Header* header = self.header
         cdef uint64_t generation
@@ -318,7 +321,7 @@ cdef class Slots:
     # -------------------------------------------------------------------------------------- looking
 
     def view(self, int f):
-        """Return field f of every slot as a writable strided array [capacity, ...] onto the rows."""
+        """Return field f of every slot as a strided view [capacity, ...] of the rows."""
         field = self.fields[f]
         strides = (self.row_nbytes, *np.empty(field.shape, field.dtype).strides)
         shape = (self.capacity, *field.shape)

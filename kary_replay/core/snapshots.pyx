@@ -1,6 +1,6 @@
 # cython: language_level=3, cdivision=True
 # distutils: language = c++
-"""All slots at one moment: copied, taken over, checked. Writers wait meanwhile, readers do not."""
+"""All slots at one moment: copied, restored, checked. Writers wait meanwhile, readers do not."""
 
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
@@ -173,7 +173,6 @@ def restore(Slots slots, dict state, read_rows=None):
     random_state = tuple(
         as_count("a number of random", number, 2**64 - 1, least=0) for number in state["random"]
     )
-    key0, key1, counter = random_state
     into = slots.bytes_of(n_touched)
     if read_rows is None:
         into[:] = rows
@@ -213,7 +212,7 @@ def restore(Slots slots, dict state, read_rows=None):
 
 
 def check_invariants(Slots slots):
-    """Raise AssertionError naming the first broken invariant: the tree's I1 to I3, then I4 and I5."""
+    """Raise AssertionError naming the first broken invariant: the tree's, I4 or I5."""
     cdef Header* header = slots.header
     cdef Selector* selector = slots.selector
     cdef int64_t i, slot = -1, n_started = 0, n_writing = 0, n_published = 0, position = 0

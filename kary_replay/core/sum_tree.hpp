@@ -140,8 +140,8 @@ inline void find_two_children(const double* level, double* prefix, int64_t* node
 }
 #endif
 
-// Padding has no children. What rounding, or a writer, sent there belongs to the right end of the
-// last node before it.
+// Padding has no children. A search that rounding or a writer sent there belongs to the right end
+// of the last node before it.
 inline void stay_inside(int64_t last, double* prefix, int64_t* node) {
     if (*node <= last) return;
     *node = last;
@@ -175,7 +175,7 @@ inline void descend_level(const Tree& tree, int l, double* prefix, int64_t* node
 }
 
 // The same for prefixes in ascending order: the searches that stand at one node follow each other,
-// and so do those that go on to one of its children. Worth it only near the root, where many
+// and so do those that go on to one of its children. It is worth it only near the root, where many
 // searches share a node.
 template <int K>
 inline void descend_runs(const Tree& tree, int l, double* prefix, int64_t* node, int64_t n) {
@@ -196,10 +196,10 @@ inline void descend_runs(const Tree& tree, int l, double* prefix, int64_t* node,
     }
 }
 
-// Descends n searches together, one level at a time, and prefetches each one's next group: the
-// cache misses of a level overlap instead of queueing up behind each other. Uses up `prefix`;
-// leaves each search's leaf, always one of the tree's own, in `node`. `density`: if the prefixes
-// ascend, how many there would be in the whole tree, else 0.
+// Descends n searches together, one level at a time, and prefetches each one's next group, so that
+// the cache misses of a level overlap instead of queueing up behind each other. It uses up `prefix`
+// and leaves each search's leaf, always one of the tree's own, in `node`. `density`: if the
+// prefixes ascend, how many there would be in the whole tree, else 0.
 template <int K>
 void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n, int64_t density) {
     const int leaves = tree.n_levels - 1;
@@ -276,7 +276,8 @@ template <int K>
 void rebuild(const Tree& tree) {
     for (int l = tree.n_levels - 2; l >= 0; --l) {
         double* parents = tree.level[l];
-        for (int64_t i = 0; i < tree.width[l]; ++i) recompute_node<K>(parents, tree.level[l + 1], i);
+        const double* children = tree.level[l + 1];
+        for (int64_t i = 0; i < tree.width[l]; ++i) recompute_node<K>(parents, children, i);
     }
 }
 

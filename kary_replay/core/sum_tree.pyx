@@ -129,7 +129,7 @@ cdef class SumTree:
 
     @property
     def total(self):
-        """Sum of all masses, float64. Costs one load; under concurrent writes, some recent value."""
+        """Sum of all masses, float64: one load. Under concurrent writes, some recent value."""
         return total_of(self.tree)
 
     @property
@@ -348,8 +348,8 @@ cdef class SumTree:
         cdef int arity = 1 << self.tree.log2_arity, broken = 0
         cdef double found = 0, right = 0, value
         self.block.enter()
-        # It looks under the lock and raises after it: raising allocates memory, and a finalizer that
-        # runs then may want the lock.
+        # It looks under the lock and raises after it: raising allocates memory, which may run a
+        # finalizer that wants the lock.
         with nogil:
             acquire(self.header)
             for level in range(self.tree.n_levels):

@@ -42,7 +42,7 @@ cdef cnp.ndarray _handles(object array):
 
 
 cdef cnp.ndarray _td_errors(cnp.ndarray array):
-    """Return TD errors as a contiguous array, [B] or [B, 1]: float32 as losses give them, or float64."""
+    """Return TD errors as a contiguous array [B] or [B, 1] of float64, or float32 if they are."""
     cdef bint is_column = cnp.PyArray_NDIM(array) == 2 and cnp.PyArray_DIM(array, 1) == 1
     cdef bint is_flat = is_column or cnp.PyArray_NDIM(array) == 1
     if is_flat and cnp.PyArray_TYPE(array) == cnp.NPY_FLOAT32 and cnp.PyArray_ISCARRAY_RO(array):
@@ -203,7 +203,7 @@ cdef class Writer:
             )
         if n == 0:
             return 0
-        # Copies are checked and used, whatever other threads do to the arrays; and they are aligned.
+        # Copies are checked and used, whatever other threads do to the arrays; they are aligned.
         row = <Handle*>malloc(n * (sizeof(Handle) + 2 * sizeof(double) + sizeof(int64_t)))
         if row == NULL:
             raise MemoryError(f"no memory for a batch of {n}; use a smaller one")
