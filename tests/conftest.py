@@ -18,14 +18,23 @@ SEED = 20160218
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 settings.register_profile(
-    "default", max_examples=40, stateful_step_count=25, deadline=None, derandomize=True, database=None,
+    "default",
+    max_examples=40,
+    stateful_step_count=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
     suppress_health_check=QUIET,
-)  # fmt: skip
+)
 settings.register_profile("ci", settings.get_profile("default"), print_blob=True)
 settings.register_profile(
-    "thorough", max_examples=1000, stateful_step_count=60, deadline=None, print_blob=True,
+    "thorough",
+    max_examples=1000,
+    stateful_step_count=60,
+    deadline=None,
+    print_blob=True,
     suppress_health_check=QUIET,
-)  # fmt: skip
+)
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default")
 )
@@ -33,7 +42,7 @@ settings.load_profile(
 
 @pytest.fixture(autouse=True)
 def no_hang():
-    """End the process, with all stacks, if one test takes longer than ten minutes: a hang has to fail, not wait."""
+    """End the process, with all stacks, if a test takes ten minutes: a hang has to fail."""
     faulthandler.dump_traceback_later(600.0, exit=True, file=sys.__stderr__)
     yield
     faulthandler.cancel_dump_traceback_later()

@@ -1,4 +1,4 @@
-"""What the tests of FrameStackWriter share: frames that are numbers, what can be drawn, and writers with a planted fault."""
+"""What tests of FrameStackWriter share: numbered frames, what can be drawn, planted faults."""
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class SkipsAFrame(kr.FrameStackWriter):
 
 
 class FollowsSlots(kr.FrameStackWriter):
-    """Planted fault: links are slots alone, and take whatever frame is in them by the time they are written down."""
+    """Planted fault: links are slots alone, and take whatever frame is there later."""
 
     def add(self, **step):
         storage = self._buffer._storage
@@ -89,7 +89,10 @@ def make(
 
 
 def step(frame, reward=1.0, end=NOT, **more):
-    """One step of one environment, or of several if lists are given; the action is the frame before, if they count on."""
+    """One step of one environment, or of several if lists are given.
+
+    The action is the frame before, if the frames count on.
+    """
     terminated, truncated = np.moveaxis(np.array(end), -1, 0)
     number = np.asarray(frame)
     return {
@@ -103,7 +106,7 @@ def step(frame, reward=1.0, end=NOT, **more):
 
 
 def drawable(buffer):
-    """(observation, next_observation, reward, discount) of everything that can be drawn, by slot."""
+    """Return (observation, next_observation, reward, discount) of what can be drawn, by slot."""
     found = {}
     for _ in range(2):  # the first time takes the mass of what cannot
         try:

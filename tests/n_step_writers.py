@@ -1,4 +1,4 @@
-"""What the tests of NStepWriter share: a buffer, steps, the rows written, and writers with a planted fault."""
+"""What tests of NStepWriter share: a buffer, steps, the rows written, planted faults."""
 
 import numpy as np
 
@@ -81,7 +81,7 @@ def step(observation, reward, end=NOT, **more):
 
 
 def rows(buffer, n=None):
-    """(observation, next_observation, reward, discount, terminated) of the rows in the buffer, by slot."""
+    """(observation, next_observation, reward, discount, terminated) of the rows, by slot."""
     names = "observation", "next_observation", "reward", "discount", "terminated"
     columns = [
         buffer.field_view(name)[: len(buffer) if n is None else n].tolist() for name in names

@@ -22,7 +22,7 @@ def left_to_right(columns):
 
 
 def group_sums(children):
-    """Sum of each group of K siblings [n, K]: blocks of 8 from left to right, then the blocks: [n]."""
+    """Sum each group of K siblings [n, K], blocks of 8 from left to right, then the blocks: [n]."""
     blocks = [
         left_to_right(children[:, start : start + BLOCK])
         for start in range(0, children.shape[1], BLOCK)
@@ -46,7 +46,7 @@ def choose(masses, prefix):
 
 
 def choose_child(group, prefix):
-    """The same among K siblings, by the sums of `group_sums`: first the block of 8, then the child."""
+    """The same among K siblings, by the sums of `group_sums`: the block of 8, then the child."""
     blocks = [group[start : start + BLOCK] for start in range(0, len(group), BLOCK)]
     block, prefix = choose([left_to_right(block[None, :])[0] for block in blocks], prefix)
     child, prefix = choose(blocks[block], prefix)
@@ -83,7 +83,7 @@ class ReferenceTree:
         return float(self.levels()[0][0])
 
     def find(self, prefix, levels=None):
-        """The leaf that holds prefix, walking down in the float arithmetic that the package promises."""
+        """Find the leaf that holds prefix, in the float arithmetic that the package promises."""
         node = 0
         for level in (levels or self.levels())[1:]:
             group = level[node * self.arity : (node + 1) * self.arity]
@@ -92,7 +92,7 @@ class ReferenceTree:
         return node
 
     def find_exact(self, prefix):
-        """Smallest i with prefix < mass[0] + … + mass[i], in rational arithmetic; None past the end."""
+        """Smallest i with prefix < mass[0] + … + mass[i], in rationals; None past the end."""
         prefix = Fraction(float(prefix))
         cumulative = Fraction(0)
         for leaf, mass in enumerate(self.mass):
@@ -212,7 +212,7 @@ def stretches(log):
 
 
 def reference_n_step(log, n_step, gamma):
-    """The windows of one stream: steps, exact return, and discount, in the order of their first steps."""
+    """The windows of one stream, in order: steps, exact return, and discount."""
     gamma, windows = Fraction(gamma), []
     for steps, ended in stretches(log):
         for start in range(len(steps)):
@@ -227,7 +227,7 @@ def reference_n_step(log, n_step, gamma):
 
 
 def reference_sequences(log, length, period, burn_in):
-    """The sequences of one stream, each a list of at most `length` steps: none only repeats what another has."""
+    """The sequences of one stream, lists of at most `length` steps; none only repeats another."""
     sequences = []
     for steps, ended in stretches(log):
         n_covered = 0

@@ -1,4 +1,4 @@
-"""What the tests of SequenceWriter share: a buffer, steps, the rows written, the reference, writers with a planted fault."""
+"""What tests of SequenceWriter share: a buffer, steps, rows, the reference, planted faults."""
 
 import numpy as np
 from reference import reference_sequences
@@ -64,7 +64,7 @@ def end_of(event):
 
 
 def step(observation, end=(False, False)):
-    """One step of one environment, or of several if lists are given; the recurrent state tells which step it is."""
+    """One step of one environment, or of several for lists; the state tells which step it is."""
     observation = np.asarray(observation, np.int64)
     terminated, truncated = np.moveaxis(
         np.array(np.broadcast_to(end, (*observation.shape, 2))), -1, 0
@@ -84,7 +84,10 @@ def rows(buffer):
 
 
 def check_against_reference(writer_class, length, period, burn_in, events, backwards):
-    """Events are lists, one per round, of what happens to each environment; anything but EVENTS and reset is no step."""
+    """Play events: lists, one per round, of what happens to each environment.
+
+    Anything but EVENTS and reset is no step.
+    """
     n_envs = len(events[0])
     buffer, writer = make(length, period, burn_in, n_envs, writer=writer_class)
     logs, indices, number = [[] for _ in range(n_envs)], [], 0

@@ -1,11 +1,11 @@
 """Kill a process at a chosen instruction of one call: a debugger steps it there and sends SIGKILL.
 
-    python tests/concurrency/kill_points.py --each 1          # every instruction of every call,
-    some minutes
+    python tests/concurrency/kill_points.py --each 1
 
-Random kills seldom hit the few microseconds in which the lock is held. Here each instruction of
-ours in the call is a place to die, and each of libc's and the interpreter's that follows within a
-hundred. Linux on x86-64, where tracing is allowed.
+kills at every instruction of every call, which takes some minutes. Random kills seldom hit the few
+microseconds in which the lock is held. Here each instruction of ours in the call is a place to die,
+and so is each one of libc's and the interpreter's that follows within a hundred. It needs Linux on
+x86-64, and leave to trace processes.
 """
 
 import argparse
@@ -187,7 +187,7 @@ class Trial:
         return calls
 
     def check(self, call):
-        """After the death: nothing hangs, rows are whole, masses are their own, and all slots can be used again."""
+        """Nothing hangs after the death, rows are whole, masses their own, and all slots usable."""
         buffer = self.buffer
         buffer.check_invariants()
         if call == "sample_nothing":
@@ -216,9 +216,8 @@ class Trial:
                 check_batch(self.rows, seen, batch)
                 if self.prioritized:
                     check_masses(batch.number, buffer.tree.get(batch.index))
-            elif (
-                self.prioritized
-            ):  # every mass is the root of one of its own: none was left, none had it twice
+            elif self.prioritized:
+                # Every mass is the root of one of its own: none was left out, none had it twice.
                 self.rows.check_whole(batch)
                 mass = buffer.tree.get(batch.index)
                 off = np.log2(mass**2 / strength(batch.number))
@@ -236,7 +235,7 @@ class Trial:
         buffer.check_invariants()
 
     def check_ranks(self, call, batch):
-        """Rows are whole; and after calls that rank all rows, the masses are those of ranks, with the alpha in force."""
+        """Rows are whole, and calls that rank all rows leave the masses of ranks under alpha."""
         self.rows.check_whole(batch)
         if call in ("set_alpha", "rank"):
             mass = np.sort(self.buffer.tree.get(batch.index))[::-1]
@@ -281,7 +280,7 @@ class AddFrames:
 
 
 class FrameTrial:
-    """A buffer of frames that outlives one victim after another: rows that refer to each other, and lose each other."""
+    """A buffer of frames that outlives its victims; its rows refer to each other."""
 
     def __init__(self):
         self.buffer = frames.make(1, shared=True)
@@ -293,7 +292,7 @@ class FrameTrial:
             self.actor.step()
 
     def lost(self):
-        """A slot whose row still has mass, though frames of its history are gone; it gets nearly all the mass."""
+        """Give nearly all mass to a row that has lost frames of its history; return its slot."""
         buffer = self.buffer
         for _ in range(buffer.capacity):
             state = snapshots.snapshot(buffer._storage.slots)
@@ -314,7 +313,7 @@ class FrameTrial:
         return {"add_frames": AddFrames(self.actor), "retire": lambda: self.buffer.sample(1)}
 
     def check(self, call):
-        """After the death: nothing hangs, every stack is whole, and a row that lost its frames gets no mass again."""
+        """Nothing hangs after the death, stacks are whole, and lost rows get no mass again."""
         buffer = self.buffer
         buffer.check_invariants()
         frames.check_batch(buffer.sample(64), 1)
@@ -339,7 +338,10 @@ TRIALS = {
 
 
 def run(each, kind="prioritized", log=print, seconds_limit=1e9):
-    """Kill at every ``each``-th instruction of each call; return how many died, and how many of them held the lock."""
+    """Kill at every ``each``-th instruction of each call.
+
+    Return how many died, and how many of them held the lock.
+    """
     trial = TRIALS[kind]()
     n_killed = 0
     for name in trial.calls():
@@ -361,7 +363,8 @@ def run(each, kind="prioritized", log=print, seconds_limit=1e9):
         n_killed += killed
         locked = trial.buffer._storage.slots.n_repaired - before
         log(
-            f"{name:>17}: {killed} killed, {locked} of them holding the lock, {time.monotonic() - started:.1f} s"
+            f"{name:>17}: {killed} killed, {locked} of them holding the lock, "
+            f"{time.monotonic() - started:.1f} s"
         )
     return n_killed, trial.buffer._storage.slots.n_repaired
 

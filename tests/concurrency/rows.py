@@ -26,7 +26,8 @@ def require(fine, what, *columns):
     if not fine.all():
         bad = np.flatnonzero(~np.atleast_1d(fine))[:5]
         raise ViolationError(
-            f"{what}: rows {bad.tolist()}: {[np.asarray(column)[bad].tolist() for column in columns]}"
+            f"{what}: rows {bad.tolist()}: "
+            f"{[np.asarray(column)[bad].tolist() for column in columns]}"
         )
 
 
@@ -48,7 +49,7 @@ def td_error(number, exponent):
 
 
 class Rows:
-    """Rows of ``n_words`` 8-byte words beside a few small fields. One of these per thread: it reuses its memory."""
+    """Rows of ``n_words`` 8-byte words and some small fields, for one thread: it reuses memory."""
 
     def __init__(self, n_words, max_rows, image=False):
         self.n_words = n_words
@@ -111,7 +112,7 @@ def check_masses(number, mass):
 
 
 def check_weights(number, weight):
-    """While others write: weights with alpha = beta = 1 are 1 / mass up to one factor for the whole batch.
+    """Weights with alpha = beta = 1 are 1 / mass up to one factor per batch, while others write.
 
     So weight · strength is 2^-k times that factor: the logarithms differ by whole numbers, and by
     no more than the exponents do.
@@ -131,7 +132,7 @@ def check_weights(number, weight):
 
 
 class SeenSlots:
-    """What one thread has seen in each slot: a generation has one number for ever, and never comes back."""
+    """What one thread has seen in each slot: a generation has one number, and never comes back."""
 
     def __init__(self, capacity):
         self.capacity = capacity

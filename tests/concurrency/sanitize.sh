@@ -21,8 +21,9 @@ case $sanitizer in
 esac
 
 mkdir -p build
-KARY_REPLAY_SANITIZER=$sanitizer KARY_REPLAY_BUILD=$build/cython "${PYTHON:-python3}" setup.py --quiet \
-    build --build-base "$build" --build-lib "$build/lib" > "$build.log" 2>&1 || { cat "$build.log"; exit 1; }
+KARY_REPLAY_SANITIZER=$sanitizer KARY_REPLAY_BUILD=$build/cython \
+    "${PYTHON:-python3}" setup.py --quiet build --build-base "$build" --build-lib "$build/lib" \
+    > "$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 
 # Python leaks on purpose at exit; a leak of a block would show as growth in the stress test's own
 # figures.

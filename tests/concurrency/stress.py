@@ -1,4 +1,4 @@
-"""Two writers, two samplers and two updaters on one buffer, all out, beside one who saves; every batch is verified.
+"""Two writers, samplers and updaters on one buffer, and one who saves; every batch is verified.
 
     python tests/concurrency/stress.py --operations 1e7
 
@@ -153,7 +153,7 @@ class Stress:
             yield "add"
 
     def draw(self, rows, seen, counts, random_numbers):
-        """One verified batch. A buffer that once held rows is never empty again, even if all are being overwritten."""
+        """Draw a batch and verify it. A buffer that once held rows is never empty again."""
         unique = self.scenario.watched and random_numbers.random() < 0.3
         batch = self.buffer.sample(
             random_numbers.randint(1, self.scenario.max_batch), unique=unique
@@ -177,7 +177,7 @@ class Stress:
             yield "sample"
 
     def updater(self, which, counts, random_numbers):
-        """Update the rows of batches that samplers drew: fresh ones, old ones, and the same one again."""
+        """Update rows of batches that samplers drew: fresh ones, old ones, the same ones again."""
         rows, seen = self.new_rows(), SeenSlots(self.scenario.capacity)
         old = collections.deque(maxlen=200)
         while True:
@@ -263,7 +263,7 @@ class Stress:
 
 
 class FrameStress:
-    """Rows that refer to the frames of others, and lose them: two actors, two who draw, check and update."""
+    """Two actors write rows that refer to others and lose them; two draw, check and update."""
 
     def __init__(self, scenario, seed):
         self.buffer = frames.make(2)
@@ -304,7 +304,7 @@ class FrameStress:
 
 
 def run_stress(operations, seconds_limit, seed=0, scenarios=SCENARIOS, log=print):
-    """Run all scenarios, each with its share of the operations and of the time; return the operations done."""
+    """Run all scenarios, each with its share of operations and time; return the operations done."""
     n_done = 0
     share = sum(scenario.share for scenario in scenarios)
     interval = sys.getswitchinterval()

@@ -1,4 +1,4 @@
-"""Processes that share one buffer, killed at random moments; every batch is verified, and nobody may hang.
+"""Processes that share a buffer are killed at random; every batch is verified, nobody may hang.
 
     python tests/concurrency/stress_processes.py --transitions 1e7 --kills 1000
 
@@ -151,8 +151,14 @@ class Stress:
 
     def start(self, which):
         arguments = (
-            self.scenario, self.buffer.descriptor, ROLES[which], next(self.incarnations), self.progress, which, self.stop,
-        )  # fmt: skip
+            self.scenario,
+            self.buffer.descriptor,
+            ROLES[which],
+            next(self.incarnations),
+            self.progress,
+            which,
+            self.stop,
+        )
         self.participants[which] = self.context.Process(
             target=take_part, args=arguments, daemon=True
         )
@@ -165,7 +171,10 @@ class Stress:
             self.buffer.add(priority=priority(number, 0), **self.rows.make(number))
 
     def watch(self, moved):
-        """Fail if anybody failed, or has not moved for long. ``moved``: per participant, its count and since when."""
+        """Fail if anybody failed, or has not moved for long.
+
+        ``moved`` has for each participant its count, and since when it has that.
+        """
         now = time.monotonic()
         for which, process in enumerate(self.participants):
             require([process.exitcode is None], f"a {ROLES[which]} ended with {process.exitcode}")
@@ -182,7 +191,7 @@ class Stress:
         self.start(which)
 
     def run(self, transitions, n_kills, seconds_limit):
-        """Run to the end of the transitions and the kills; return how many there were of both, and the seconds."""
+        """Run to the end; return how many transitions and kills there were, and the seconds."""
         started, killed = time.monotonic(), 0
         self.fill()
         try:
@@ -260,7 +269,8 @@ def run_stress(transitions, n_kills, seconds_limit, seed=0, scenarios=SCENARIOS,
             transitions * part, round(n_kills * part), seconds_limit * part
         )
         log(
-            f"{scenario.name:>14}: {n:,} transitions, {k} killed, {repaired} of them holding the lock, {seconds:.1f} s"
+            f"{scenario.name:>14}: {n:,} transitions, {k} killed, "
+            f"{repaired} of them holding the lock, {seconds:.1f} s"
         )
         total, killed = total + n, killed + k
     return total, killed
@@ -294,7 +304,8 @@ def main(arguments=None):
         with contextlib.suppress(Exception):
             multiprocessing.forkserver._forkserver._stop()
     print(
-        f"{total:,} transitions, {killed} processes killed in {time.monotonic() - started:.1f} s, no violation"
+        f"{total:,} transitions, {killed} processes killed in {time.monotonic() - started:.1f} s, "
+        "no violation"
     )
     return 0
 

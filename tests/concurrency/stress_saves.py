@@ -1,4 +1,4 @@
-"""Processes killed while they save: the checkpoint that is there is always whole, and is the last or the one before.
+"""Processes are killed while they save: a whole checkpoint is there, the last or the one before.
 
     python tests/concurrency/stress_saves.py --kills 150
 
@@ -76,7 +76,7 @@ def in_process(function):
 
 
 def save_alone(directory, seed, begun, finished, digests):
-    """Go on with the buffer that is there: change it, note its digest and that a save begins, save, note its end."""
+    """Change the buffer, note its digest and that a save begins, save, note its end; go on."""
     rows, rng = Rows(N_WORDS, BATCH), random.Random(seed)
     buffer = (
         kr.PrioritizedReplayBuffer.load(directory) if finished.value else new_buffer(seed, False)
@@ -161,7 +161,10 @@ class Stress:
             time.sleep(0.0005)
 
     def run(self, n_kills, seconds_limit=1e9):
-        """Kill so many in the middle of a save; return how many it were, how many saves came to their end, and the seconds."""
+        """Kill so many in the middle of a save.
+
+        Return how many were killed, how many saves came to their end, and the seconds.
+        """
         started, killed, n_mid = time.monotonic(), 0, 0
         try:
             if self.beside:
@@ -209,7 +212,7 @@ class Stress:
         victim.close()
 
     def kill_one(self, seconds):
-        """Kill a new victim a random while after a save of its began; return whether that save was under way."""
+        """Kill a new victim a random while after its save began; return whether it was saving."""
         before = self.begun.value
         victim = self.start_victim()
         self.wait(lambda: self.begun.value > before, victim, "a save")
@@ -220,7 +223,7 @@ class Stress:
         return self.begun.value != self.finished.value
 
     def check(self):
-        """What is there is whole: it equals what was saved last, or was being saved when the victim died."""
+        """Check that the checkpoint is what was saved last, or was being saved at the death."""
         entries = sorted(one.name for one in self.directory.iterdir())
         require(
             [len([name for name in entries if name.startswith("data-")]) <= 2],
@@ -283,7 +286,8 @@ def run_stress(n_kills, seconds_limit=1e9, seed=0, log=print):
             )
             name = "beside others" if beside else "alone"
             log(
-                f"{name:>14}: {killed} killed, {n_mid} of them during a save, {finished} saves, {seconds:.1f} s"
+                f"{name:>14}: {killed} killed, {n_mid} of them during a save, "
+                f"{finished} saves, {seconds:.1f} s"
             )
             total += n_mid
     finally:

@@ -1,4 +1,4 @@
-"""Forked children: each enters a shared buffer under a name of its own, when it first uses it, however it was forked."""
+"""Forked children: each enters a shared buffer under a number of its own at its first use."""
 
 import contextlib
 import ctypes
@@ -43,7 +43,10 @@ FORKS = pytest.mark.parametrize("fork", [os.fork, fork_of_c])
 
 @contextlib.contextmanager
 def child(fork, work):
-    """Run ``work(ready, go)`` in a child; ``ready()`` says that it got there, ``go()`` waits for the block's end."""
+    """Run ``work(ready, go)`` in a child.
+
+    ``ready()`` says that the child got there, and ``go()`` waits for the end of the block.
+    """
     sys.stdout.flush()
     ready, said = os.pipe()
     gone, go = os.pipe()
@@ -194,7 +197,7 @@ while True:
 
 
 def test_what_a_child_has_mapped_does_not_keep_the_maker_alive():
-    """The maker of a buffer is killed while it writes; its child, which never used the buffer, lives on."""
+    """A buffer's maker is killed while it writes; its child, which never used it, lives on."""
     maker = subprocess.Popen(
         [sys.executable, "-c", MAKER], stdout=subprocess.PIPE, start_new_session=True
     )

@@ -1,4 +1,4 @@
-"""Frames that give themselves away, from threads and processes that overwrite each other all the time."""
+"""Frames that tell their numbers, from threads and processes that overwrite each other."""
 
 import multiprocessing
 import os
@@ -33,7 +33,10 @@ def numbers_of(frames):
 
 
 def check_batch(batch, n_step):
-    """Both observations are the frames that the transition's two numbers say. The low 12 bits count an episode's frames."""
+    """Both observations are the frames that the transition's two numbers say.
+
+    The low 12 bits of a number count the frames of an episode.
+    """
     before, after = numbers_of(batch.observation), numbers_of(batch.next_observation)
     back = np.arange(STACK - 1, -1, -1)
     for stacks, newest in ((before, batch.action), (after, batch.next_number)):
@@ -77,9 +80,14 @@ class Actor:
         truncated = self.random.random(len(envs)) < 0.1
         self.number[envs] = number + 1
         self.writer.add(
-            action=number, next_number=number + 1, reward=np.ones(len(envs)), next_frame=frames_of(number + 1),
-            terminated=np.zeros(len(envs), bool), truncated=truncated, env=envs,
-        )  # fmt: skip
+            action=number,
+            next_number=number + 1,
+            reward=np.ones(len(envs)),
+            next_frame=frames_of(number + 1),
+            terminated=np.zeros(len(envs), bool),
+            truncated=truncated,
+            env=envs,
+        )
         self.begin(envs[truncated])
 
 

@@ -37,11 +37,11 @@ def judge(outcomes, allowed, reached=()):
 
 
 def race(run_threaded, left, right, settle, n_iterations):
-    """Run left(i) beside right(i) for each iteration, then settle(i, result of left, result of right)."""
+    """Run left(i) beside right(i) in each iteration, then settle(i, left's result, right's)."""
     together, results = threading.Barrier(2), [None, None]
 
     def delay(side, iteration):
-        """0 to 50 microseconds for one side; every 100th time long enough for the other to finish."""
+        """Wait 0 to 50 µs on one side; every 100th time long enough for the other to finish."""
         step = iteration % 100
         if iteration % 2 == side:
             until = time.perf_counter() + (2e-3 if step >= 98 else step * 5e-7)
@@ -109,7 +109,7 @@ def row_outcomes(words, oldest, newest):
 @pytest.mark.parametrize("kind", [kr.ReplayBuffer, kr.PrioritizedReplayBuffer])
 @pytest.mark.parametrize("capacity", [1, 2])
 def test_add_beside_sample(kind, capacity, run_threaded):
-    """One thread goes round a buffer of one or two slots. A batch may hold what was there at any time during the call.
+    """One thread goes round a buffer of one or two slots; a batch has rows of any time in the call.
 
     Nothing else: no row that was overwritten before the call, none that came after it, none half
     and half; and the buffer is never empty, although its only slot is being written much of the
@@ -222,7 +222,7 @@ def test_add_beside_add(run_threaded):
 
 
 def test_update_beside_update(run_threaded):
-    """Two updates of the same slots in opposite orders: each slot has one's mass, and the sums fit the leaves."""
+    """Two updates of the same slots in opposite orders: each slot has one's mass, and sums fit."""
     buffer = full_buffer(N_SLOTS)
     outcomes = collections.Counter()
     handles = handles_of_all_slots(buffer)
@@ -284,7 +284,7 @@ def weight_outcomes(weight):
 
 
 def test_update_beside_sample(run_threaded):
-    """Two rows swap the masses 1 and 4 while they are drawn. A batch is no snapshot, but no mass is made up."""
+    """Two rows swap masses 1 and 4: a batch is no snapshot, but sees no other masses."""
     buffer = full_buffer(2)
     handles = handles_of_all_slots(buffer)
     outcomes, stop = collections.Counter(), []
@@ -310,7 +310,7 @@ def test_update_beside_sample(run_threaded):
 
 
 def test_set_to_zero_beside_sample(run_threaded):
-    """Mass moves from leaf to leaf, so that a search may arrive where there is none any more: it is never returned.
+    """Mass moves from leaf to leaf; a search may arrive where there is none any more, and goes on.
 
     Leaf 0 and the last leaf stay empty for good; the others take turns, and their group is never
     quite empty.
@@ -352,12 +352,13 @@ def test_the_table_of_weights_sees_a_made_up_mass():
 
 
 def assert_seen(outcome, litmus, *arguments, tries=20):
-    """A race shows itself when the scheduler happens to allow it; a busy machine may take several runs of the litmus."""
+    """A race shows itself if the scheduler allows it: a busy machine may take several runs."""
     for _ in range(tries):
         try:
             litmus(*arguments)
         except AssertionError as error:
-            assert re.search(f"not allowed: .*{outcome}", str(error)), error  # noqa: PT017 - the next try may be the one
+            # the next try may be the one
+            assert re.search(f"not allowed: .*{outcome}", str(error)), error  # noqa: PT017
             return
     pytest.fail(f"{tries} runs of {litmus.__name__} did not see a planted race")
 

@@ -1,4 +1,4 @@
-"""The short forms of stress_processes.py and kill_points.py, and proof that their checks see what they are there for."""
+"""Short forms of stress_processes.py and kill_points.py, and proof that their checks see faults."""
 
 import os
 
@@ -24,7 +24,7 @@ def mappings():
 
 
 def test_processes_killed_at_random(capsys):
-    """Fifty of them; nobody hangs, no row is torn, no priority stale, and nothing is left behind."""
+    """Fifty of them: nobody hangs, no row is torn, no priority stale, and nothing is left."""
     before = mappings(), os.listdir("/dev/shm")
     total, killed = stress_processes.run_stress(100_000, 50, seconds_limit=60, seed=3)
     print(capsys.readouterr().out)
@@ -41,7 +41,7 @@ def test_killed_at_chosen_instructions(kind, capsys):
 
 
 def test_a_violation_ends_the_program(capsys, monkeypatch):
-    """Priorities of another row, written by this process while it fills the buffer; nobody can overwrite so many in time."""
+    """This process gives rows the priorities of others, more than anybody overwrites in time."""
     monkeypatch.setattr(
         stress_processes, "priority", lambda number, exponent: priority(number + 1, exponent)
     )

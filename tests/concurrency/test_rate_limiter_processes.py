@@ -1,4 +1,4 @@
-"""Processes that race, each as fast as it may: the band holds, and a killed partner is named, not waited for."""
+"""Processes that race: the band holds, and a killed partner is named, not waited for."""
 
 import contextlib
 import multiprocessing
@@ -20,7 +20,7 @@ LEARNER, ACTOR = "has the learner stopped", "has every actor stopped"
 
 
 def take_part(limiter, buffer, role, unlimited, patience, parent):
-    """Add or draw until killed, or until nobody of the other side has for ``patience`` seconds; say why.
+    """Add or draw until killed, or until the other side pauses ``patience`` seconds; say why.
 
     ``unlimited`` is None, or the role that never asks; the other one is slow then.
     """
@@ -53,7 +53,7 @@ class Race:
         self.processes = []
 
     def start(self, *roles, attached=(), unlimited=None, patience=30.0):
-        """Start processes of these roles, and after these some ``attached`` by descriptor; all together when all are ready."""
+        """Start processes of these roles, then some ``attached`` by descriptor, together."""
         started = [self.spawn(role, False, unlimited, patience) for role in roles]
         started += [self.spawn(role, True, unlimited, patience) for role in attached]
         for process in started:
@@ -80,7 +80,7 @@ class Race:
         return process
 
     def watch(self, n_adders, n_samplers, n_drawn, seconds=30.0):
-        """Follow the balance until so many rows more are drawn, a thousand times at least; return its extremes."""
+        """Follow the balance until so many more rows are drawn; return its extremes."""
         buffer, (added, sampled) = self.buffer, self.limiter.origin
         n_looks, lowest, highest = 0, np.inf, -np.inf
         until, enough = time.monotonic() + seconds, buffer.n_sampled + n_drawn

@@ -58,7 +58,7 @@ def at_rest(name="small"):
 
 
 def check_everything(run):
-    """What a sampler checks, over enough batches to meet every row, and what is checked at the end."""
+    """Check what a sampler checks, over enough batches to meet every row, and the end's checks."""
     rows, seen = run.new_rows(), SeenSlots(run.scenario.capacity)
     for _ in range(200):
         check_batch(rows, seen, run.buffer.sample(32))
@@ -119,7 +119,7 @@ def lose_the_last_write(run):
     ],
 )
 def test_a_planted_fault_is_seen(fault, sampled):
-    """At the end always; and, for what a sampler can see, also in a batch, while others would still be writing."""
+    """Faults show at the end, and those that a sampler can see also in a batch."""
     run = at_rest()
     fault(run)
     with pytest.raises((ViolationError, AssertionError)):

@@ -102,7 +102,7 @@ def test_no_row_at_all_is_said_at_once():
 
 @pytest.mark.parametrize("kind", [kr.ReplayBuffer, kr.PrioritizedReplayBuffer])
 def test_draws_without_replacement_wait_for_writers(kind, run_threaded):
-    """A full buffer is overwritten all the time: there are rows enough, though never all at one moment."""
+    """A full buffer is overwritten all the time: rows suffice, though never all at one moment."""
     n = 64
     buffer = kind(n, {"x": kr.Field((2048,), "float32")}, seed=0)
     buffer.add(x=np.zeros((n, 2048)))
@@ -129,7 +129,7 @@ def test_draws_without_replacement_wait_for_writers(kind, run_threaded):
 
 @pytest.mark.parametrize("kind", [kr.ReplayBuffer, kr.PrioritizedReplayBuffer])
 def test_no_handle_outlives_a_reset(kind, run_threaded):
-    """Draws that overlap a reset may return rows from before it; their handles are stale, and stay so."""
+    """Draws that overlap a reset may return rows from before it, with stale handles."""
     n, n_resets = 500, 150
     buffer = kind(n, {"x": kr.Field((64,), "int64")}, seed=0)
     drawn, stopped = [], []

@@ -1,4 +1,4 @@
-"""What touches the whole object, beside threads that add, draw and update: clones, checks, alpha, reset.
+"""Clones, checks, alpha and reset, beside threads that add, draw and update.
 
 Nothing may hang, and a clone is a consistent cut: all rows whole, all masses of their own rows, and
 both go on independently.
@@ -139,7 +139,7 @@ def test_setting_alpha_beside_everything(run_threaded):
 
 @pytest.mark.parametrize("kind", [kr.ReplayBuffer, kr.PrioritizedReplayBuffer])
 def test_reset_beside_everything(kind, run_threaded):
-    """Batches stay whole; an update with a handle from before the reset is never applied to a row from after it."""
+    """Batches stay whole, and a handle from before a reset never updates a row from after it."""
     buffer, n_empty = new_buffer(kind), [0]
     prioritized = kind is kr.PrioritizedReplayBuffer
 

@@ -31,7 +31,7 @@ UNIFORMS = [
 
 
 def philox4x64(counter, key, n_rounds=10):
-    """One block of Philox4x64, after the paper's section 3.3 and figure 2, in Python's whole numbers."""
+    """One block of Philox4x64, after the paper's section 3.3 and figure 2, in Python's integers."""
     word = 2**64
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -55,7 +55,7 @@ def test_the_published_vectors():
 
 @pytest.mark.parametrize("seed", [0, 1, 2016, 2**64, [1, 2, 3]])
 def test_numpys_philox_is_the_papers_at_the_counters_we_promise(seed):
-    """NumPy counts up before each block; the reference starts it so that the first block is counter 0."""
+    """NumPy counts up before each block; the reference starts so that the first block is 0."""
     key = [int(word) for word in np.random.SeedSequence(seed).generate_state(2, np.uint64)]
     blocks = [philox4x64([counter, 0, 0, 0], key) for counter in range(5)]
     uniforms = [(output >> 11) * 2.0**-53 for block in blocks for output in block]
@@ -108,7 +108,7 @@ def test_the_written_batches_are_the_references():
 @pytest.mark.parametrize("seed", [0, 7, 2**63, 2**100, [1, 2, 3]])
 @pytest.mark.parametrize("stratified", [True, False])
 def test_long_runs_of_all_batch_sizes(seed, stratified, rng):
-    """Masses that are no whole numbers, sizes around the internal chunks, both kinds of batch from one stream."""
+    """Fractional masses, sizes around the internal chunks, both kinds of batch from one stream."""
     masses = rng.random(777) * 10.0 ** rng.integers(-5, 5, 777)
     buffer = kr.PrioritizedReplayBuffer(1000, FIELDS, alpha=1.0, seed=seed)
     buffer.add(number=np.arange(777), priority=masses)

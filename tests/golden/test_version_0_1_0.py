@@ -1,4 +1,4 @@
-"""Checkpoints and pickles of format 1, written by 0.1.0 before its release, which stored masses: they are still read.
+"""Checkpoints and pickles of format 1 are still read; 0.1.0 wrote masses before its release.
 
 Each holds eight rows, three updates drawn from them, and two rows more; "reset" three rows after a
 reset. The numbers below are what that version had, and what it drew next.
@@ -37,10 +37,18 @@ MASSES = {
     "flat": np.ones(10),
     "reset": [1, 1, 1, 0, 0, 0, 0, 0, 0, 0],
     "rank": [
-        0.2871745887492588, 0.3111294892118257, 0.2871745887492588, 0.3807307877431757, 0.43527528164806206,
-        1.0, 0.6597539553864471, 0.6597539553864471, 0.5172818579717866, 0.43527528164806206,
+        0.2871745887492588,
+        0.3111294892118257,
+        0.2871745887492588,
+        0.3807307877431757,
+        0.43527528164806206,
+        1.0,
+        0.6597539553864471,
+        0.6597539553864471,
+        0.5172818579717866,
+        0.43527528164806206,
     ],
-}  # fmt: skip
+}
 
 
 def load(name, by):

@@ -1,4 +1,4 @@
-"""FrameStackWriter against a reference that keeps whole stacks: any environments, ends, crashes, and a ring that wraps."""
+"""FrameStackWriter against a reference that keeps whole stacks, in a ring that wraps."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ EVENT = st.sampled_from(["step"] * 8 + ["skip", "crash", "terminated", "truncate
 
 
 class Reference:
-    """Every transition with both its stacks, in the order of the rows; and the number of the row that has each frame."""
+    """Every transition with both its stacks, in the order of rows; and the row of each frame."""
 
     def __init__(self, stack, n_step, gamma, n_envs, padding):
         self.stack, self.n_step, self.gamma, self.padding = stack, n_step, gamma, padding
@@ -97,7 +97,10 @@ class Reference:
 def check_against_reference(
     events, stack, n_step, padding="repeat", gamma=0.5, capacity=1000, writer=kr.FrameStackWriter
 ):
-    """Events are lists, one per round, of what happens to each environment; one without an episode begins one instead."""
+    """Play events: lists, one per round, of what happens to each environment.
+
+    An environment without an episode begins one instead.
+    """
     n_envs = len(events[0])
     capacity = max(capacity, n_envs * (stack + n_step))
     buffer, writer = make(

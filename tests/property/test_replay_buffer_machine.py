@@ -1,4 +1,4 @@
-"""PrioritizedReplayBuffer against the naive reference: any sequence of calls, invariants after every one.
+"""PrioritizedReplayBuffer against the naive reference: any calls, invariants after each.
 
 Masses may differ from the reference's by two units in the last place, because `pow` is not
 correctly rounded everywhere; the reference then takes them over, so that everything that follows
@@ -188,7 +188,7 @@ class ReplayBufferMachine(RuleBasedStateMachine):
 
 
 class UniformBufferMachine(RuleBasedStateMachine):
-    """ReplayBuffer against a list: independent draws, each slot the integer part of a uniform times the size."""
+    """ReplayBuffer against a list: each slot is the integer part of a uniform times the size."""
 
     @initialize(capacity=CAPACITIES, seed=st.integers(0, 2**64 - 1))
     def start(self, capacity, seed):

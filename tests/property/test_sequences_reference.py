@@ -1,4 +1,4 @@
-"""SequenceWriter against the reference: any environments, ends and resets, any length, period and burn-in."""
+"""SequenceWriter against the reference: any environments, ends, lengths, periods, burn-ins."""
 
 from hypothesis import given
 from hypothesis import strategies as st

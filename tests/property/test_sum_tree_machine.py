@@ -160,7 +160,7 @@ def test_equals_the_reference(arity):
 
 
 def test_a_prefix_at_the_end_of_a_node_stays_in_its_last_child():
-    """Rounding carries it past all children's sum, but what is left of it in the last one is not at that one's end."""
+    """Rounding carries it past the children's sum, yet not to the end of the last child."""
     rng = np.random.default_rng(1440)
     tree, reference = kr.SumTree(152, arity=8), ReferenceTree(152, 8)
     leaves, masses = (

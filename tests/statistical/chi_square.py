@@ -10,7 +10,7 @@ import numpy as np
 
 
 def survival(statistic, n_freedom):
-    """P(X > statistic) for X chi-square with n_freedom degrees: the upper incomplete gamma function Q."""
+    """P(X > statistic), X chi-square with n_freedom degrees: the incomplete gamma function Q."""
     a, x = n_freedom / 2, statistic / 2
     if x <= 0:
         return 1.0
@@ -38,7 +38,7 @@ def survival(statistic, n_freedom):
 
 
 def check_counts(counts, expected, false_alarm):
-    """Raise AssertionError, with all counts, if counts [..., cells] are implausible for their expectation.
+    """Raise AssertionError, with all counts, if counts [..., cells] are implausible.
 
     Each row of cells is one multinomial draw with its own expected counts; rows are independent and
     their statistics add up. A cell that cannot occur must not. Expected counts below 8 would make
@@ -56,5 +56,6 @@ def check_counts(counts, expected, false_alarm):
     n_freedom = int(possible.sum()) - len(counts)
     chance = survival(statistic, n_freedom)
     assert chance >= false_alarm, (
-        f"chi-square {statistic:.1f} with {n_freedom} degrees of freedom has chance {chance:.2g}\n{table}"
+        f"chi-square {statistic:.1f} with {n_freedom} degrees of freedom "
+        f"has chance {chance:.2g}\n{table}"
     )

@@ -1,4 +1,4 @@
-"""Draws follow the masses: chi-square at a stated false-alarm rate, and every fault planted is caught.
+"""Draws follow the masses, by chi-square at a stated false-alarm rate; planted faults are caught.
 
 Each check may fail a correct program with probability FALSE_ALARM, and the file makes fewer than 50
 checks that a correct program has to pass: below 1e-6 over the file. Seeds are fixed. What is
@@ -297,7 +297,7 @@ def test_updates_that_change_nothing_leave_the_frequencies_alone(run_threaded):
 
 
 def test_rows_drawn_again_are_drawn_by_mass():
-    """Half of the mass is put on slots without a row, so that half of the draws fail and are made again.
+    """Half of the mass is on slots without a row, so that half of the draws are made again.
 
     In use, a draw fails because another thread is overwriting the row, too rarely to be counted.
     Where no row is, a draw fails as well, every time; the rows drawn instead have to follow their

@@ -1,4 +1,4 @@
-"""Draws without replacement, and masses by rank: chi-square at a stated false-alarm rate, planted faults rejected.
+"""Draws without replacement and masses by rank, by chi-square at a stated false-alarm rate.
 
 Each check may fail a correct program with probability FALSE_ALARM; there are fewer than 20 of them.
 Seeds are fixed.

@@ -46,7 +46,10 @@ def test_arguments_are_for_the_command_line():
 
 def test_it_needs_numpy_alone():
     others = "torch", "gymnasium", "stable_baselines3", "tianshou", "tyro", "rich"
-    code = f"import sys, kary_replay.about as a; a.about(); print([name for name in {others} if name in sys.modules])"
+    code = (
+        "import sys, kary_replay.about as a; a.about(); "
+        f"print([name for name in {others} if name in sys.modules])"
+    )
     assert run("-c", code) == "[]\n"
 
 

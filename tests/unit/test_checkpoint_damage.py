@@ -1,4 +1,4 @@
-"""Damaged checkpoints: whatever bit or byte is wrong, load says so and names the file, and makes nothing."""
+"""Damaged checkpoints: whatever byte is wrong, load names the file, and makes nothing."""
 
 import json
 import os
@@ -259,7 +259,7 @@ def test_a_manifest_that_lacks_something(left_out, saved):
     ],
 )
 def test_contents_that_no_buffer_can_have(name, at, value, saved):
-    """Checksums are no proof against who can compute them: what would break the buffer's invariants is refused."""
+    """A checkpoint with forged checksums is refused where it would break the invariants."""
     path = find(saved, name)
     values = np.frombuffer(
         path.read_bytes(), np.float64 if name == "mass.bin" else np.uint64

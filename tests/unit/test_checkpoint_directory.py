@@ -1,4 +1,4 @@
-"""What save and load do to directories: which they take, what they leave, and what happens when a step fails."""
+"""What save and load do to directories: which they take, what they leave, failing steps."""
 
 import errno
 import os
@@ -169,7 +169,7 @@ STEPS = ["mkdir", "open", "pwrite", "fsync", "replace", "close"]
 
 
 class Steps:
-    """Counts what a save asks of the system, and does something before, or instead of, each request."""
+    """Counts a save's requests to the system, and does something before or instead of each."""
 
     def __init__(self, monkeypatch):
         self.calls, self.disturb = [], None
@@ -196,7 +196,7 @@ class Steps:
         return call
 
     def save(self, buffer, directory, disturb=None):
-        """Save, calling disturb(number of the step) before each step; return how many there were."""
+        """Save, calling disturb(number) before each step; return how many steps there were."""
         self.calls.clear()
         self.disturb = disturb
         try:
@@ -266,9 +266,8 @@ def test_whoever_dies_at_any_step_leaves_one_or_the_other_whole(tmp_path, monkey
         pid = os.fork()
         if pid == 0:
             try:
-                trial.steps.save(
-                    trial.buffer, trial.folder, lambda number: number == die_at and os._exit(9)
-                )  # noqa: B023
+                die = lambda number, at=die_at: number == at and os._exit(9)  # noqa: E731
+                trial.steps.save(trial.buffer, trial.folder, die)
             finally:
                 os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
@@ -279,7 +278,7 @@ def test_whoever_dies_at_any_step_leaves_one_or_the_other_whole(tmp_path, monkey
 
 
 def test_everything_is_on_the_disk_before_the_switch(tmp_path, monkeypatch):
-    """In this order: the data, their names, the manifest, its name, the switch; and only then the old data go."""
+    """The data, their names, the manifest, its name and the switch; then the old data go."""
     trial, events = Trial(tmp_path, monkeypatch), []
     old = next(path for path in trial.folder.iterdir() if path.name.startswith("data-"))
 

@@ -1,4 +1,4 @@
-"""Bad input: a clear error that names argument, value and remedy, and nothing has changed afterwards.
+"""Bad input: an error names argument, value and remedy, and nothing has changed afterwards.
 
 Whether anything changed is read off the pickled state, which holds rows, masses, generations,
 settings and the place in the random stream.
@@ -22,7 +22,7 @@ NAN, INF = float("nan"), float("inf")
 
 @contextmanager
 def refused(thing, kinds, *words):
-    """The block raises all of these kinds of error, with these words in the message, and leaves thing as it was."""
+    """The block raises all these kinds of error with these words, and leaves thing as it was."""
     before = pickle.dumps(thing)
     kinds = kinds if isinstance(kinds, tuple) else (kinds,)
     with pytest.raises(kinds[0]) as caught:
@@ -144,7 +144,7 @@ def test_priorities_that_are_no_real_numbers(buffer, bad):
 
 
 def broken(**changes):
-    """Rows with some fields replaced, or left out where the new value is None; a dotted name reaches inside."""
+    """Rows with fields replaced, or left out for None; a dotted name reaches inside."""
     row = rows(2)
     for name, value in changes.items():
         part, _, name = name.rpartition("__")

@@ -1,4 +1,4 @@
-"""FrameReplayBuffer and its writer: literal tables, numbered frames in and stacks out, and one promise at a time."""
+"""FrameReplayBuffer and its writer: literal tables, frames in and stacks out, by promise."""
 
 import copy
 import multiprocessing
@@ -27,7 +27,7 @@ SCALAR = kr.Field((), "float32")
 
 
 def play(writer, frames, end=NOT, env=None, reward=1.0):
-    """An episode of one environment: its first frame, then a step to each of the others; the last one ends it."""
+    """Play an episode of one environment: a first frame, then a step to each of the others."""
     writer.reset(frames[0], env=env)
     for frame in frames[1:]:
         writer.add(**step(frame, reward, end if frame == frames[-1] else NOT, env=env))
@@ -125,7 +125,7 @@ def test_an_episode_shorter_than_the_window():
 
 
 def check_two_environments(writer_class):
-    """Environment 0 terminates after two steps and begins anew, 1 goes on; their rows take turns."""
+    """Environment 0 terminates after two steps, 1 goes on; their rows take turns."""
     buffer, writer = make(2, 2, n_envs=2, writer=writer_class)
     writer.reset([10, 100])
     index = [
@@ -151,7 +151,7 @@ def test_two_environments():
 
 
 def check_the_oldest_are_overwritten(writer_class):
-    """Eight rows: of frames 10 … 21 the last eight are left, 14 … 21, and three transitions have lost frames."""
+    """Of frames 10 … 21 the last eight are left, 14 … 21; three transitions have lost frames."""
     buffer, writer = make(3, capacity=8, writer=writer_class)
     play(writer, list(range(10, 22)))
     assert sorted(drawable(buffer)) == [
@@ -160,7 +160,7 @@ def check_the_oldest_are_overwritten(writer_class):
 
 
 def check_a_pause(writer_class):
-    """While environment 1 waits, 0 overwrites what it has seen: its next transitions are not drawn, until all is new."""
+    """Environment 0 overwrites what 1 has seen: 1's next transitions are not drawn for a while."""
     buffer, writer = make(2, n_envs=2, capacity=7, writer=writer_class)
     writer.reset([10, 100])
     for t in range(8):

@@ -1,4 +1,4 @@
-"""FrameReplayBuffer and FrameStackWriter refuse what is wrong, before anything changes, naming the argument and the value."""
+"""FrameReplayBuffer and FrameStackWriter refuse what is wrong, and name argument and value."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,8 @@ def test_bad_arguments_of_the_buffer(change, error, message):
         (
             {"n_envs": 3},
             ValueError,
-            r"n_envs \* \(stack \+ n_step\) must be at most the buffer's capacity, 10, got 3 \* \(3 \+ 2\)",
+            r"n_envs \* \(stack \+ n_step\) must be at most the buffer's capacity, 10, "
+            r"got 3 \* \(3 \+ 2\)",
         ),
         ({"gamma": 1.5}, ValueError, "gamma must be from 0 to 1"),
         ({"priority": 1.0}, TypeError, "priority must be None or a function"),

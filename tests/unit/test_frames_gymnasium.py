@@ -1,4 +1,4 @@
-"""FrameStackWriter beside gymnasium's own wrapper that stacks frames: what is drawn is what the agent saw."""
+"""FrameStackWriter beside gymnasium's frame stacking: what is drawn is what the agent saw."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Bugs that other prioritized buffers are known for, each as a test that this one does not have it."""
+"""Bugs that other prioritized buffers are known for, each as a test that it is not here."""
 
 import copy
 import pickle
@@ -114,7 +114,7 @@ def test_duplicates_in_one_batch_are_applied_once_and_the_last_wins():
 
 
 def test_alpha_is_applied_once_to_new_rows():
-    """The largest priority is a priority, not a mass: raised to alpha once more, new rows would come too rarely."""
+    """The largest priority is no mass: with alpha applied twice, new rows would come too rarely."""
     buffer = buffer_of(4, 1, alpha=0.5, priority_epsilon=0.5)
     buffer.update_priorities(buffer.sample(1).handle, [255.5])
     assert buffer.max_priority == 256.0
@@ -125,7 +125,7 @@ def test_alpha_is_applied_once_to_new_rows():
 @pytest.mark.parametrize("arity", ARITIES)
 @pytest.mark.parametrize("capacity", [3, 5, 6, 7, 10, 33, 100, 257])
 def test_a_capacity_that_is_no_power_keeps_the_leaves_in_order(arity, capacity):
-    """In a heap of 2·capacity − 1 nodes, the leaves of such a tree are on two levels and come rotated."""
+    """In a heap of 2·capacity − 1 nodes, such a tree's leaves are on two levels, and rotated."""
     tree = kr.SumTree(capacity, arity=arity)
     tree.set(np.arange(capacity), np.arange(1.0, capacity + 1))
     ends = np.cumsum(np.arange(1.0, capacity + 1))

@@ -158,12 +158,19 @@ def test_the_tables_reject_planted_faults():
 
 def test_which_step_a_field_comes_from():
     image = {"camera": kr.Field((2, 2), "uint8"), "inner": {"speed": kr.Field((), "float32")}}
+    number, flag, flags = kr.Field((), "float32"), kr.Field((), "bool"), kr.Field((3,), "bool")
     fields = {
-        "observation": image, "action": {"left": kr.Field((), "int8"), "right": kr.Field((2,), "float32")},
-        "reward": kr.Field((), "float32"), "next_observation": image, "discount": kr.Field((), "float32"),
-        "terminated": kr.Field((), "bool"), "truncated": kr.Field((), "bool"), "log_prob": kr.Field((), "float32"),
-        "legal": kr.Field((3,), "bool"), "next_legal": kr.Field((3,), "bool"),
-    }  # fmt: skip
+        "observation": image,
+        "action": {"left": kr.Field((), "int8"), "right": kr.Field((2,), "float32")},
+        "reward": number,
+        "next_observation": image,
+        "discount": number,
+        "terminated": flag,
+        "truncated": flag,
+        "log_prob": number,
+        "legal": flags,
+        "next_legal": flags,
+    }
     buffer, writer = make(2, n_envs=2, fields=fields)
 
     def see(t):
@@ -171,10 +178,16 @@ def test_which_step_a_field_comes_from():
 
     for t in range(3):
         index = writer.add(
-            observation=see(t), action={"left": [t, -t], "right": np.full((2, 2), t)}, reward=[1, 2],
-            next_observation=see(t + 10), terminated=[False, False], truncated=[False, t == 2],
-            log_prob=[-t, t], legal=np.full((2, 3), t == 1), next_legal=np.full((2, 3), t == 2),
-        )  # fmt: skip
+            observation=see(t),
+            action={"left": [t, -t], "right": np.full((2, 2), t)},
+            reward=[1, 2],
+            next_observation=see(t + 10),
+            terminated=[False, False],
+            truncated=[False, t == 2],
+            log_prob=[-t, t],
+            legal=np.full((2, 3), t == 1),
+            next_legal=np.full((2, 3), t == 2),
+        )
     assert index.tolist() == [2, 3, 4]
     assert len(buffer) == 5
     view = {name: buffer.field_view(name) for name in fields}
@@ -282,7 +295,7 @@ def test_priorities_come_from_a_function_of_the_rows():
 
 
 def test_a_step_that_was_refused_has_not_been_taken():
-    """By the priorities, by the buffer, by a sum too large: the same step again goes through, as if nothing had been."""
+    """A step refused by priorities, buffer or sum goes through again, as if nothing had been."""
     answers = [np.array([0.0]), np.array([1.0, 2.0]), "x", np.array([1.5])]
     buffer, writer = make(
         2, fields={**FIELDS, "reward": kr.Field((), "float32")}, priority=lambda _: answers.pop(0)

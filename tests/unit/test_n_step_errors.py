@@ -1,4 +1,4 @@
-"""NStepWriter refuses what is wrong, before anything changes, naming the argument, the value and the remedy."""
+"""NStepWriter refuses what is wrong, and names argument, value and remedy."""
 
 import pytest
 from n_step_writers import FIELDS, NOT, make, rows, step
@@ -44,7 +44,8 @@ def test_bad_arguments_of_the_constructor(change, error, message):
     [
         (
             {"discount": None},
-            r'buffer lacks the fields discount; add "discount": Field\(\(\), "float32"\), which replaces term',
+            r'buffer lacks the fields discount; add "discount": Field\(\(\), "float32"\), '
+            r"which replaces term",
         ),
         (
             {"discount": None, "terminated": None},

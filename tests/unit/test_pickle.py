@@ -1,4 +1,4 @@
-"""Pickle and deepcopy keep everything: rows, masses, generations, settings, the place in the random stream."""
+"""Pickle and deepcopy keep everything: rows, masses, generations, settings, random stream."""
 
 import copy
 import pickle

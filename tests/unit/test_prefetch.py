@@ -1,4 +1,4 @@
-"""What a prefetched batch is, when it was drawn, whose errors arrive where, and that no thread is left behind."""
+"""What a prefetched batch is, when it was drawn, where errors arrive; no thread is left."""
 
 import gc
 import os
@@ -92,7 +92,7 @@ def test_the_batches_are_those_of_the_buffer(device, kind, depth):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_batch_is_never_overwritten(device):
-    """Not even one that is kept while many more are taken; every field derives from the row's number."""
+    """Not even a batch kept while many more are taken; fields derive from the row's number."""
     with Prefetcher(make(), 32, device, depth=2) as batches:
         kept = [next(batches) for _ in range(100)]
         drawn = [check_whole(batch) for batch in kept]
@@ -125,7 +125,7 @@ def settle(condition, seconds=10.0):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_priorities_are_written_back(device):
-    """Those of the batch in hand are in before the batch after the next is drawn: one update behind."""
+    """The updates of a batch are in before the batch after the next is drawn."""
     buffer = make(alpha=1.0)
     with Prefetcher(buffer, 16, device) as batches:
         batch = next(batches)
@@ -335,7 +335,8 @@ def test_the_interpreter_exits(ending):
         buffer = kr.ReplayBuffer(10, {"x": kr.Field((), "float32")})
         empty = kr.ReplayBuffer(10, {"x": kr.Field((), "float32")})
         buffer.add(x=1.0)
-        batches, waiting = Prefetcher(buffer, 4), Prefetcher(empty, 4, rate_limiter=kr.RateLimiter(empty, 1.0))
+        batches = Prefetcher(buffer, 4)
+        waiting = Prefetcher(empty, 4, rate_limiter=kr.RateLimiter(empty, 1.0))
         next(batches)
         waiting._running()
         print("fine", flush=True)
@@ -410,7 +411,7 @@ class Recorder:
 
 
 def test_pinned_memory_is_written_again_only_after_its_copy(monkeypatch):
-    """The order of calls, without a device. Copies to the CPU copy nothing, so that the memory itself can be seen."""
+    """The order of calls, without a device: copies to the CPU copy nothing, so memory shows."""
     calls, new = [], torch.empty_like
     monkeypatch.setattr(transfer, "cuda", Recorder(calls))
     monkeypatch.setattr(

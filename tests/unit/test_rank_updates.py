@@ -1,4 +1,4 @@
-"""Updates with prioritization by rank: only what is applied takes a place, and each row takes one."""
+"""Updates with prioritization by rank: what is applied takes a place, each row one."""
 
 import numpy as np
 import pytest

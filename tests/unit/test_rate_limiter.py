@@ -1,4 +1,4 @@
-"""Who may pass and who waits, what a time-out says, and which settings are refused because nobody could ever go on."""
+"""Who may pass and who waits, what a time-out says, and which settings are refused."""
 
 import _thread
 import copy
@@ -107,7 +107,7 @@ def test_counting_starts_at_construction():
 
 
 def test_a_reset_does_not_lock_everybody_out():
-    """Samplers have no rows then, and adders no samplers: rows up to min_size pass whatever the balance."""
+    """Nobody can sample then, so rows up to min_size pass whatever the balance."""
     buffer = make()
     limiter = kr.RateLimiter(buffer, 8, min_size=10, error=16)
     add(buffer, 12)
@@ -191,7 +191,7 @@ def test_calls_that_could_wait_for_ever_are_refused():
 
 @pytest.mark.parametrize("ratio", [0.25, 1.0, 3.7, 256.0])
 def test_never_both_wait(ratio, rng):
-    """With every size of call that is let in at all, one side can always go on, and the balance stays in its band."""
+    """Whatever the size of calls, one side can always go on, and the balance stays in its band."""
     error = 2 * max(1.0, ratio)
     for _ in range(50):
         counter = Counter()
@@ -227,7 +227,7 @@ def test_overshoot_is_one_call_per_participant():
 
 
 def time_out(call, n):
-    """Let a call time out after 0.05 s; return what it raised and said, and how long it really took."""
+    """Let a call time out after 0.05 s; return what it raised and said, and how long it took."""
     start = time.perf_counter()
     with pytest.raises(RateLimiterTimeoutError) as raised:
         call(n, timeout_seconds=0.05)
@@ -241,7 +241,8 @@ def test_time_outs_say_who_waits_for_whom():
     error, said, took = time_out(limiter.await_sample, 16)
     assert isinstance(error, TimeoutError) and isinstance(error, KaryReplayError)
     found = re.match(
-        r"the sampler has waited ([\d.]+) s, since [\d:]{8}, to draw 16 rows: the buffer has 4 of min_size=10 rows; "
+        r"the sampler has waited ([\d.]+) s, since [\d:]{8}, to draw 16 rows: "
+        r"the buffer has 4 of min_size=10 rows; "
         r"no row was added for ([\d.]+) s: has every actor stopped\? ",
         said,
     )

@@ -1,4 +1,4 @@
-"""ReplayBuffer and PrioritizedReplayBuffer, one promise at a time. What applies to both runs on both."""
+"""ReplayBuffer and PrioritizedReplayBuffer, one promise at a time, on both where it holds."""
 
 import numpy as np
 import pytest

@@ -263,7 +263,7 @@ def test_draws_without_replacement_end_where_most_of_the_mass_cannot_be_drawn(n_
 
 
 def test_few_rows_with_nearly_all_the_mass_cost_draws_without_replacement_no_search():
-    """The random numbers say how many draws there were: a few for each row, not as many as a search would take."""
+    """The random numbers say how many draws there were: a few for each row, not a search."""
     n = 100_000
     buffer = kr.PrioritizedReplayBuffer(n, {"x": kr.Field((), "int64")}, seed=0, alpha=1.0)
     buffer.add(x=np.arange(n))

@@ -1,4 +1,4 @@
-"""SequenceWriter and its helpers: literal tables, trajectory in and rows out, and one promise at a time."""
+"""SequenceWriter and its helpers: literal tables, trajectory in and rows out, by promise."""
 
 import numpy as np
 import pytest
@@ -77,7 +77,7 @@ def test_an_episode_that_goes_on_has_no_padding(length, period, burn_in, n_steps
 
 
 def test_r2d2():
-    """80 steps, 40 of them burn-in, every 40: each step beyond the first 40 is learned from exactly once."""
+    """80 steps, 40 of them burn-in, every 40: each step beyond the first 40 is learned once."""
     buffer, writer = make(80, 40, 40)
     for number in range(1, 251):
         writer.add(**step(number, (number == 250, False)))
@@ -183,10 +183,12 @@ def test_nested_fields_and_recurrent_states():
     for t in range(1, 5):
         speed = np.array([t, 10 * t])
         writer.add(
-            observation={"camera": np.full((2, 2, 2), t, np.uint8), "inner": {"speed": speed}}, action=speed,
+            observation={"camera": np.full((2, 2, 2), t, np.uint8), "inner": {"speed": speed}},
+            action=speed,
             recurrent_state={"hidden": np.full((2, 3), t), "cell": np.full((2, 1, 3), -t)},
-            terminated=[False, t == 4], truncated=[False, False],
-        )  # fmt: skip
+            terminated=[False, t == 4],
+            truncated=[False, False],
+        )
     assert len(buffer) == 3
     assert buffer.field_view("observation")["camera"][:3, :, 1, 1].tolist() == [
         [1, 2, 3],

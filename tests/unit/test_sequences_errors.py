@@ -1,4 +1,4 @@
-"""SequenceWriter and its helpers refuse what is wrong, before anything changes, naming argument, value and remedy."""
+"""SequenceWriter and its helpers refuse what is wrong, and name argument, value and remedy."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,8 @@ GOOD = {"n_envs": 2, "length": 4, "period": 2, "burn_in": 1}
         (
             {"length": 5},
             ValueError,
-            r"buffer must have a field mask of 5 bools, .*: make the .* sequence_fields\(fields, 5\)",
+            r"buffer must have a field mask of 5 bools, .*: "
+            r"make the .* sequence_fields\(fields, 5\)",
         ),
         ({"period": 0}, ValueError, "period must be at least 1, got 0"),
         (

@@ -278,7 +278,7 @@ def test_a_foreign_segment():
     ("word", "value"), [(0, 2**40), (0, -1), (3, 2**40), (3, -5), (4, -1), (4, 21)]
 )
 def test_a_segment_whose_numbers_name_slots_that_there_are_not(word, value):
-    """position, n_published, n_writing, n_started, n_touched, as another process may have left them."""
+    """position, n_published, n_writing, n_started, n_touched, as others may have left them."""
     buffer = make()
     buffer.add(**row(3))
     descriptor = buffer.descriptor

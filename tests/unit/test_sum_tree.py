@@ -129,7 +129,7 @@ def test_find_of_a_long_batch_equals_one_at_a_time(arity, rng):
 
 
 def test_rounding_at_the_end_leads_to_the_last_leaf():
-    """What is left of the prefix is the whole mass of the node above 8, 9 and 10: the search goes past it, into padding."""
+    """The prefix within the node above 8, 9 and 10 is its whole mass: the search meets padding."""
     mass = [0.1, 0.1, 1.0, 0.1, 0.1, 0.1, 0.7, 0.7, 0.1, 0.7, 3.3]
     tree = filled(np.array(mass), arity=2)
     assert tree.find(np.nextafter(tree.total, 0.0)) == 10
