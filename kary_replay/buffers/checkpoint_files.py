@@ -257,10 +257,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def open_data(
-    folder: Path,
-    content: dict[str, Any],
-    names: list[str],
-    close: contextlib.ExitStack,
+    folder: Path, content: dict[str, Any], names: list[str], close: contextlib.ExitStack
 ) -> dict[str, Any]:
     """Open the files of these names, which ``close`` will close, and check what the manifest says.
 

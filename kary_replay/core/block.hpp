@@ -109,6 +109,9 @@ inline uint64_t vacated(uint64_t generation) {
 // Whether a slot holds a row, whatever its priority.
 inline bool is_published(uint64_t generation) { return generation != 0 && (generation & 1) == 0; }
 
+// Rounds up to whole cache lines.
+inline int64_t whole_lines(int64_t nbytes) { return (nbytes + 63) / 64 * 64; }
+
 // A part of the block, by its offset; null where the block lacks it.
 template <class T>
 inline T* part_of(Header* header, int64_t offset) {

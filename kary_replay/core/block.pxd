@@ -48,6 +48,7 @@ cdef extern from "block.hpp" namespace "kary" nogil:
     const uint64_t kMagic
     const int64_t kMaxParticipants
     const uint64_t kCount
+    int64_t whole_lines(int64_t nbytes)
     bint is_vacant(uint64_t generation)
     bint is_published(uint64_t generation)
     uint64_t written_by(uint64_t generation, int64_t participant)
@@ -116,5 +117,4 @@ cdef enum:
     PER_COUNTER = 4  # random numbers that one count of the stream stands for
 
 cdef uint64_t take_random(Header* header, int64_t n) noexcept nogil
-cdef size_t aligned(size_t nbytes) noexcept nogil
 cdef size_t head_nbytes(bint shared) noexcept nogil

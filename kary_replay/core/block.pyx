@@ -113,7 +113,7 @@ cdef class Block:
             self.header.magic = kMagic
             self.header.token[0], self.header.token[1] = token[0], token[1]
             self.header.random_key[0], self.header.random_key[1] = key[0], key[1]
-            self.header.participants_at = aligned(sizeof(Header))
+            self.header.participants_at = whole_lines(sizeof(Header))
             self.header.n_participants = kMaxParticipants if shared else 1
             self.header.pid_namespace = pid_namespace() if shared else 0
             if init_lock(self.header, shared):
@@ -125,7 +125,7 @@ cdef class Block:
             )
         elif (
             self.header.n_participants != kMaxParticipants
-            or self.header.participants_at != <int64_t>aligned(sizeof(Header))
+            or self.header.participants_at != <int64_t>whole_lines(sizeof(Header))
         ):
             raise AttachError("the segment contradicts itself: it is damaged")
         if shared:
@@ -235,12 +235,7 @@ cdef uint64_t take_random(Header* header, int64_t n) noexcept nogil:
     return fetch_add_relaxed(&header.random_counter, <uint64_t>(n + PER_COUNTER - 1) // PER_COUNTER)
 
 
-cdef size_t aligned(size_t nbytes) noexcept nogil:
-    """Round up to whole cache lines."""
-    return (nbytes + 63) & ~<size_t>63
-
-
 cdef size_t head_nbytes(bint shared) noexcept nogil:
     """Return the bytes in front of the tree: those of the header and the participants."""
     cdef int64_t n_participants = kMaxParticipants if shared else 1
-    return aligned(sizeof(Header)) + aligned(n_participants * sizeof(Participant))
+    return whole_lines(sizeof(Header)) + whole_lines(n_participants * sizeof(Participant))

@@ -74,11 +74,11 @@ cdef class FrameReader(Reader):
                 self.prefetch_head(slot[i + AHEAD])
             row = <char*>self.slots.generation(slot[i])
             handle[i].index = -1
-            # [publish-slot] acquire: pairs with the release in Slots.publish
+            # [publish-slot] acquire: pairs with the release in Slots.publish (slots.pyx)
             generation = load_acquire(<uint64_t*>row)
             if generation == 0 or generation & 1:
                 continue
-            mass[i] = selector.mass_at(slot[i])
+            mass[i] = selector.mass_at(slot[i])  # [leaf] see selector.hpp
             if mass[i] <= 0:
                 continue
             for f in range(self.n_frame_fields, self.slots.n_fields):
@@ -89,7 +89,8 @@ cdef class FrameReader(Reader):
             is_complete = self.read_history(row, batch, first + i)
             following = self.first_frame(slot[i + 1]) if i + 1 < n else row
             self.read_frame(row, batch, (first + i + 1) * self.width - 1, following)
-            # [reserve-slot] relaxed: the acquire of each word above keeps this second look behind
+            # [reserve-slot] relaxed: the acquires of read_word (atomic.hpp) above keep this second
+            # look behind them
             if load_relaxed(<uint64_t*>row) != generation:
                 continue
             if is_complete:
@@ -125,7 +126,7 @@ cdef class FrameReader(Reader):
             if not 0 <= source[j].index < capacity:
                 return False
             found = <char*>self.slots.generation(source[j].index)
-            # [publish-slot] acquire: pairs with the release in Slots.publish
+            # [publish-slot] acquire: pairs with the release in Slots.publish (slots.pyx)
             if load_acquire(<uint64_t*>found) != source[j].generation:
                 return False
             following = row

@@ -134,8 +134,8 @@ class Proportional : public Selector {
     }
 
   protected:
-    // [leaf] release: pairs with the acquire in Selector::mass_at, so whoever sees a new row's mass
-    // also sees its generation, which was stored before.
+    // [leaf] release: pairs with the acquire in Selector::mass_at (selector.hpp), so whoever sees a
+    // new row's mass also sees its generation, which was stored before.
     void set_leaf(int64_t slot, double mass) { store_release(leaf + slot, mass); }
     bool may_have_mass(int64_t slot) const {
         return priority[slot] > 0 && is_published(load_relaxed(generation_of(header_, slot)));

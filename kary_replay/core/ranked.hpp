@@ -26,7 +26,6 @@ struct Ranking {
     double mass[kRanks];      // rank ** -alpha
     double sum[kRanks];       // of the masses of all ranks up to this one
 };
-constexpr size_t kRankingBytes = (sizeof(Ranking) + 63) / 64 * 64;
 
 // Which of two slots ranks first: the one of the larger priority, and of equal ones the lower one.
 struct RanksBefore {
@@ -42,7 +41,7 @@ class Ranked final : public Proportional {
         : Proportional(header),
           table_(part_of<Ranking>(header, header->layout.ranking_at)) {
         ranking = reinterpret_cast<double*>(table_);
-        n_ranking = kRankingBytes / sizeof(double);
+        n_ranking = whole_lines(sizeof(Ranking)) / sizeof(double);
     }
 
     void admit(const int64_t* slot, int64_t n, int64_t* scratch) override {

@@ -306,11 +306,11 @@ cdef class Reader:
                 _prefetch_row(rows + slot[i + AHEAD] * row_nbytes, row_nbytes)
             row = rows + slot[i] * row_nbytes
             handle[i].index = -1
-            # [publish-slot] acquire: pairs with the release in Slots.publish
+            # [publish-slot] acquire: pairs with the release in Slots.publish (slots.pyx)
             generation = load_acquire(<uint64_t*>row)
             if generation == 0 or generation & 1:
                 continue
-            mass[i] = selector.mass_at(slot[i])
+            mass[i] = selector.mass_at(slot[i])  # [leaf] see selector.hpp
             if mass[i] <= 0:
                 continue
             for f in range(n_fields):
@@ -318,7 +318,8 @@ cdef class Reader:
                 read_field(
                     row, batch.column[f] + (first + i) * place.nbytes, place.offset, place.nbytes
                 )
-            # [reserve-slot] relaxed: the acquire of each word above keeps this second look behind
+            # [reserve-slot] relaxed: the acquires of read_word (atomic.hpp) above keep this second
+            # look behind them
             if load_relaxed(<uint64_t*>row) == generation:
                 handle[i].index = slot[i]
                 handle[i].generation = generation
@@ -355,7 +356,7 @@ cdef class Reader:
                 ):
                     continue
                 generation = slots.generation(wanted.index)
-                # [publish-slot] acquire: pairs with the release in Slots.publish
+                # [publish-slot] acquire: pairs with the release in Slots.publish (slots.pyx)
                 if load_acquire(generation) == wanted.generation:
                     read_field(
                         <char*>generation, value + i * place.nbytes, place.offset, place.nbytes

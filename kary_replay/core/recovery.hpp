@@ -15,8 +15,8 @@ inline void reset(Header* header, Selector* selector) {
     store_release(&header->is_resetting, int64_t{1});
     selector->forget();
     for (int64_t i = 0; i < header->n_started; ++i) {
-        // [publish-slot] release: pairs with the acquire in Reader.read_rows. Vacant, not merely
-        // later: nobody draws a row from here under a handle that would be current afterwards.
+        // [publish-slot] release: pairs with the acquire in Reader.read_rows (reader.pyx). Vacant,
+        // not merely later, so that nobody draws a row under a handle that is current afterwards.
         uint64_t* generation = generation_of(header, i);
         store_release(generation, vacated(load_relaxed(generation)));
     }

@@ -26,7 +26,8 @@ class Selector {
 
     // The mass with which a slot is drawn at this moment; 1 where all are drawn alike.
     double mass_at(int64_t slot) const {
-        // [leaf] acquire: pairs with the releases in Proportional::set_leaf
+        // [leaf] acquire: pairs with the releases in Proportional::set_leaf (proportional.hpp) and
+        // in SumTree.set (sum_tree.pyx)
         return leaf == nullptr ? 1.0 : load_acquire(leaf + slot);
     }
     // Whether the row of a slot may be drawn at all; for holders of the lock.

@@ -10,8 +10,6 @@
 
 namespace kary {
 
-inline int64_t whole_lines(int64_t nbytes) { return (nbytes + 63) / 64 * 64; }
-
 // The layout of a block for so many slots, whose parts begin at `at`.
 inline Layout layout_of(int64_t selection, int64_t capacity, int64_t row_nbytes, int arity,
                         int64_t at) {
@@ -25,7 +23,7 @@ inline Layout layout_of(int64_t selection, int64_t capacity, int64_t row_nbytes,
         layout.tree_at = place(lay_out(nullptr, nullptr, capacity, arity));
         layout.priorities_at = place(capacity * sizeof(double));
     }
-    if (selection == kRanked) layout.ranking_at = place(kRankingBytes);
+    if (selection == kRanked) layout.ranking_at = place(sizeof(Ranking));
     layout.rows_at = at;
     layout.nbytes = at + capacity * row_nbytes;
     return layout;

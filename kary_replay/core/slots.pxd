@@ -93,6 +93,6 @@ cdef class Slots:
     cdef void publish(
         self, const int64_t* slot, int64_t n, const double* priority, int64_t* scratch
     ) noexcept nogil
-    cdef int64_t retire(self, const Handle* handle, int64_t n, int64_t* scratch) noexcept nogil
+    cdef void retire(self, const Handle* handle, int64_t n, int64_t* scratch) noexcept nogil
     cdef bint is_idle(self) noexcept nogil
     cdef bint holds_no_row(self, int64_t slot) noexcept nogil

@@ -233,7 +233,7 @@ cdef class Slots:
                     store_relaxed(&header.n_touched, max(header.n_touched, slot[i] + 1))
                     store_relaxed(&header.n_started, slot[i] + 1)
                 generation = written_by(load_relaxed(self.generation(slot[i])), self.attachment.me)
-                # [reserve-slot] the release of each word of the row keeps it before them
+                # [reserve-slot] the releases of write_word (atomic.hpp) keep it before the row
                 store_release(self.generation(slot[i]), generation)
             header.position = at
             store_relaxed(&header.n_published, header.n_published - n_lost)
@@ -260,8 +260,8 @@ cdef class Slots:
         self.selector.note(slot, n, priority)
         for i in range(n):
             generation = published(load_relaxed(self.generation(slot[i])))
-            # [publish-slot] release: pairs with the acquire in Reader.read_rows; the row is visible
-            # before this is
+            # [publish-slot] release: pairs with the acquire in Reader.read_rows (reader.pyx); the
+            # row is visible before this is
             store_release(self.generation(slot[i]), generation)
             if self.selector.is_transition(slot[i]):
                 store_relaxed(&header.n_added, header.n_added + 1)
@@ -271,8 +271,8 @@ cdef class Slots:
         store_relaxed(&header.n_writing, header.n_writing - n)
         release(header)
 
-    cdef int64_t retire(self, const Handle* handle, int64_t n, int64_t* scratch) noexcept nogil:
-        """Take rows out of the draws for good where their handles are current; return how many."""
+    cdef void retire(self, const Handle* handle, int64_t n, int64_t* scratch) noexcept nogil:
+        """Take rows out of the draws for good, where their handles are current."""
         cdef int64_t i, n_retired = 0
         acquire(self.header)
         for i in range(n):
@@ -284,7 +284,6 @@ cdef class Slots:
         if n_retired > 0:
             self.selector.retire(scratch, n_retired)
         release(self.header)
-        return n_retired
 
     def rank(self):
         """Give every row the mass of its rank now; without ranks, do nothing."""

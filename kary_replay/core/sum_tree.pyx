@@ -196,7 +196,8 @@ cdef class SumTree:
                 acquire(self.header)
                 keep_masses(self.header, leaf, value, n)
                 for i in range(n):
-                    # [leaf] release: pairs with the acquire in SumTree.sample
+                    # [leaf] release: pairs with the acquires in SumTree.sample and in
+                    # Selector::mass_at (selector.hpp)
                     store_release(self.leaf + leaf[i], value[i] + 0.0)  # + 0.0 turns -0.0 into 0.0
                 recompute(self.tree, touched, n)
                 release(self.header)

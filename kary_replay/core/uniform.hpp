@@ -29,7 +29,7 @@ class Uniform final : public Selector {
         rest->extent = 0;
         if (!rest->slots.make(n_started)) return false;
         for (int64_t slot = 0; slot < n_started; ++slot) {
-            // relaxed: Reader.read_rows looks again
+            // relaxed: Reader.read_rows (reader.pyx) looks again
             if (!is_published(load_relaxed(generation_of(header_, slot)))) continue;
             if (!rest->is_unique || !rest->drawn.has(slot)) rest->slots.add(slot);
         }
