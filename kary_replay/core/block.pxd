@@ -54,6 +54,7 @@ cdef extern from "block.hpp" namespace "kary" nogil:
     uint64_t written_by(uint64_t generation, int64_t participant)
     uint64_t published(uint64_t generation)
     uint64_t vacated(uint64_t generation)
+    uint64_t* generation_of(Header* header, int64_t slot)
     Participant* participants_of(Header* header)
     void renew_max_mass(Header* header)
 

@@ -14,7 +14,7 @@ from libc.string cimport memcpy, memset
 cimport numpy as cnp
 
 from .block cimport (
-    Handle, load_acquire, load_relaxed, prefetch_far, read_field, read_field_ahead,
+    Handle, generation_of, load_acquire, load_relaxed, prefetch_far, read_field, read_field_ahead,
 )
 from .reader cimport CHUNK, Draw, Reader
 from .slots cimport Place, Selector, Slots
@@ -72,7 +72,7 @@ cdef class FrameReader(Reader):
         for i in range(n):
             if i + AHEAD < n:
                 self.prefetch_head(slot[i + AHEAD])
-            row = <char*>self.slots.generation(slot[i])
+            row = <char*>generation_of(self.slots.header, slot[i])
             handle[i].index = -1
             # [publish-slot] acquire: pairs with the release in Slots.publish (slots.pyx)
             generation = load_acquire(<uint64_t*>row)
@@ -125,13 +125,13 @@ cdef class FrameReader(Reader):
                 continue
             if not 0 <= source[j].index < capacity:
                 return False
-            found = <char*>self.slots.generation(source[j].index)
+            found = <char*>generation_of(self.slots.header, source[j].index)
             # [publish-slot] acquire: pairs with the release in Slots.publish (slots.pyx)
             if load_acquire(<uint64_t*>found) != source[j].generation:
                 return False
             following = row
             if j + 1 < n and 0 <= source[j + 1].index < capacity:
-                following = <char*>self.slots.generation(source[j + 1].index)
+                following = <char*>generation_of(self.slots.header, source[j + 1].index)
             self.read_frame(found, batch, at, following)
             # [reserve-slot] relaxed: as in read_rows
             if load_relaxed(<uint64_t*>found) != source[j].generation:
@@ -152,14 +152,16 @@ cdef class FrameReader(Reader):
 
     cdef const char* first_frame(self, int64_t slot) noexcept nogil:
         """Guess the row with the first frame of a row's history, only to ask for its memory."""
-        cdef char* row = <char*>self.slots.generation(slot)
+        cdef char* row = <char*>generation_of(self.slots.header, slot)
         cdef Py_ssize_t history_at = self.slots.places[self.n_frame_fields].offset
         # relaxed: a row that is overwritten meanwhile names another one, or none
         cdef int64_t index = load_relaxed(<int64_t*>(row + history_at))
-        return <char*>self.slots.generation(index) if 0 <= index < self.slots.capacity else row
+        if not 0 <= index < self.slots.capacity:
+            return row
+        return <char*>generation_of(self.slots.header, index)
 
     cdef void prefetch_head(self, int64_t slot) noexcept nogil:
         """Ask for the head of a row and for its history."""
-        cdef char* row = <char*>self.slots.generation(slot)
+        cdef char* row = <char*>generation_of(self.slots.header, slot)
         prefetch_far(row)
         prefetch_far(row + self.slots.places[self.n_frame_fields].offset)

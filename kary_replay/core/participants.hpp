@@ -3,9 +3,9 @@
 // Each participant holds a lock on one byte of the file that the block lies in: the byte of its
 // number. It is a lock of an open file description (F_OFD_SETLK), which the kernel releases when
 // the description's last descriptor is closed, however its process ended. Asking the kernel for it
-// is one system call and does not depend on what a process can see: not on process numbers, which are
-// reused and differ between namespaces, nor on start times, which depend on the clock's namespace,
-// nor on /proc. A robust mutex for each participant would not do, for it dies with the thread that
+// is one system call and does not depend on what a process can see: not on process numbers, which
+// are reused and differ between namespaces, nor on start times, which depend on the clock's
+// namespace, nor on /proc. A robust mutex for each participant would not do, for it dies with the thread that
 // took it, not with the process.
 //
 // To the kernel, a mapping holds the description that it was made through. Forked children inherit

@@ -55,13 +55,10 @@ class Proportional : public Selector {
         if (n_emptied > 0) recompute(tree_, scratch, n_emptied);
     }
     void note(const int64_t* slot, int64_t n, const double* given) override {
-        const double before = header_->max_priority;
         for (int64_t i = 0; i < n; ++i) {
             const bool is_given = given != nullptr && given[i] >= 0;
-            if (is_given) note_largest(given[i]);
-            priority[slot[i]] = is_given ? given[i] : header_->max_priority;
+            store(slot[i], is_given ? given[i] : header_->max_priority);
         }
-        if (header_->max_priority != before) renew_max_mass(header_);
     }
     void admit(const int64_t* slot, int64_t n, int64_t* scratch) override {
         for (int64_t i = 0; i < n; ++i) {
@@ -92,11 +89,13 @@ class Proportional : public Selector {
     }
     void update(int64_t* slot, const double* given, double* mass, int64_t n,
                 double alpha) override {
-        store_updated(slot, given, n);
         if (alpha != header_->alpha) {
             for (int64_t i = 0; i < n; ++i) mass[i] = std::pow(given[i], header_->alpha);
         }
-        for (int64_t i = 0; i < n; ++i) set_leaf(slot[i], mass[i]);
+        for (int64_t i = 0; i < n; ++i) {
+            store(slot[i], given[i]);
+            set_leaf(slot[i], mass[i]);
+        }
         recompute(tree_, slot, n);
     }
     // Under alpha = 0 a mass tells no priority: the row keeps its own, or gets the largest.
@@ -145,18 +144,14 @@ class Proportional : public Selector {
         prefetch_to_write(leaf + slot);
         prefetch_to_write(priority + slot);
     }
-    void note_largest(double given) {
-        if (given > header_->max_priority) store_relaxed(&header_->max_priority, given);
-    }
-    // Stores priorities before their masses, for repair derives these from them, and the largest
-    // priority before all, so that it is known whatever becomes of us.
-    void store_updated(const int64_t* slot, const double* given, int64_t n) {
-        const double before = header_->max_priority;
-        for (int64_t i = 0; i < n; ++i) {
-            note_largest(given[i]);
-            priority[slot[i]] = given[i];
+    // Stores a priority. That comes before its mass, for repair derives masses from priorities; and
+    // the largest one is noted before that, so that it is known whatever becomes of us.
+    void store(int64_t slot, double given) {
+        if (given > header_->max_priority) {
+            store_relaxed(&header_->max_priority, given);
+            renew_max_mass(header_);
         }
-        if (header_->max_priority != before) renew_max_mass(header_);
+        priority[slot] = given;
     }
 
     Header* header_;

@@ -20,8 +20,9 @@ from ..types import HANDLE_DTYPE
 from ..validation import as_count
 
 from .block cimport (
-    PER_COUNTER, Handle, Header, acquire, bury, fetch_add_relaxed, fill_uniform, load_acquire,
-    load_relaxed, prefetch_far, read_field, release, sched_yield, take_random,
+    PER_COUNTER, Handle, Header, acquire, bury, fetch_add_relaxed, fill_uniform,
+    generation_of, load_acquire, load_relaxed, prefetch_far, read_field, release, sched_yield,
+    take_random,
 )
 from .slots cimport Place, Remainder, Selector, Slots
 
@@ -355,7 +356,7 @@ cdef class Reader:
                     or wanted.generation & 1 or wanted.generation == 0
                 ):
                     continue
-                generation = slots.generation(wanted.index)
+                generation = generation_of(slots.header, wanted.index)
                 # [publish-slot] acquire: pairs with the release in Slots.publish (slots.pyx)
                 if load_acquire(generation) == wanted.generation:
                     read_field(

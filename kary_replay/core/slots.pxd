@@ -87,7 +87,6 @@ cdef class Slots:
     cdef list fields
 
     cdef int check_layout(self, const Layout* layout) except -1
-    cdef uint64_t* generation(self, int64_t slot) noexcept nogil
     cdef object bytes_of(self, int64_t n)
     cdef int64_t reserve(self, int64_t* slot, int64_t n, int64_t* scratch) noexcept nogil
     cdef void publish(

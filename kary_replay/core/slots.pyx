@@ -23,9 +23,9 @@ from ..errors import AttachError
 from ..validation import as_count
 
 from .block cimport (
-    Block, Handle, Header, Layout, acquire, bury, head_nbytes, is_published, is_vacant,
-    load_relaxed, participants_of, pause, published, release, resume, store_relaxed, store_release,
-    written_by,
+    Block, Handle, Header, Layout, acquire, bury, generation_of, head_nbytes, is_published,
+    is_vacant, load_relaxed, participants_of, pause, published, release, resume, store_relaxed,
+    store_release, written_by,
 )
 from .sum_tree cimport SumTree
 
@@ -203,12 +203,13 @@ cdef class Slots:
     # -------------------------------------------------------------------------------------- writing
 
     cdef int64_t reserve(self, int64_t* slot, int64_t n, int64_t* scratch) noexcept nogil:
-        """Make up to n slots ours, in ring order; return how many others did not hold."""
+        """Make up to n slots ours, in ring order; return how many could be had."""
         cdef Header* header = self.header
-        cdef int64_t taken = 0, n_lost = 0, _seen, at, i
+        cdef int64_t taken = 0, n_lost = 0, me, _seen, at, i
         cdef uint64_t generation
         cdef bint blocked
         acquire(header)
+        me = self.attachment.me
         blocked = header.n_paused > 0
         if not blocked:
             at = header.position
@@ -216,7 +217,7 @@ cdef class Slots:
                 if taken == n:
                     break
                 # only changed under the lock, which we hold
-                generation = load_relaxed(self.generation(at))
+                generation = load_relaxed(generation_of(header, at))
                 if generation & 1 == 0 or is_vacant(generation):
                     n_lost += at < header.n_started and is_published(generation)
                     slot[taken] = at
@@ -232,12 +233,12 @@ cdef class Slots:
                 if slot[i] >= header.n_started:
                     store_relaxed(&header.n_touched, max(header.n_touched, slot[i] + 1))
                     store_relaxed(&header.n_started, slot[i] + 1)
-                generation = written_by(load_relaxed(self.generation(slot[i])), self.attachment.me)
+                generation = written_by(load_relaxed(generation_of(header, slot[i])), me)
                 # [reserve-slot] the releases of write_word (atomic.hpp) keep it before the row
-                store_release(self.generation(slot[i]), generation)
+                store_release(generation_of(header, slot[i]), generation)
             header.position = at
             store_relaxed(&header.n_published, header.n_published - n_lost)
-            participants_of(header)[self.attachment.me].n_writing += taken
+            participants_of(header)[me].n_writing += taken
             store_relaxed(&header.n_writing, header.n_writing + taken)
         if blocked:
             bury(self.attachment, False)
@@ -259,10 +260,10 @@ cdef class Slots:
         # before the generations: a row that others find published has its own priority
         self.selector.note(slot, n, priority)
         for i in range(n):
-            generation = published(load_relaxed(self.generation(slot[i])))
+            generation = published(load_relaxed(generation_of(header, slot[i])))
             # [publish-slot] release: pairs with the acquire in Reader.read_rows (reader.pyx); the
             # row is visible before this is
-            store_release(self.generation(slot[i]), generation)
+            store_release(generation_of(header, slot[i]), generation)
             if self.selector.is_transition(slot[i]):
                 store_relaxed(&header.n_added, header.n_added + 1)
         self.selector.admit(slot, n, scratch)
@@ -273,17 +274,18 @@ cdef class Slots:
 
     cdef void retire(self, const Handle* handle, int64_t n, int64_t* scratch) noexcept nogil:
         """Take rows out of the draws for good, where their handles are current."""
+        cdef Header* header = self.header
         cdef int64_t i, n_retired = 0
-        acquire(self.header)
+        acquire(header)
         for i in range(n):
             # Generations change only under the lock: this is the row that was looked at, or its
             # slot has another one now.
-            if load_relaxed(self.generation(handle[i].index)) == handle[i].generation:
+            if load_relaxed(generation_of(header, handle[i].index)) == handle[i].generation:
                 scratch[n_retired] = handle[i].index
                 n_retired += 1
         if n_retired > 0:
             self.selector.retire(scratch, n_retired)
-        release(self.header)
+        release(header)
 
     def rank(self):
         """Give every row the mass of its rank now; without ranks, do nothing."""
@@ -348,10 +350,6 @@ cdef class Slots:
         cdef uint64_t generation
         acquire(self.header)
         bury(self.attachment, False)
-        generation = load_relaxed(self.generation(slot))
+        generation = load_relaxed(generation_of(self.header, slot))
         release(self.header)
         return generation == 0 or is_vacant(generation)
-
-    cdef uint64_t* generation(self, int64_t slot) noexcept nogil:
-        """Where a slot's generation is."""
-        return <uint64_t*>(self.rows + slot * self.row_nbytes)

@@ -12,8 +12,8 @@ cimport numpy as cnp
 from ..validation import as_count, as_exponent, as_real
 
 from .block cimport (
-    Header, is_published, is_vacant, kCount, load_relaxed, pause, renew_max_mass, resume,
-    store_relaxed, store_release, vacated,
+    Header, generation_of, is_published, is_vacant, kCount, load_relaxed, pause, renew_max_mass,
+    resume, store_relaxed, store_release, vacated,
 )
 from .slots cimport Selector, Slots
 
@@ -45,7 +45,7 @@ def changed(Slots slots, const uint64_t[::1] copied):
         for i in range(load_relaxed(&slots.header.n_touched)):
             if found == n:
                 break
-            if i >= copied.shape[0] or copied[i] != load_relaxed(slots.generation(i)):
+            if i >= copied.shape[0] or copied[i] != load_relaxed(generation_of(slots.header, i)):
                 slot[found] = i
                 found += 1
     return changed[:found]
@@ -56,7 +56,7 @@ cdef int64_t _count_changed(Slots slots, const uint64_t[::1] copied) noexcept:
     cdef int64_t n = 0, i
     with nogil:
         for i in range(load_relaxed(&slots.header.n_touched)):
-            n += i >= copied.shape[0] or copied[i] != load_relaxed(slots.generation(i))
+            n += i >= copied.shape[0] or copied[i] != load_relaxed(generation_of(slots.header, i))
     return n
 
 
@@ -100,10 +100,10 @@ def snapshot(Slots slots, known=None):
             random_counter = load_relaxed(&header.random_counter)
             n_changed = 0
             for i in range(n_touched):
-                if i < n_copied and copied[i] == load_relaxed(slots.generation(i)):
+                if i < n_copied and copied[i] == load_relaxed(generation_of(slots.header, i)):
                     continue
                 if n_changed < room:
-                    memcpy(to + n_changed * nbytes, slots.generation(i), nbytes)
+                    memcpy(to + n_changed * nbytes, generation_of(slots.header, i), nbytes)
                     slot[n_changed] = i
                 n_changed += 1
             if n_started <= n_leaves:
@@ -197,8 +197,8 @@ def restore(Slots slots, dict state, read_rows=None):
             max_priority = max(max_priority, priorities.max())
     # rows from before a reset, as older versions left them
     for i in range(n_started, n_touched):
-        generation = load_relaxed(slots.generation(i))
-        store_release(slots.generation(i), vacated(generation))
+        generation = load_relaxed(generation_of(slots.header, i))
+        store_release(generation_of(slots.header, i), vacated(generation))
     header.n_touched = n_touched
     header.n_started = n_started
     store_relaxed(&header.n_published, <int64_t>np.count_nonzero(is_row))
@@ -229,7 +229,7 @@ def check_invariants(Slots slots):
         n_started, n_writing = header.n_started, header.n_writing
         n_published, position = header.n_published, header.position
         for i in range(slots.capacity):
-            generation = load_relaxed(slots.generation(i))
+            generation = load_relaxed(generation_of(slots.header, i))
             is_row = i < n_started and is_published(generation)
             if is_vacant(generation):
                 n_vacant += i < n_started

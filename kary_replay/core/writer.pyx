@@ -7,7 +7,7 @@ reserved, holding no lock.
 """
 
 from libc.math cimport fabs
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy
 
@@ -19,8 +19,8 @@ from ..types import HANDLE_DTYPE
 from ..validation import as_array, as_float64
 
 from .block cimport (
-    Handle, Header, acquire, is_published, load_relaxed, published, release, sched_yield,
-    write_field,
+    Handle, Header, acquire, generation_of, is_published, load_relaxed, published, release,
+    sched_yield, write_field,
 )
 from .slots cimport Place, Selector, Slots
 
@@ -94,9 +94,9 @@ cdef class Writer:
         cdef int f
         for f in range(slots.n_fields):
             name = slots.names[f]
-            if name not in values:
+            value = values.get(name)
+            if value is None and name not in values:
                 raise missing(name)
-            value = values[name]
             rows = _rows_of(value, slots.places + f)
             if rows == -2:
                 value, batch_size = slots.fields[f].cast(name, value)
@@ -178,7 +178,7 @@ cdef class Writer:
             if handle != NULL:
                 handle[i].index = slot[i]
                 # The generation is ours, too: it changes when we publish the row, not before.
-                handle[i].generation = published(load_relaxed(self.slots.generation(slot[i])))
+                handle[i].generation = published(load_relaxed(<uint64_t*>row))
 
     def update(self, handle, td_error):
         """Set the priorities of the rows whose handles are current; return how many were.
@@ -254,7 +254,7 @@ cdef class Writer:
             index = handle[i].index
             if (
                 is_published(handle[i].generation) and index < header.n_started
-                and load_relaxed(self.slots.generation(index)) == handle[i].generation
+                and load_relaxed(generation_of(header, index)) == handle[i].generation
                 and selector.is_transition(index)
             ):
                 slot[n_current] = index
