@@ -1,7 +1,7 @@
-"""Replay buffers of kary-replay that speak the language of other reinforcement learning libraries.
+"""Replay buffers of kary-replay with the interfaces of other reinforcement learning libraries.
 
-One folder per library, each needing only that library: ``kary_replay.adapters.sb3`` for
-Stable-Baselines3, ``kary_replay.adapters.tianshou`` for Tianshou. An adapter keeps the names and
-the behaviour its users know; the priorities, and for Stable-Baselines3 the rows, are held natively
-by ``kary_replay``.
+Each library has a package of its own, which needs that library and no other:
+``kary_replay.adapters.sb3`` for Stable-Baselines3, ``kary_replay.adapters.tianshou`` for Tianshou.
+An adapter keeps the names and the behaviour that its users know. The native buffer and tree of
+kary_replay hold the priorities and, for Stable-Baselines3, the rows as well.
 """

@@ -1,8 +1,8 @@
-"""``python -m kary_replay``: what is installed here, and what works; with arguments, the command line."""
+"""``python -m kary_replay`` reports on the installation; with arguments it is the command line."""
 
 import sys
 
-if __name__ == "__main__":  # not in the processes of a run, which import this file
+if __name__ == "__main__":  # the processes of a run import this file, and must do nothing here
     if sys.argv[1:]:
         from .cli import main
 

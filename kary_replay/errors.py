@@ -1,4 +1,4 @@
-"""The errors users can meet, each raised before anything has changed."""
+"""The errors that users can meet. Each is raised before anything has changed."""
 
 __all__ = [
     "AttachError",
@@ -13,36 +13,43 @@ __all__ = [
 
 
 class KaryReplayError(Exception):
-    """Base class of the errors below."""
+    """The base class of all errors of this module."""
 
 
 class AttachError(KaryReplayError, OSError):
-    """A shared buffer cannot be reached: it is gone, another one, on another machine, or of another version."""
+    """A shared buffer cannot be attached to.
+
+    The buffer is gone, the descriptor belongs to another one, the buffer is on another machine or
+    in another container, or another version of kary-replay made it.
+    """
 
 
 class CheckpointError(KaryReplayError, ValueError):
-    """A saved buffer is damaged, or is none."""
+    """A checkpoint is damaged, or the directory holds no checkpoint that can be loaded here."""
 
 
 class ClosedError(KaryReplayError, ValueError):
-    """The buffer has been closed."""
+    """The buffer or the prefetcher has been closed."""
 
 
 class EmptyBufferError(KaryReplayError, ValueError):
-    """Nothing to draw from: no row has been added yet, or every mass is zero."""
+    """There is nothing to draw: no row has been added yet, or every mass is zero."""
 
 
 class FieldError(KaryReplayError, TypeError, ValueError):
     """The fields handed to ``add`` do not fit the buffer.
 
-    A field is unknown or missing, has the wrong shape, or a dtype that cannot be cast safely. It is
-    both a TypeError (the keywords of the call are wrong) and a ValueError (the data are).
+    A field is unknown, is missing, has the wrong shape, or has a dtype that cannot be cast safely.
+    The error is a TypeError, for wrong keywords, and a ValueError, for wrong data.
     """
 
 
 class IndexRangeError(KaryReplayError, IndexError, ValueError):
-    """An index is negative, or not below the capacity."""
+    """An index is negative or is not below the capacity."""
 
 
 class RateLimiterTimeoutError(KaryReplayError, TimeoutError):
-    """Whoever adds or draws waited too long for the other side, which lags behind the ratio or has stopped."""
+    """A caller that adds or draws has waited too long for the other side.
+
+    The other side lags behind the ratio that the rate limiter holds, or has stopped.
+    """

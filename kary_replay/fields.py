@@ -1,4 +1,4 @@
-"""Nested mappings of fields: from the user or a space, to a flat list and back."""
+"""Nested mappings of fields: how they are checked, made from spaces, flattened and put together."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from .errors import FieldError
 from .types import Field
 
-Fields = Mapping[str, Any]  # name -> Field, or again such a mapping
+Fields = Mapping[str, Any]  # each name leads to a Field, or to another mapping of this kind
 
 
 def checked_fields(fields: Any, name: str) -> dict[str, Any]:
-    """Return a private copy of a mapping of fields, or raise."""
+    """Return a private copy of a mapping of fields; TypeError or ValueError if it is none."""
     if not isinstance(fields, Mapping):
         raise TypeError(f"{name} must be a mapping of names to Field, got {type(fields).__name__}")
     if not fields:
@@ -39,7 +39,8 @@ def fields_of_space(space: Any, name: str) -> Any:
     shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
     if shape is None or dtype is None or parts is not None:
         raise TypeError(
-            f"{name} must be a space of fixed shape and dtype or a Dict of them, got {space!r}; flatten it first"
+            f"{name} must be a space of fixed shape and dtype or a Dict of them, got {space!r}; "
+            "flatten it first"
         )
     return Field(tuple(shape), dtype)
 
@@ -47,7 +48,7 @@ def fields_of_space(space: Any, name: str) -> Any:
 def leaves_of(
     fields: dict[str, Any], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Field]]:
-    """Yield the path and Field of every leaf, in order."""
+    """Yield the path and the Field of every leaf, in order."""
     for name, value in fields.items():
         if isinstance(value, Field):
             yield (*path, name), value
@@ -64,12 +65,13 @@ def map_leaves(fields: dict[str, Any], function: Callable[[Field], Any]) -> dict
 
 
 def look_up(fields: Mapping[str, Any], path: tuple[str, ...]) -> Any:
-    """Return the value at a path; KeyError with the name of what is missing."""
+    """Return the value at a path; KeyError with the name of the field if it is missing."""
     value: Any = fields
     for depth, key in enumerate(path):
         if not isinstance(value, Mapping):
             raise FieldError(
-                f"{name_of(path[:depth])} must be a mapping with {key!r}, got {type(value).__name__}"
+                f"{name_of(path[:depth])} must be a mapping with {key!r}, "
+                f"got {type(value).__name__}"
             )
         if key not in value:
             raise KeyError(name_of(path[: depth + 1]))
@@ -78,28 +80,29 @@ def look_up(fields: Mapping[str, Any], path: tuple[str, ...]) -> Any:
 
 
 def missing(name: str) -> FieldError:
-    """Return what to raise where a field was not given."""
+    """Return the error for a field that was not given."""
     return FieldError(f"field {name} is missing: every field must be given")
 
 
 def name_of(path: tuple[str, ...]) -> str:
-    """Return a path as messages name it: observation['camera']."""
+    """Return a path in the form that messages use: observation['camera']."""
     return path[0] + "".join(f"[{key!r}]" for key in path[1:])
 
 
 def names_of(paths: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return the paths as messages name them, or raise ValueError where two have one name."""
+    """Return the paths in the form that messages use; ValueError if two paths have one name."""
     names = [name_of(path) for path in paths]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(
-            f"fields must have different names, got {twice} twice: once as the name of a nested field"
+            f"fields must have different names, got {twice} twice: "
+            "once as the name of a nested field"
         )
     return names
 
 
 def refuse_unknown(given: Mapping[str, Any], fields: Mapping[str, Any], where: str = "") -> None:
-    """Raise FieldError if a name, at any depth, is not one of the fields."""
+    """Raise FieldError if a name at any depth is not among the fields."""
     for name, value in given.items():
         if name not in fields:
             raise FieldError(f"field {where}{name} is unknown; the fields are {', '.join(fields)}")

@@ -1,4 +1,4 @@
-"""Modules by the names they had before they were put into folders: old programs and pickles still find them."""
+"""The former names of modules that have moved, so that old programs and pickles still find them."""
 
 from __future__ import annotations
 
@@ -40,40 +40,48 @@ FOLDERS = {
     ),
     "runner.streams": ("board", "inference"),
 }
+"""The modules that lay beside a folder, and lie in it now, under the same name."""
+
+RENAMED = {"adapters.sb3.prioritized": "adapters.sb3.prioritized_buffer"}
+"""The modules that have another name now."""
+
 PACKAGE = __name__.rpartition(".")[0]
 FORMER = {
     ".".join([PACKAGE, *folder.split(".")[:-1], name]): f"{PACKAGE}.{folder}.{name}"
     for folder, names in FOLDERS.items()
     for name in names
-}
+} | {f"{PACKAGE}.{former}": f"{PACKAGE}.{today}" for former, today in RENAMED.items()}
+"""The full name that each module had, and the one that it has."""
 
 
 class Finder:
-    """Finds a module under its former name; it is the same module, not a copy."""
+    """Finds a module by its former name. What it returns is the same module, not a copy."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return a spec for a former name; None for all others, which other finders know."""
+        """Return a spec for a former name, and None for any other name."""
         if name not in FORMER:
             return None
-        return ModuleSpec(name, self)  # type: ignore[arg-type]  # importlib.abc would be slow to import
+        # The class is no importlib.abc.Loader by type, for importing importlib.abc takes time.
+        return ModuleSpec(name, self)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Let the import system make an empty module, for which `exec_module` puts the real one."""
+        """Let the import system make an empty module, which `exec_module` then replaces."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Import the module by its name of today, and give it out."""
+        """Import the module by its present name, and register it under the former one, too."""
         sys.modules[module.__name__] = importlib.import_module(FORMER[module.__name__])
 
 
 def install() -> None:
-    """Let imports find former names, after everything else."""
+    """Let imports find former names, after all other finders have failed."""
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.append(Finder())
-    vars(sys.modules[PACKAGE])["__getattr__"] = attribute  # not in sight of type checkers
+    # Set through vars(), so that type checkers still report attributes that do not exist.
+    vars(sys.modules[PACKAGE])["__getattr__"] = attribute
 
 
 def attribute(name: str) -> ModuleType:
-    """Return a module that was once an attribute of the package; AttributeError if there was none of that name."""
+    """Return a module that was once an attribute of the package, or raise AttributeError."""
     former = f"{PACKAGE}.{name}"
     if former not in FORMER:
         raise AttributeError(f"module {PACKAGE!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What goes in and comes out: fields, batches, handles."""
+"""Fields, which describe the rows of a buffer, and batches and handles, which come out of it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .validation import as_count
 
 __all__ = ["HANDLE_DTYPE", "Batch", "Field"]
 
-MAX_AXES = 31  # with the batch axis, what every NumPy can hold
+MAX_AXES = 31  # NumPy 1 arrays have at most 32 axes, and the batch axis is one of them
 MAX_NBYTES = 1 << 40  # of one value
 
 HANDLE_DTYPE = np.dtype([("index", np.int64), ("generation", np.uint64)])
-"""One drawn row: its slot, and which reuse of that slot it was."""
+"""A handle: the slot of a drawn row, and the count of that slot's reuses when it was drawn."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Field:
     Parameters
     ----------
     shape : int or tuple of int
-        Shape of one transition's value, without the batch axis; ``()`` for a scalar. Every axis is
-        at least 1.
+        The shape of one transition's value, without the batch axis; ``()`` for a scalar. Every axis
+        is at least 1.
     dtype : dtype-like
         A boolean, integer, floating or complex dtype of fixed size.
 
     Raises
     ------
     TypeError, ValueError
-        Where the shape or dtype is not of that kind.
+        If the shape or the dtype is of another kind.
 
     Examples
     --------
@@ -69,22 +69,35 @@ class Field:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one transition's value."""
+        """The number of bytes of one transition's value."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def cast(self, name: str, value: npt.ArrayLike) -> tuple[npt.NDArray[Any], int | None]:
-        """Return ``value`` as a C-contiguous array of this dtype, and its batch size (None for one transition).
+        """Return ``value`` as a C-contiguous array of this dtype, and its batch size.
+
+        Parameters
+        ----------
+        name : str
+            What messages call the value.
+        value : array-like of shape ``shape`` or ``(B, *shape)``
+            The value of one transition, or of B.
+
+        Returns
+        -------
+        tuple of array and (int or None)
+            The array, and B; None in place of B for one transition.
 
         Raises
         ------
         FieldError
-            If the shape is neither ``shape`` nor ``(B, *shape)``, or a value would not survive the
-            cast: floats never become integers, integers become other numbers only where each keeps
-            its value, and no finite float becomes infinite.
+            If the shape is another one, or a value would not survive the cast. Floats never become
+            integers, integers become other numbers only if each keeps its value, and no finite
+            float becomes infinite.
         """
         if isinstance(value, np.ma.MaskedArray):
             raise FieldError(
-                f"{name} is a masked array, whose mask would be lost: fill it first, with .filled(value)"
+                f"{name} is a masked array, whose mask would be lost: "
+                "fill it first, with .filled(value)"
             )
         try:
             array = np.asarray(value)
@@ -135,7 +148,7 @@ class Field:
             return array.astype(self.dtype)
         if -(2**precision) <= array.min() and array.max() <= 2**precision:
             return array.astype(self.dtype)
-        # Beyond, a number is kept if what is left of its trailing zeros fits into the precision.
+        # A larger number keeps its value if its bits without the trailing zeros fit the precision.
         unsigned = array.astype(np.uint64)
         magnitude = np.where(array < 0, -unsigned, unsigned)
         lowest_bit = magnitude & -magnitude
@@ -153,10 +166,10 @@ class Batch:
     """Rows drawn from a buffer: one attribute per field, each with a leading axis B.
 
     A nested field is a dict of arrays. Every batch has ``index`` (int64 [B], the slots) and
-    ``handle`` ([B] of ``HANDLE_DTYPE``, for ``update_priorities``); a prioritized one has
-    ``importance_weight`` (float32 [B], largest 1). The arrays belong to the caller: nothing writes
-    to them later. Also reads like a mapping: ``batch["reward"]``, ``batch.keys()``,
-    ``dict(batch)``.
+    ``handle`` ([B] of ``HANDLE_DTYPE``, for ``update_priorities``). A batch of a prioritized buffer
+    has ``importance_weight`` (float32 [B], the largest is 1). The arrays belong to the caller:
+    nothing writes to them later. A batch can be read like a mapping, too: ``batch["reward"]``,
+    ``batch.keys()``, ``dict(batch)``.
     """
 
     index: npt.NDArray[np.int64]
@@ -182,11 +195,12 @@ class Batch:
         return len(self.index)
 
     def keys(self) -> Any:
-        """Return the names of the fields, then index, handle and importance_weight."""
+        """Return the names of the fields, followed by index, handle and importance_weight."""
         return self.__dict__.keys()
 
     def __repr__(self) -> str:
-        return f"Batch({', '.join(f'{name}={_shape(value)}' for name, value in self.__dict__.items())})"
+        shapes = (f"{name}={_shape(value)}" for name, value in self.__dict__.items())
+        return f"Batch({', '.join(shapes)})"
 
 
 def _shape(value: Any) -> str:

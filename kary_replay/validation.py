@@ -1,4 +1,8 @@
-"""Checks of arguments: each returns the value in its one form, or raises naming the argument, the value and the remedy."""
+"""Checks of arguments.
+
+Each function returns the value in its one form. Otherwise it raises an error that names the
+argument, the value and what would be right.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ def as_arity(value: Any) -> int:
 
 
 def as_real(name: str, value: Any) -> float:
-    """Return ``value`` as a float; strings, complex numbers and arrays are refused."""
+    """Return ``value`` as a float; TypeError for strings, complex numbers and arrays."""
     if isinstance(value, (bool, np.bool_, str, bytes)):
         raise TypeError(f"{name} must be a real number, got {value!r}")
     try:
@@ -55,7 +59,7 @@ def as_exponent(name: str, value: Any) -> float:
 
 
 def as_priority_epsilon(value: Any) -> float:
-    """Return ``value`` as what may be added to every |TD error|."""
+    """Return ``value``, the number that is added to every |TD error|, as a float above 0."""
     number = as_real("priority_epsilon", value)
     if not 0 < number < np.inf:
         raise ValueError(f"priority_epsilon must be finite and above 0, got {value!r}")
@@ -63,7 +67,7 @@ def as_priority_epsilon(value: Any) -> float:
 
 
 def as_seed(value: Any) -> np.random.SeedSequence:
-    """Return the seed sequence of ``value``: None (from the system), or integers of at least 0."""
+    """Return the seed sequence of ``value``: integers of at least 0, or None for a random one."""
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"seed must be None, an integer or a sequence of integers, got {value!r}")
     try:
@@ -77,7 +81,7 @@ def as_seed(value: Any) -> np.random.SeedSequence:
 
 
 def as_generator(rng: Any) -> np.random.Generator:
-    """Return ``rng`` if it is a generator, or a new one from an integer seed."""
+    """Return ``rng`` if it is a generator, or a new generator from an integer seed."""
     if isinstance(rng, (bool, np.bool_)) or not isinstance(
         rng, (int, np.integer, np.random.Generator)
     ):
@@ -90,12 +94,13 @@ def as_generator(rng: Any) -> np.random.Generator:
 
 
 def as_array(name: str, value: Any) -> npt.NDArray[Any]:
-    """Return ``value`` as an array of whatever dtype and shape it has."""
+    """Return ``value`` as an array; its dtype and shape stay what they are."""
     if type(value) is np.ndarray:
         return value
     if isinstance(value, np.ma.MaskedArray):
         raise ValueError(
-            f"{name} is a masked array, whose mask would be lost: fill it first, with .filled(value)"
+            f"{name} is a masked array, whose mask would be lost: "
+            "fill it first, with .filled(value)"
         )
     try:
         return np.asarray(value)
@@ -104,7 +109,10 @@ def as_array(name: str, value: Any) -> npt.NDArray[Any]:
 
 
 def as_index(index: Any) -> npt.NDArray[np.int64]:
-    """Return ``index`` as a contiguous int64 array of at most one axis; its range is for the caller to check."""
+    """Return ``index`` as a contiguous int64 array of at most one axis.
+
+    The caller checks the range: only it knows the capacity.
+    """
     array = as_array("index", index)
     if array.dtype != np.int64:
         if array.dtype.kind not in "iu" and array.size:

@@ -1,3 +1,3 @@
-"""The version of the package, for those who save it beside data."""
+"""The version of the package, in a module that checkpoints and pickles can import cheaply."""
 
 VERSION = "0.1.0"

@@ -1,4 +1,4 @@
-"""Prioritized replay for Stable-Baselines3, by ``replay_buffer_class`` alone.
+"""Prioritized replay for unmodified Stable-Baselines3, which takes it as ``replay_buffer_class``.
 
 >>> from stable_baselines3 import DQN
 >>> from kary_replay.adapters.sb3 import PrioritizedReplayBuffer

@@ -1,47 +1,48 @@
-"""A callback that anneals beta with the training's progress and shows the priorities in SB3's logger."""
+"""A callback that anneals beta over the training, and logs the state of the priorities."""
 
 from __future__ import annotations
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
-from kary_replay.adapters.sb3.prioritized import Prioritized
+from kary_replay.adapters.sb3.prioritized_buffer import PrioritizedBuffer
 
-_MAX_SLOTS = 1000  # read for the quantiles
+_MAX_SLOTS = 1000  # the quantiles are those of at most so many rows
 
 
 class PrioritizedReplayCallback(BaseCallback):
-    """Anneal beta from what it is to ``final_beta`` over the training, and log the priorities' state.
+    """Anneals beta to ``final_beta`` over the training, and logs the state of the priorities.
 
-    Logs, so that TensorBoard shows them: ``replay/beta``, ``replay/max_priority`` (the largest ever
-    seen: what new transitions get), ``replay/mean_mass``, and ``replay/priority_p10``, ``_p50``,
-    ``_p90``, quantiles over up to 1000 rows.
+    TensorBoard shows what is logged: ``replay/beta``; ``replay/max_priority``, the largest priority
+    seen so far, which new transitions get; ``replay/mean_mass``; and the quantiles
+    ``replay/priority_p10``, ``_p50`` and ``_p90`` over at most 1000 rows.
 
     Parameters
     ----------
     final_beta : float or None
-        Beta at the end of training, in [0, 1]; None leaves beta to the buffer.
-    total_timesteps : int or None
-        The model's ``num_timesteps`` at which beta gets there, at least 1. None: the end of the
-        call of ``learn``, as with SB3's own schedules. A training of several calls, ``learn(…,
-        reset_num_timesteps=False)``, needs the sum of theirs: by default the first of them would
-        anneal beta all the way.
+        Beta at the end of training, in [0, 1]. None leaves beta to the buffer.
     every : int
-        Environment steps between two looks, at least 1. A look costs about 50 µs.
+        The number of environment steps between two records, at least 1. A record costs about 50 µs.
     verbose : int
-        As in every SB3 callback.
+        The verbosity, as in every SB3 callback.
+    total_timesteps : int or None
+        The model's ``num_timesteps`` at which beta reaches ``final_beta``, at least 1. None means
+        the end of the call of ``learn``, as in SB3's own schedules. A training that calls
+        ``learn(…, reset_num_timesteps=False)`` several times needs the sum of their steps here:
+        otherwise beta reaches ``final_beta`` at the end of the first call.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is out of range; from ``learn``, if the model's replay buffer is not one of
-        ours, or its beta follows a schedule and ``final_beta`` is not None.
+        If an argument is out of range. The call of ``learn`` raises if the model's replay buffer is
+        not one of ours, or if ``final_beta`` is given and the buffer's beta follows a schedule.
 
     Examples
     --------
     >>> from stable_baselines3 import DQN
     >>> from kary_replay.adapters.sb3 import PrioritizedReplayBuffer, PrioritizedReplayCallback
-    >>> model = DQN("MlpPolicy", "CartPole-v1", replay_buffer_class=PrioritizedReplayBuffer, buffer_size=1000)
+    >>> ours = {"replay_buffer_class": PrioritizedReplayBuffer, "buffer_size": 1000}
+    >>> model = DQN("MlpPolicy", "CartPole-v1", **ours)
     >>> _ = model.learn(200, callback=PrioritizedReplayCallback())
     >>> model.replay_buffer.beta
     1.0
@@ -72,37 +73,38 @@ class PrioritizedReplayCallback(BaseCallback):
         self.total_timesteps = total_timesteps
 
     @property
-    def _buffer(self) -> Prioritized:
+    def _buffer(self) -> PrioritizedBuffer:
         return self.model.replay_buffer
 
     def _on_training_start(self) -> None:
-        if not isinstance(getattr(self.model, "replay_buffer", None), Prioritized):
+        if not isinstance(getattr(self.model, "replay_buffer", None), PrioritizedBuffer):
             found = type(getattr(self.model, "replay_buffer", None)).__name__
             raise TypeError(
-                f"PrioritizedReplayCallback needs a prioritized replay buffer, the model has {found}: "
-                "pass replay_buffer_class=PrioritizedReplayBuffer"
+                "PrioritizedReplayCallback needs a prioritized replay buffer, "
+                f"the model has {found}: pass replay_buffer_class=PrioritizedReplayBuffer"
             )
         if self.final_beta is not None and self._buffer.beta_schedule is not None:
             raise ValueError(
-                "final_beta: the buffer's beta follows a schedule of its own; pass final_beta=None to keep that, and only log"
+                "final_beta: the buffer's beta follows a schedule of its own; "
+                "pass final_beta=None to keep that, and only log"
             )
-        # SB3 has added to it what the calls before have trained, if they count.
+        # SB3 has already added the steps of earlier calls, unless num_timesteps was reset.
         end_of_call = self.locals["total_timesteps"]
         self._first_step, self._first_beta = self.num_timesteps, self._buffer.beta
         self._last_step = end_of_call if self.total_timesteps is None else self.total_timesteps
-        self._next_look = self.num_timesteps
+        self._next_record = self.num_timesteps
 
     def _on_step(self) -> bool:
-        if self.num_timesteps >= self._next_look:
-            self._look()
-            self._next_look = self.num_timesteps + self.every
+        if self.num_timesteps >= self._next_record:
+            self._anneal_and_record()
+            self._next_record = self.num_timesteps + self.every
         return True
 
     def _on_training_end(self) -> None:
-        self._look()
+        self._anneal_and_record()
 
-    def _look(self) -> None:
-        """Set beta and log."""
+    def _anneal_and_record(self) -> None:
+        """Set beta for the present timestep, and log the state of the priorities."""
         buffer = self._buffer
         if self.final_beta is not None:
             n_left = self._last_step - self.num_timesteps
@@ -114,12 +116,10 @@ class PrioritizedReplayCallback(BaseCallback):
             return
         self.logger.record("replay/max_priority", native.max_priority)
         self.logger.record("replay/mean_mass", native.total_mass / len(native))
-        masses = native.tree.get(
-            np.linspace(0, len(native) - 1, min(len(native), _MAX_SLOTS)).astype(np.int64)
-        )
+        slots = np.linspace(0, len(native) - 1, min(len(native), _MAX_SLOTS))
+        masses = native.tree.get(slots.astype(np.int64))
         masses = masses[masses > 0]
         if masses.size and native.alpha > 0:
-            for percent, mass in zip(
-                (10, 50, 90), np.percentile(masses, (10, 50, 90)), strict=True
-            ):
-                self.logger.record(f"replay/priority_p{percent}", mass ** (1 / native.alpha))
+            for percent in (10, 50, 90):
+                priority = np.percentile(masses, percent) ** (1 / native.alpha)
+                self.logger.record(f"replay/priority_p{percent}", priority)

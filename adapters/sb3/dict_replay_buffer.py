@@ -1,4 +1,4 @@
-"""The replay buffer of Dict observations, prioritized."""
+"""The prioritized replay buffer for Dict observations."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer
 
-from kary_replay.adapters.sb3.prioritized import BetaSchedule, Prioritized
+from kary_replay.adapters.sb3.prioritized_buffer import BetaSchedule, PrioritizedBuffer
 
 
-class PrioritizedDictReplayBuffer(Prioritized, DictReplayBuffer):
+class PrioritizedDictReplayBuffer(PrioritizedBuffer, DictReplayBuffer):
     """Prioritized replay for Dict observation spaces (``MultiInputPolicy``).
 
     Parameters
     ----------
-    buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage,
-    handle_timeout_termination
-        As in `stable_baselines3.common.buffers.DictReplayBuffer`, which does not support
+    buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage, \
+handle_timeout_termination
+        The same as in `stable_baselines3.common.buffers.DictReplayBuffer`, which does not support
         ``optimize_memory_usage``.
     alpha, beta, priority_epsilon, seed
-        As in `PrioritizedReplayBuffer`.
+        The same as in `PrioritizedReplayBuffer`.
 
     Raises
     ------
     AssertionError
-        Where SB3's class has one: a space that is no Dict, ``optimize_memory_usage=True``.
+        If SB3's class raises it, for a space that is no Dict or ``optimize_memory_usage=True``.
     ValueError, TypeError
-        As in `PrioritizedReplayBuffer`.
+        If an argument is out of range or of the wrong kind, as in `PrioritizedReplayBuffer`.
 
     Notes
     -----
-    For one thread, like SB3's own. Everything else is as in `PrioritizedReplayBuffer`.
+    One thread at a time may use the buffer, like SB3's own. All else is as in
+    `PrioritizedReplayBuffer`.
     """
 
     def __init__(

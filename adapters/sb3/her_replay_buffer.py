@@ -1,4 +1,4 @@
-"""The replay buffer of hindsight experience replay, prioritized."""
+"""The prioritized replay buffer for hindsight experience replay."""
 
 from __future__ import annotations
 
@@ -14,37 +14,36 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
-from kary_replay.adapters.sb3.prioritized import BetaSchedule, Prioritized
+from kary_replay.adapters.sb3.prioritized_buffer import BetaSchedule, PrioritizedBuffer
 
 
-class PrioritizedHerReplayBuffer(Prioritized, HerReplayBuffer):
+class PrioritizedHerReplayBuffer(PrioritizedBuffer, HerReplayBuffer):
     """Prioritized hindsight experience replay.
 
-    Transitions can be drawn once their episode has ended. A share of each batch gets goals that its
-    episode reached later on, as SB3's class chooses them; the priority of a transition is that of
-    the last goal it was replayed with.
+    A transition can be drawn once its episode has ended. A share of each batch gets goals that the
+    episode reached later, which SB3's class chooses. The priority of a transition comes from the
+    last goal that it was replayed with.
 
     Parameters
     ----------
-    buffer_size, observation_space, action_space, env, device, n_envs, optimize_memory_usage,
-    handle_timeout_termination, \
-n_sampled_goal, goal_selection_strategy, copy_info_dict
-        As in `stable_baselines3.her.HerReplayBuffer`.
+    buffer_size, observation_space, action_space, env, device, n_envs, optimize_memory_usage, \
+handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_dict
+        The same as in `stable_baselines3.her.HerReplayBuffer`.
     alpha, beta, priority_epsilon, seed
-        As in `PrioritizedReplayBuffer`.
+        The same as in `PrioritizedReplayBuffer`.
 
     Raises
     ------
     RuntimeError
-        From `sample`, before the first episode has ended.
+        If `sample` is called before the first episode has ended.
     AssertionError, ValueError, TypeError
-        As in SB3's class and `PrioritizedReplayBuffer`.
+        If an argument is wrong, as in SB3's class and in `PrioritizedReplayBuffer`.
 
     Notes
     -----
-    For one thread, like SB3's own. Draws are independent, not stratified, so that real and virtual
-    transitions come from everywhere. Sources: Andrychowicz et al. 2017, arXiv:1707.01495; Schaul et
-    al. 2016, arXiv:1511.05952.
+    One thread at a time may use the buffer, like SB3's own. Draws are independent and not
+    stratified, so that real and virtual transitions both come from the whole buffer. Sources:
+    Andrychowicz et al. 2017, arXiv:1707.01495; Schaul et al. 2016, arXiv:1511.05952.
     """
 
     def __init__(
@@ -84,7 +83,8 @@ n_sampled_goal, goal_selection_strategy, copy_info_dict
         shape = (self.buffer_size, self.n_envs)
         self.infos = np.array([[{} for _ in range(shape[1])] for _ in range(shape[0])])
         self.ep_start = np.zeros(shape, np.int64)
-        # of the episode, once it has ended; 0: must not be drawn, mass 0
+        # The length of the row's episode, once that has ended. Rows with 0 must not be drawn, and
+        # have mass 0.
         self.ep_length = np.zeros(shape, np.int64)
 
     def add(
@@ -96,17 +96,19 @@ n_sampled_goal, goal_selection_strategy, copy_info_dict
         done: np.ndarray,
         infos: Sequence[dict[str, Any]],
     ) -> None:
-        """Add one transition per environment; it can be drawn, at the largest priority, once its episode has ended."""
+        """Add one transition per environment, which can be drawn once its episode has ended.
+
+        It then gets the largest priority seen so far. Parameters and errors are those of
+        `PrioritizedBuffer.add`.
+        """
         row = self.pos
-        # raises before anything has changed
+        # This raises, if at all, before anything has changed.
         super().add(obs, next_obs, action, reward, done, infos)
         for environment in np.flatnonzero(self.ep_length[row]):
-            # What was overwritten belonged to an episode. What is left of that one cannot be drawn
-            # either: its goals are going.
-            n_left = (
-                self.ep_length[row, environment]
-                - (row - self.ep_start[row, environment]) % self.buffer_size
-            )
+            # The overwritten row belonged to an episode. The rest of that episode cannot be drawn
+            # any more, because the rows that its goals come from are being overwritten.
+            n_gone = (row - self.ep_start[row, environment]) % self.buffer_size
+            n_left = self.ep_length[row, environment] - n_gone
             left = (row + np.arange(n_left)) % self.buffer_size
             self.ep_length[left, environment] = 0
             self._native.tree.set(left * self.n_envs + environment, 0.0)
@@ -118,30 +120,30 @@ n_sampled_goal, goal_selection_strategy, copy_info_dict
             self._compute_episode_length(int(environment))
 
     def _compute_episode_length(self, env_idx: int) -> None:
-        """Let the episode that has just ended be drawn."""
+        """Give the rows of the episode that has just ended a mass, so that they can be drawn."""
         first = int(self._current_ep_start[env_idx])
         super()._compute_episode_length(env_idx)
         n_rows = int(self.ep_length[first, env_idx])
         rows = (first + np.arange(n_rows)) % self.buffer_size
-        self._native.tree.set(
-            rows * self.n_envs + env_idx, self._native.max_priority**self._native.alpha
-        )
+        mass = self._native.max_priority**self._native.alpha
+        self._native.tree.set(rows * self.n_envs + env_idx, mass)
 
     def reset(self) -> None:
-        """Forget all rows, priorities and episodes, the ones going on included."""
+        """Forget all rows, priorities and episodes, including the episodes that go on."""
         super().reset()
         self.ep_length[:] = 0
         self._current_ep_start[:] = 0
 
     def truncate_last_trajectory(self) -> None:
-        """Take the episodes that go on for ended here; SB3 calls it after loading a buffer."""
+        """End the episodes that go on at their last row. SB3 calls this after loading a buffer."""
         self.flush_priorities()
         super().truncate_last_trajectory()
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> DictReplayBufferSamples:
-        """Draw a batch in proportion to the masses: first transitions as they were, then ones with other goals.
+        """Draw a batch in proportion to the masses.
 
-        Parameters, result and errors are those of `Prioritized.sample`.
+        The first rows of the batch are transitions as they were added, the others have new goals.
+        Parameters, result and errors are those of `PrioritizedBuffer.sample`.
 
         Raises
         ------
@@ -166,30 +168,32 @@ n_sampled_goal, goal_selection_strategy, copy_info_dict
         )
 
     def _replace_goals(self, batch: Any, virtual: slice) -> None:
-        """Give the virtual rows of a batch, which is ours alone, goals of their episodes, and the rewards for these."""
+        """Give the virtual rows of a batch new goals, and the rewards for these goals.
+
+        The arrays of the batch belong to the caller, so they are changed in place.
+        """
         rows, environments = np.divmod(batch.index[virtual], self.n_envs)
         goals = self._sample_goals(rows, environments)
         for observation in (batch.observation, batch.next_observation):
             observation["desired_goal"][virtual] = goals
         assert self.env is not None, (
-            "PrioritizedHerReplayBuffer needs a VecEnv to compute the rewards of virtual transitions: call set_env(env)"
+            "PrioritizedHerReplayBuffer needs a VecEnv to compute the rewards of virtual "
+            "transitions: call set_env(env)"
         )
-        infos = (
-            copy.deepcopy(self.infos[rows, environments])
-            if self.copy_info_dict
-            else [{} for _ in rows]
-        )
+        infos = [{} for _ in rows]
+        if self.copy_info_dict:
+            infos = copy.deepcopy(self.infos[rows, environments])
         achieved = batch.next_observation["achieved_goal"][virtual]
-        # All environments are alike: the first one computes them all.
+        # All environments are alike, so the first one computes all rewards.
         rewards = self.env.env_method("compute_reward", achieved, goals, infos, indices=[0])[0]
         batch.reward[virtual] = np.asarray(rewards, np.float32).reshape(-1)
 
     def _hides_rows(self) -> bool:
-        """Rows of episodes that have not ended, or whose goals are gone, are not drawn."""
+        """Return True: rows of an episode that goes on, or has lost its goals, are not drawn."""
         return True
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the environment, as SB3 does: `set_env` gives it another."""
+        """Return the state without the environment, as SB3 does; `set_env` sets another one."""
         return {name: value for name, value in super().__getstate__().items() if name != "env"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The replay buffer of n-step returns, prioritized."""
+"""The prioritized replay buffer for n-step returns."""
 
 from __future__ import annotations
 
@@ -11,44 +11,49 @@ from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
-from kary_replay.adapters.sb3.prioritized import BetaSchedule
+from kary_replay.adapters.sb3.prioritized_buffer import BetaSchedule
 from kary_replay.adapters.sb3.replay_buffer import PrioritizedReplayBuffer
 
 
 class PrioritizedNStepReplayBuffer(PrioritizedReplayBuffer, NStepReplayBuffer):
     """Prioritized replay of n-step returns, computed when a batch is drawn.
 
-    SB3 sets ``n_steps`` and ``gamma`` of its own class only, so give them here too::
+    SB3 hands ``n_steps`` and ``gamma`` to its own class only, so give them here as well::
 
         DQN(
-            "MlpPolicy", env, gamma=0.99, replay_buffer_class=PrioritizedNStepReplayBuffer,
+            "MlpPolicy",
+            env,
+            gamma=0.99,
+            replay_buffer_class=PrioritizedNStepReplayBuffer,
             replay_buffer_kwargs={"n_steps": 3, "gamma": 0.99},
         )
 
     Parameters
     ----------
-    buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage,
-    handle_timeout_termination
-        As in `stable_baselines3.common.buffers.NStepReplayBuffer`, which does not support
+    buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage, \
+handle_timeout_termination
+        The same as in `stable_baselines3.common.buffers.NStepReplayBuffer`, which does not support
         ``optimize_memory_usage``.
     n_steps : int
-        Rewards summed up, at least 1; fewer where the episode or the stored rows end before.
+        The number of rewards in a return, at least 1. A return has fewer if its episode or the
+        stored rows end earlier.
     gamma : float
-        Discount factor, in [0, 1].
+        The discount of one step, in [0, 1].
     alpha, beta, priority_epsilon, seed
-        As in `PrioritizedReplayBuffer`. The priority of a transition is that of the return that
-        begins with it.
+        The same as in `PrioritizedReplayBuffer`. The priority of a transition is that of the return
+        that begins with it.
 
     Raises
     ------
     NotImplementedError
-        For ``optimize_memory_usage=True``.
+        If ``optimize_memory_usage`` is True.
     ValueError, TypeError
-        For n_steps or gamma out of range, and as in `PrioritizedReplayBuffer`.
+        If n_steps or gamma is out of range, or for a reason of `PrioritizedReplayBuffer`.
 
     Notes
     -----
-    For one thread, like SB3's own. Unlike SB3's, sampling never writes to the rows.
+    One thread at a time may use the buffer, like SB3's own. Sampling never writes to the rows;
+    SB3's own class does.
     """
 
     def __init__(
@@ -97,16 +102,16 @@ class PrioritizedNStepReplayBuffer(PrioritizedReplayBuffer, NStepReplayBuffer):
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
         """Draw a batch in proportion to the masses; see `PrioritizedReplayBuffer.sample`.
 
-        Rewards are the discounted sums, next observations and dones those of the last step summed,
-        and ``discounts`` [B, 1] what the next value is to be multiplied by.
+        The rewards are the discounted sums. Next observations and dones are those of the last step
+        in each sum, and ``discounts`` [B, 1] are the factors of the next values.
         """
         batch = self._draw(batch_size)
         row, environment = np.divmod(batch.index, self.n_envs)
         step = np.arange(self.n_steps)
         rows = (row[:, None] + step) % self.buffer_size  # [B, n_steps]
         environments = environment[:, None]
-        # An episode that goes on beyond the newest row is cut there: what follows that row is
-        # another, older one.
+        # An episode that goes on beyond the newest row is cut there, because the row after it
+        # belongs to an older episode.
         newest = (self.pos - 1) % self.buffer_size
         ends = (
             (self.dones[rows, environments] != 0)
@@ -116,7 +121,7 @@ class PrioritizedNStepReplayBuffer(PrioritizedReplayBuffer, NStepReplayBuffer):
         n_summed = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, self.n_steps)  # [B]
         is_summed = step < n_summed[:, None]
         rewards = self._normalize_reward(self.rewards[rows, environments], env)
-        # In float32 throughout, and in this order, as SB3 computes it.
+        # SB3 computes this in float32 and in this order, and the results are to be bit-equal.
         discounted = rewards * self.gamma ** step.astype(np.float32) * is_summed
         last = (row + n_summed - 1) % self.buffer_size
         discounts = self.gamma ** n_summed.astype(np.float32)

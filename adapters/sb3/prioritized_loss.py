@@ -1,24 +1,28 @@
-"""How a loss that knows nothing of priorities is weighted, and how its TD errors find their way back.
+"""Importance weights for losses that know nothing of priorities, and the return of their TD errors.
 
-``train()`` of an SB3 algorithm has no place for importance weights. It does have one path that
-every batch takes: rewards → target → loss. So the rewards of a batch are a `PrioritizedTensor`, and
-::
+``train()`` of an SB3 algorithm has no place for importance weights. But every batch takes one path:
+from the rewards over the target into the loss. So the rewards of a batch are a `PrioritizedTensor`,
+which acts on two lines of ``train()``::
 
-    target = rewards + (1 - dones) * gamma * next_q     the target is one too, by __torch_function__
-    loss = F.mse_loss(current_q, target)                arrives in SampledBatch.loss, which
-                                                          - remembers |current_q - target| per row,
-                                                          - multiplies each row's loss by its
-                                                            weight,
-                                                          - returns the mean, an ordinary tensor
+    target = rewards + (1 - dones) * gamma * next_q
+    loss = F.mse_loss(current_q, target)
 
-A loss written out, such as the quantile losses of sb3-contrib, is met at two places: where rewards,
-next values and prediction have been added up (the sum is the TD error, whatever its sign), and at
-the final ``.mean()`` (which is weighted).
+The target is a `PrioritizedTensor`, too, by ``__torch_function__``. The loss therefore arrives in
+`SampledBatch.loss`, which
 
-The mark is passed on by a list of operations that leave row i of the batch at row i, and by no
-others. An operation off the list returns an ordinary tensor: a weight may get lost, which the
-buffer warns about, rather than be applied to the wrong row. Out of sight are writes that move rows
-behind the tensor's back: into `rewards[:]`, `rewards.data`, or memory it shares with an array.
+- notes |current_q - target| for each row,
+- multiplies the loss of each row by its weight,
+- returns the mean as an ordinary tensor.
+
+A loss that is written out, such as the quantile losses of sb3-contrib, is recognized at two places.
+The sum of rewards, next values and prediction is the TD error, whatever its sign. The final
+``.mean()`` is weighted.
+
+A tensor is marked as one of the batch. A listed set of operations, which leave row i of the batch
+at row i, pass the mark on, and no other operations do. After any other operation the result is an
+ordinary tensor. A weight may get lost in this way, which the buffer warns of, but it is never
+applied to the wrong row. Writes into `rewards[:]`, `rewards.data`, or memory that the tensor shares
+with an array can move rows without notice.
 """
 
 from __future__ import annotations
@@ -31,21 +35,22 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-# inside it, a PrioritizedTensor is a tensor like any other
+# Within this context a PrioritizedTensor acts like an ordinary tensor.
 _plain = torch._C.DisableTorchFunctionSubclass
 
 
 class SampledBatch:
-    """What must be remembered of one sampled batch until its TD errors are back in the tree.
+    """A sampled batch, remembered until its TD errors are in the tree.
 
     Parameters
     ----------
     handle : np.ndarray
         The native buffer's handles of the rows, [B].
     importance_weight : torch.Tensor
-        Float32 [B, 1], on the device of the batch.
+        The importance weights, float32 [B, 1], on the device of the batch.
     pending : list of SampledBatch
-        Where the batch enters itself when it has TD errors to write back; the buffer empties it.
+        The list to which the batch adds itself when it has TD errors to write back. The buffer
+        empties the list.
     """
 
     __slots__ = ("handle", "importance_weight", "pending", "td_error")
@@ -56,14 +61,14 @@ class SampledBatch:
         self.handle = handle
         self.importance_weight = importance_weight
         self.pending = pending
-        # by row, on the batch's device: the largest TD error of any loss so far
+        # The largest TD error of any loss so far, by row, on the device of the batch.
         self.td_error: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.handle)
 
     def mark(self, tensor: torch.Tensor) -> PrioritizedTensor:
-        """Return `tensor` (leading axis B, row i of the batch at row i) as one that knows its batch."""
+        """Return `tensor` [B, …], whose row i is row i of the batch, marked as of this batch."""
         marked = (
             tensor if type(tensor) is PrioritizedTensor else tensor.as_subclass(PrioritizedTensor)
         )
@@ -71,8 +76,8 @@ class SampledBatch:
         return marked
 
     def record(self, td_error: torch.Tensor) -> None:
-        """Take in the TD errors of one loss, [B, …]; of several, as with twin critics, the largest counts."""
-        # inside vmap, of which nothing may be kept: the batch counts as unseen
+        """Note the TD errors of one loss, [B, …]. Of several losses, the largest error counts."""
+        # No tensor of a vmap may outlive it, so the batch counts as one without a loss.
         if _is_batched(td_error):
             return
         by_row = self.by_row(td_error)
@@ -83,15 +88,15 @@ class SampledBatch:
             self.pending.append(self)
 
     def by_row(self, td_error: torch.Tensor) -> torch.Tensor:
-        """Return the TD error of each row, of any sign, [B] or [B, 1, …]: the mean size where a row has several."""
+        """Return the TD error of each row, [B] or [B, 1, …]: the mean size if a row has several."""
         return td_error if td_error.numel() == len(self) else td_error.abs().flatten(1).mean(1)
 
     def weighted(self, losses: torch.Tensor) -> torch.Tensor:
-        """Return losses [B, …] times the importance weight of their rows."""
+        """Return losses [B, …] times the importance weights of their rows."""
         weight = self.importance_weight
-        return losses * (
-            weight if losses.dim() == 2 else weight.view(-1, *(1,) * (losses.dim() - 1))
-        )
+        if losses.dim() != 2:
+            weight = weight.view(-1, *(1,) * (losses.dim() - 1))
+        return losses * weight
 
     def loss(
         self,
@@ -101,18 +106,18 @@ class SampledBatch:
         reduction: str = "mean",
         **options: Any,
     ) -> torch.Tensor:
-        """Compute `function(input, target)` with each row's loss multiplied by its importance weight.
+        """Return `function(input, target)` with the loss of each row multiplied by its weight.
 
         Parameters
         ----------
         function : callable
             One of `LOSSES`.
         input, target : torch.Tensor
-            Shape [B, …], with the same number of axes.
+            The operands of the loss, [B, …], with the same number of axes.
         reduction : {"mean", "sum", "none"}
-            Of the weighted losses; "none" returns them one by one.
+            The reduction of the weighted losses; "none" returns them one by one.
         **options
-            What else the loss takes, such as ``beta`` or ``delta``.
+            Further arguments of the loss, such as ``beta`` or ``delta``.
 
         Returns
         -------
@@ -126,25 +131,25 @@ class SampledBatch:
             If one of the shapes is not that of a batch, the reduction is unknown, or an option
             would weight or average the loss in a way of its own.
         """
-        shape, target_shape = input.shape, target.shape
+        name, shape, target_shape = function.__name__, input.shape, target.shape
         if (
             len(shape) != len(target_shape)
             or shape[:1] != target_shape[:1]
             or shape[:1] != (len(self.handle),)
         ):
             raise ValueError(
-                f"{function.__name__}: input {tuple(shape)} and target {tuple(target_shape)} must both have "
-                f"the {len(self)} rows of the batch as their leading axis and the same number of axes; reshape one of them"
+                f"{name}: input {tuple(shape)} and target {tuple(target_shape)} must both have "
+                f"the {len(self)} rows of the batch as their leading axis and the same number of "
+                "axes; reshape one of them"
             )
         if reduction not in ("mean", "sum", "none"):
-            raise ValueError(
-                f"{function.__name__}: reduction={reduction!r} must be 'mean', 'sum' or 'none'"
-            )
-        for name in _REFUSED & options.keys():
-            if options.pop(name) is not None:
+            raise ValueError(f"{name}: reduction={reduction!r} must be 'mean', 'sum' or 'none'")
+        for option in _REFUSED & options.keys():
+            if options.pop(option) is not None:
                 raise ValueError(
-                    f"{function.__name__}: {name}= cannot be combined with the importance weights of a prioritized batch; "
-                    "leave it out, and multiply the result of reduction='none' by weights of your own"
+                    f"{name}: {option}= cannot be combined with the importance weights of a "
+                    "prioritized batch; leave it out, and multiply the result of "
+                    "reduction='none' by weights of your own"
                 )
         kernel = _KERNELS.get(function)
         if kernel and shape == target_shape and all(options.values()):
@@ -160,35 +165,39 @@ class SampledBatch:
     def reduced(
         self, function: Callable[..., torch.Tensor], losses: PrioritizedTensor, **options: Any
     ) -> torch.Tensor:
-        """Compute the final mean or sum of losses [B, …] that were written out, each row multiplied by its weight.
+        """Return the weighted mean or sum of losses [B, …] that were written out.
 
-        The TD error is the sum that the prediction entered, before anything but adding was done to
-        it; a loss without such a sum, as a cross entropy, counts itself (as Hessel et al. 2018,
-        arXiv:1710.02298, do).
+        The TD error is the sum that the prediction entered, as it was before any other operation. A
+        loss without such a sum, such as a cross entropy, is its own TD error, as in Hessel et al.
+        2018, arXiv:1710.02298.
         """
         self.record(losses.detach() if losses.td_error is None else losses.td_error)
         return function(self.weighted(losses.as_subclass(torch.Tensor)), **options)
 
 
 class PrioritizedTensor(torch.Tensor):
-    """A tensor whose row i belongs to row i of a sampled batch; arithmetic passes that on, a loss uses it.
+    """A tensor whose row i belongs to row i of a sampled batch.
 
-    ``tensor.as_subclass(torch.Tensor)`` is the same data without the mark, for a loss that should
-    be neither weighted nor taken for a TD error. Copies by `copy` and `pickle` are without it, too.
+    Arithmetic passes the mark on, and a loss uses it. ``tensor.as_subclass(torch.Tensor)`` has the
+    same data without the mark, for a loss that is neither to be weighted nor to give TD errors.
+    Copies that `copy` and `pickle` make have no mark either.
     """
 
-    # None: no longer marked, because an in-place operation may have moved rows
+    # The batch, or None for a tensor that has lost its mark: an in-place operation may have moved
+    # its rows.
     batch: SampledBatch | None = None
-    # by row: ±(target - prediction), where a prediction has entered a sum
+    # ±(target - prediction) by row, once a prediction has entered a sum.
     td_error: torch.Tensor | None = None
-    is_sum: bool = False  # nothing but additions so far: what is added next belongs to the TD error
+    # Whether the tensor has been through additions only, so that the next term belongs to the TD
+    # error.
+    is_sum: bool = False
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         with _plain():
             if func in LOSSES:
-                # torch hands on input and target by position, the rest by keyword
+                # torch hands over input and target by position, and all else by keyword.
                 batch = _common_batch(args)
                 if batch is not None:
                     return batch.loss(func, *args, **kwargs)
@@ -221,9 +230,9 @@ LOSSES = frozenset({F.l1_loss, F.mse_loss, F.smooth_l1_loss, F.huber_loss})
 
 _REFUSED = {"weight", "size_average", "reduce"}
 
-# What the functions call once they have made both shapes one, which costs as much as the loss
-# itself. Their arguments: input, target, 0 (no reduction), and beta or delta, which is all that is
-# left of the options.
+# The functions call these kernels after they have brought both operands to one shape, which takes
+# as long as the loss itself. The arguments are input, target, 0 for no reduction, and beta or
+# delta, the only option that is left.
 _KERNELS = {
     getattr(F, name): getattr(torch._C._nn, name)
     for name in ("l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss")
@@ -232,7 +241,7 @@ _KERNELS = {
 
 
 def _operations(names: str) -> frozenset[Any]:
-    """Return every spelling of the operations: function, method, in place, and as an operator from either side."""
+    """Return every form of the operations: functions, methods, in-place methods and operators."""
     spellings = [f"{before}{name}{after}" for name in names.split() for before, after in _AFFIXES]
     return frozenset(
         getattr(owner, spelling)
@@ -247,25 +256,27 @@ _AFFIXES = (("", ""), ("", "_"), ("__", "__"), ("__r", "__"), ("__i", "__"))
 _REDUCTIONS = frozenset({torch.mean, torch.sum, torch.Tensor.mean, torch.Tensor.sum})
 _SUMS = _operations("add sub subtract neg negative") | {torch.rsub}
 
-# Row i of the result is computed from row i of the operands, as long as broadcasting adds no
-# leading axis.
+# These operations compute row i of the result from row i of the operands, as long as broadcasting
+# adds no leading axis.
 _ELEMENTWISE = _operations(
-    "add sub subtract mul multiply div divide truediv true_divide floordiv floor_divide remainder pow "
-    "neg negative abs absolute square sqrt exp log sign tanh sigmoid relu nan_to_num clamp clip clamp_min clamp_max "
-    "min max minimum maximum fmin fmax where lerp addcmul addcdiv masked_fill clone detach requires_grad_ "
-    "to type type_as float double half bfloat16 cpu cuda contiguous pin_memory expand expand_as"
+    "add sub subtract mul multiply div divide truediv true_divide floordiv floor_divide remainder "
+    "pow neg negative abs absolute square sqrt exp log sign tanh sigmoid relu nan_to_num "
+    "clamp clip clamp_min clamp_max min max minimum maximum fmin fmax where lerp addcmul addcdiv "
+    "masked_fill clone detach requires_grad_ to type type_as float double half bfloat16 cpu cuda "
+    "contiguous pin_memory expand expand_as"
 ) | {torch.Tensor.data.__get__}
 
-# The other operands only lend their shape, dtype or device.
+# These operations take values from their first operand only. The others lend a shape, a dtype or a
+# device.
 _OF_THE_FIRST = _operations("to type type_as expand expand_as view view_as reshape")
 
-# Axes come and go, but the order of the elements stays: if the leading axis still has B rows, they
-# are the rows.
+# These operations change the axes but not the order of the elements. If the leading axis of the
+# result has B rows, they are the rows of the batch.
 _RESHAPING = _operations("reshape view view_as flatten squeeze unsqueeze")
 
 
 def _common_batch(operands: Iterable[Any], n_axes: int | None = None) -> SampledBatch | None:
-    """Return the batch of the operands, or those with `n_axes` axes; None if there is none, or more than one."""
+    """Return the one batch of the operands, or of those with `n_axes` axes; otherwise None."""
     common = None
     for x in operands:
         if type(x) is PrioritizedTensor and (n_axes is None or x.dim() == n_axes):
@@ -280,7 +291,7 @@ def _common_batch(operands: Iterable[Any], n_axes: int | None = None) -> Sampled
 def _batch_of_result(
     func: Any, result: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> SampledBatch | None:
-    """Return the batch whose row i is at row i of `result`, if that is certain."""
+    """Return the batch whose row i is certainly at row i of `result`, or None."""
     if func in _OF_THE_FIRST:
         args, kwargs = args[:1], {}
     if func in _ELEMENTWISE:
@@ -299,7 +310,7 @@ def _batch_of_result(
 
 
 def _keeps_rows(index: Any) -> bool:
-    """Tell whether `tensor[index]` takes all rows in order: a full slice first, then nothing that gathers."""
+    """Tell whether `tensor[index]` takes all rows in order: no index gathers, the first is `:`."""
     first, *rest = index if isinstance(index, tuple) else (index,)
     return (
         isinstance(first, slice)
@@ -309,22 +320,16 @@ def _keeps_rows(index: Any) -> bool:
 
 
 def _axes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...] | None:
-    """Return the axes that a mean or sum goes over; None: all."""
+    """Return the axes that a mean or sum goes over, or None for all axes."""
     given = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else None))
     if given is None:
         return None
-    axes = (
-        given
-        if isinstance(given, (tuple, list))
-        else (given, *args[2:])
-        if len(args) > 2
-        else (given,)
-    )
+    axes = given if isinstance(given, (tuple, list)) else (given, *args[2:])
     return tuple(axes) or None
 
 
 def _leaves_rows_alone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether a mean or sum goes over other axes than the rows'."""
+    """Tell whether a mean or sum goes over axes other than that of the rows."""
     axes = _axes(args, kwargs)
     return axes is not None and all(
         type(axis) is int and axis % args[0].dim() != 0 for axis in axes
@@ -332,7 +337,7 @@ def _leaves_rows_alone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _is_final_loss(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether a mean or sum makes one number of a marked tensor that a prediction has entered."""
+    """Tell whether a mean or sum reduces to one number a marked tensor with a prediction in it."""
     losses = args[0]
     return (
         type(losses) is PrioritizedTensor
@@ -346,7 +351,7 @@ def _is_final_loss(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def _td_error(
     func: Any, batch: SampledBatch, result: torch.Tensor, args: tuple[Any, ...]
 ) -> tuple[torch.Tensor | None, bool]:
-    """Return the TD errors of a result that a prediction has entered, or None, and whether it is still a mere sum."""
+    """Return the TD errors of a result or None, and whether the result is nothing but a sum."""
     operands = [x for x in args if type(x) is PrioritizedTensor and x.td_error is not None]
     is_sum = all(x.is_sum for x in operands)
     if func in _SUMS and is_sum:
@@ -359,5 +364,5 @@ def _td_error(
 
 
 def _is_batched(tensor: torch.Tensor) -> bool:
-    """Tell whether this is many tensors at once, inside `torch.vmap`."""
+    """Tell whether a tensor stands for many at once, as inside `torch.vmap`."""
     return torch._C._functorch.is_batchedtensor(tensor)

@@ -1,4 +1,4 @@
-"""The replay buffer of SB3's off-policy algorithms, prioritized."""
+"""The prioritized replay buffer for SB3's off-policy algorithms."""
 
 from __future__ import annotations
 
@@ -10,54 +10,55 @@ import torch
 from gymnasium import spaces
 
 import kary_replay
-from kary_replay.adapters.sb3.prioritized import BetaSchedule, Prioritized
+from kary_replay.adapters.sb3.prioritized_buffer import BetaSchedule, PrioritizedBuffer
 
 
-class PrioritizedReplayBuffer(Prioritized):
-    """Prioritized replay for SB3's off-policy algorithms, none of which need to know.
+class PrioritizedReplayBuffer(PrioritizedBuffer):
+    """Prioritized replay for SB3's off-policy algorithms, which stay as they are.
 
     Pass the class as ``replay_buffer_class`` and, if the defaults do not suit, its keyword-only
     parameters as ``replay_buffer_kwargs``. `sample` draws transitions in proportion to
-    priority**alpha over all environments at once. The rewards it returns see to the rest: they
-    carry the importance weights into the critic's loss and its TD errors back out of it (see
-    `kary_replay.adapters.sb3.prioritized_loss`). These enter the tree before the next batch is
-    drawn or the next transition added.
+    priority**alpha over all environments at once. The rewards that it returns carry the importance
+    weights into the loss of the critic, and the TD errors back out of it (see
+    `kary_replay.adapters.sb3.prioritized_loss`). The TD errors enter the tree before the next batch
+    is drawn or the next transition is added.
 
     Parameters
     ----------
-    buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage,
-    handle_timeout_termination
-        As in `stable_baselines3.common.buffers.ReplayBuffer`.
+    buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage, \
+handle_timeout_termination
+        The same as in `stable_baselines3.common.buffers.ReplayBuffer`.
     alpha : float
-        How much priorities count, in [0, 1]; 0 is uniform replay. Can be set later.
+        The exponent of the priorities, in [0, 1]; 0 is uniform replay. It can be set later.
     beta : float or callable
-        How much of the bias from that the importance weights correct, in [0, 1]; 0 makes all
-        weights 1. A callable gets the number of transitions drawn so far:
-        `kary_replay.LinearSchedule`. Can be set later.
+        The exponent of the importance weights, in [0, 1]: the share of the bias that they correct.
+        With 0 all weights are 1. A callable, such as `kary_replay.LinearSchedule`, is given the
+        number of transitions drawn so far. Beta can be set later.
     priority_epsilon : float
-        Added to each |TD error|, so that no transition is lost for good.
+        The number that is added to each |TD error|, so that every transition can be drawn again.
     seed : int, optional
-        Of the draws. By default one number from `numpy.random`, which SB3 has seeded by the time it
-        builds its buffer: an SB3 run with a seed is reproducible.
+        The seed of the draws. The default is a number from `numpy.random`, which SB3 has seeded by
+        the time it makes its buffer, so that an SB3 run with a seed is reproducible.
 
     Attributes
     ----------
     observations, actions, rewards, next_observations, dones, timeouts : np.ndarray
-        The stored rows as SB3 has them, [buffer_size, n_envs, …]: writable views of the native
+        The stored rows in SB3's shape, [buffer_size, n_envs, …]: writable views of the native
         buffer.
     n_sampled : int
-        Transitions drawn so far.
+        The number of transitions drawn so far.
 
     Raises
     ------
     TypeError
         If `observation_space` is a Dict.
     ValueError
-        For an alpha, beta or priority_epsilon out of range, and for whatever SB3 refuses.
+        If alpha, beta or priority_epsilon is out of range, or SB3 refuses an argument.
 
     Notes
     -----
-    For one thread, like SB3's own. Source: Schaul et al. 2016, arXiv:1511.05952, algorithm 1.
+    One thread at a time may use the buffer, like SB3's own. Source: Schaul et al. 2016,
+    arXiv:1511.05952, algorithm 1.
     """
 
     def __init__(
@@ -77,8 +78,9 @@ class PrioritizedReplayBuffer(Prioritized):
     ) -> None:
         if isinstance(observation_space, spaces.Dict):
             raise TypeError(
-                f"{type(self).__name__} does not take Dict observation spaces: use PrioritizedDictReplayBuffer "
-                "(with goals: PrioritizedHerReplayBuffer), or flatten the observations (gymnasium.wrappers.FlattenObservation)"
+                f"{type(self).__name__} does not take Dict observation spaces: use "
+                "PrioritizedDictReplayBuffer (with goals: PrioritizedHerReplayBuffer), or flatten "
+                "the observations (gymnasium.wrappers.FlattenObservation)"
             )
         self._check_sizes(buffer_size, n_envs)
         super().__init__(
@@ -101,14 +103,14 @@ class PrioritizedReplayBuffer(Prioritized):
         done: np.ndarray,
         infos: Sequence[dict[str, Any]],
     ) -> None:
-        """Add one transition per environment; see `Prioritized.add`."""
+        """Add one transition per environment; see `PrioritizedBuffer.add`."""
         if not self.optimize_memory_usage:
             super().add(obs, next_obs, action, reward, done, infos)
             return
-        following = self._observations("next_obs", next_obs)
+        following = self._step_shapes().observation("next_obs", next_obs)
         super().add(obs, next_obs, action, reward, done, infos)
-        # The next observation lives in the next row, which thereby loses its own: that row cannot
-        # be drawn any more.
+        # The next observation is stored as the observation of the next row. That row loses its own
+        # one by this, and cannot be drawn any more.
         self.observations[self.pos] = following
         if self.full:
             self._native.tree.set(self.pos * self.n_envs + np.arange(self.n_envs), 0.0)

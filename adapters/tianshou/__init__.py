@@ -1,4 +1,4 @@
-"""Prioritized replay for Tianshou, by the name of the buffer class alone.
+"""Prioritized replay for unmodified Tianshou, which takes it as the buffer of a collector.
 
 >>> from kary_replay.adapters.tianshou import PrioritizedVectorReplayBuffer
 >>> buffer = PrioritizedVectorReplayBuffer(100_000, buffer_num=8, alpha=0.6, beta=0.4)

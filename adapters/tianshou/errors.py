@@ -1,7 +1,6 @@
-"""Refusals that keep the exception types of Tianshou, which asserts where kary_replay raises.
+"""Errors that are caught by code for Tianshou, which asserts, and by code for kary_replay.
 
-Code written for either side catches them: each is an AssertionError and what kary_replay would
-raise.
+Each of these errors is an AssertionError, and also the error that kary_replay would raise.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ class ArgumentError(AssertionError, ValueError):
 
 
 class LeafIndexError(AssertionError, IndexRangeError):
-    """A priority is to be set where the tree has no leaf."""
+    """A priority was given for an index at which the tree has no leaf."""
 
 
 def as_real(name: str, value: Any) -> float:
-    """Return `value` as a float; TypeError if it is no real number."""
+    """Return `value` as a float; TypeError if it is not a real number."""
     if isinstance(value, (str, bytes)):
         raise TypeError(f"{name} must be a real number, got {value!r}")
     try:
@@ -32,21 +31,23 @@ def as_real(name: str, value: Any) -> float:
 
 
 def as_alpha(value: Any) -> float:
-    """Return `value` as the exponent of the priorities: finite and above 0."""
+    """Return `value`, the exponent of the priorities, as a finite float above 0."""
     number = as_real("alpha", value)
     if not 0 < number < np.inf:
         raise ArgumentError(
-            f"alpha must be finite and above 0, got {value!r}; for uniform replay use tianshou's ReplayBuffer"
+            f"alpha must be finite and above 0, got {value!r}; "
+            "for uniform replay use tianshou's ReplayBuffer"
         )
     return number
 
 
 def as_beta(value: Any) -> float:
-    """Return `value` as the exponent of the importance weights: finite and at least 0."""
+    """Return `value`, the exponent of the importance weights, as a finite float of at least 0."""
     number = as_real("beta", value)
     if not 0 <= number < np.inf:
         raise ArgumentError(
-            f"beta must be finite and at least 0, got {value!r}; 0 makes all weights 1, 1 corrects fully"
+            f"beta must be finite and at least 0, got {value!r}; "
+            "0 makes all weights 1, 1 corrects fully"
         )
     return number
 
@@ -55,21 +56,23 @@ def check_format(what: str, found: int, known: int) -> None:
     """Raise ValueError if `what` was saved in a later format than this version knows."""
     if found > known:
         raise ValueError(
-            f"this {what} was saved in format {found} by a later version of kary-replay, and this version reads formats up to "
-            f"{known}: load it with that version, or a later one"
+            f"this {what} was saved in format {found} by a later version of kary-replay, "
+            f"and this version reads formats up to {known}: load it with that version, "
+            "or a later one"
         )
 
 
 def refused_priority(
     index: Any, td_error: np.ndarray, priority: np.ndarray, reason: str
 ) -> ValueError:
-    """Return the error for what the tree refused, in the words of `update_weight`."""
+    """Return the error of `update_weight` for priorities that the tree refused."""
     wrong = np.flatnonzero(~np.isfinite(priority))
     if not wrong.size:
         return ValueError(f"update_weight: {reason}")
     at = int(wrong[0])
+    value, row = np.asarray(td_error).flat[at], np.asarray(index).flat[at]
     return ValueError(
-        f"update_weight: new_weight is {np.asarray(td_error).flat[at]} at position {at} of {priority.size} "
-        f"(row {np.asarray(index).flat[at]}): the network, the rewards or the observations are no longer finite. The "
-        "priorities were left as they are; a lower learning rate or scaled rewards may help"
+        f"update_weight: new_weight is {value} at position {at} of {priority.size} "
+        f"(row {row}): the network, the rewards or the observations are no longer finite. "
+        "The priorities were left as they are; a lower learning rate or scaled rewards may help"
     )

@@ -1,4 +1,4 @@
-"""Tianshou's prioritized replay buffer over a K-ary sum tree."""
+"""Tianshou's prioritized replay buffer with a K-ary sum tree."""
 
 from __future__ import annotations
 
@@ -24,50 +24,51 @@ from kary_replay.adapters.tianshou.null_scan import NullScan
 from kary_replay.adapters.tianshou.segment_tree import SegmentTree, as_segment_tree
 from kary_replay.errors import IndexRangeError
 
-_Stock = tianshou.data.PrioritizedReplayBuffer
+_TianshouBuffer = tianshou.data.PrioritizedReplayBuffer
 _FORMAT = 1
 _EPSILON = np.finfo(np.float32).eps.item()  # Tianshou's: what is added to every |TD error|
 _TINY = np.finfo(np.float64).tiny.item()
 
 
-class PrioritizedReplayBuffer(_Stock):
-    """Prioritized replay for Tianshou's off-policy algorithms and collectors, none of which need to know.
+class PrioritizedReplayBuffer(_TianshouBuffer):
+    """Prioritized replay for Tianshou's off-policy algorithms, which stay as they are.
 
     Parameters
     ----------
     size : int
-        Number of rows.
+        The number of rows.
     alpha : float
-        How much priorities count: a row of priority p is drawn with probability p**alpha over the
-        sum of all. Above 0.
+        The exponent of the priorities, above 0. A row of priority p has mass p**alpha, and is drawn
+        with a probability in proportion to its mass.
     beta : float
-        How much of the bias from that the importance weights correct, at least 0; 1 corrects fully.
+        The exponent of the importance weights, at least 0: the share of the bias that they correct.
+        With 1 they correct all of it.
     weight_norm : bool
-        Divide the weights of a batch by the largest of them. If False, that of the least priority
-        seen so far is 1.
+        Whether to divide the weights of a batch by the largest of them. Otherwise the least
+        priority seen so far has weight 1.
     **kwargs
-        As in `tianshou.data.ReplayBuffer`: ``stack_num``, ``ignore_obs_next``,
-        ``save_only_last_obs``, ``sample_avail``, ``random_seed``. `random_seed` seeds the draws;
-        NumPy's global state plays no part.
+        The parameters of `tianshou.data.ReplayBuffer`: ``stack_num``, ``ignore_obs_next``,
+        ``save_only_last_obs``, ``sample_avail``, ``random_seed``. `random_seed` seeds the draws,
+        which do not depend on NumPy's global state.
 
     Attributes
     ----------
     weight : SegmentTree
-        One mass, priority**alpha, per row.
+        The mass of each row, priority**alpha.
 
     Raises
     ------
     AssertionError
-        If alpha or beta is out of range; it is a ValueError, too.
+        If alpha or beta is out of range. The error is a ValueError as well.
     TypeError
-        If one of them is no number.
+        If alpha or beta is not a number.
 
     Notes
     -----
-    For one thread, like Tianshou's own. The importance weight of row j is ``(mass_j / least mass)
-    ** -beta``, which is (N · P(j)) ** -beta over the largest such weight, N and the total mass
-    having cancelled: Schaul et al. (2016), arXiv:1511.05952, section 3.4. Rows without mass, which
-    are never drawn, get the weight of the least mass.
+    One thread at a time may use the buffer, like Tianshou's own. The importance weight of row j is
+    ``(mass_j / least mass) ** -beta``. It equals (N · P(j)) ** -beta divided by the largest such
+    weight, because N and the total mass cancel. Rows without mass are never drawn, and have the
+    weight of the least mass. Source: Schaul et al. (2016), arXiv:1511.05952, section 3.4.
 
     Examples
     --------
@@ -75,7 +76,8 @@ class PrioritizedReplayBuffer(_Stock):
     >>> from kary_replay.adapters.tianshou import PrioritizedReplayBuffer
     >>> buffer = PrioritizedReplayBuffer(100, alpha=0.6, beta=0.4)
     >>> for step in range(10):
-    ...     row = Batch(obs=step, act=0, rew=1.0, terminated=False, truncated=False, obs_next=step + 1)
+    ...     ends = {"terminated": False, "truncated": False}
+    ...     row = Batch(obs=step, act=0, rew=1.0, obs_next=step + 1, **ends)
     ...     index, _, _, _ = buffer.add(row)
     >>> batch, index = buffer.sample(4)
     >>> batch.weight
@@ -83,8 +85,8 @@ class PrioritizedReplayBuffer(_Stock):
     >>> buffer.update_weight(index, np.array([0.1, 2.0, 0.3, 0.4]))
     """
 
-    # Stock's __init__ is not called, nor its add, sample_indices, __getitem__: `super(_Stock,
-    # self)` is what stock builds on.
+    # The methods __init__, add, sample_indices and __getitem__ of Tianshou's prioritized buffer are
+    # not called. `super(_TianshouBuffer, self)` skips them and reaches its base class.
     def __init__(
         self, size: int, alpha: float, beta: float, weight_norm: bool = True, **kwargs: Any
     ) -> None:
@@ -102,9 +104,9 @@ class PrioritizedReplayBuffer(_Stock):
         self.options.update(alpha=alpha, beta=beta, weight_norm=weight_norm)
 
     def init_weight(self, index: int | np.ndarray) -> None:
-        """Give new rows the largest priority seen so far, at least 1.
+        """Give new rows the largest priority seen so far, which is at least 1.
 
-        Raises AssertionError, also an IndexError, for an index that is not in 0 … size - 1.
+        Raises AssertionError, which is also an IndexError, if an index is not in 0 … size - 1.
         """
         self.weight[index] = self._max_prio**self._alpha
 
@@ -114,14 +116,14 @@ class PrioritizedReplayBuffer(_Stock):
         Parameters
         ----------
         buffer : ReplayBuffer
-            Any of Tianshou's or ours; its priorities are not taken over.
+            A buffer of Tianshou's or ours. Its priorities are not copied.
 
         Returns
         -------
         int64 [B]
-            The rows written, in order; empty if there was nothing to write.
+            The rows that were written, in order; empty if there was nothing to write.
         """
-        index = super(_Stock, self).update(buffer)
+        index = super(_TianshouBuffer, self).update(buffer)
         self.init_weight(index)
         self._null_scan.note(index)
         return index
@@ -134,26 +136,26 @@ class PrioritizedReplayBuffer(_Stock):
         Parameters
         ----------
         batch : Batch
-            ``obs``, ``act``, ``rew``, ``terminated``, ``truncated`` and whatever else is to be
-            stored.
+            The row: ``obs``, ``act``, ``rew``, ``terminated``, ``truncated`` and any further
+            fields.
         buffer_ids : sequence of int, optional
-            ``[0]``, with a leading axis of length 1 on every field, as collectors have it.
+            ``[0]`` if every field has a leading axis of length 1, as collectors give it.
 
         Returns
         -------
         index, episode_return, episode_length, episode_start : np.ndarray
-            Each [1]; return and length are 0 unless the episode ends here.
+            Four arrays [1]. Return and length are 0 unless the episode ends with this row.
 
         Raises
         ------
         ValueError
-            If a required field is missing or `buffer_ids` is something else.
+            If a required field is missing, or `buffer_ids` is neither None nor ``[0]``.
         """
         pairs = None
         if buffer_ids is not None and len(buffer_ids) == 1 and buffer_ids[0] == 0:
             pairs = self._pairs(batch, 1, None)
         if pairs is None:
-            result = super(_Stock, self).add(batch, buffer_ids)
+            result = super(_TianshouBuffer, self).add(batch, buffer_ids)
         else:
             ends = batch.terminated[0] or batch.truncated[0]
             index, *episode = (
@@ -172,14 +174,19 @@ class PrioritizedReplayBuffer(_Stock):
         Parameters
         ----------
         batch_size : int or None
-            As for `sample_indices`, whose errors are raised, too.
+            The number of rows, as in `sample_indices`.
 
         Returns
         -------
         batch : Batch
-            The rows, and their importance weights as ``weight``, float64 [B].
+            The rows, with their importance weights as ``weight``, float64 [B].
         index : int64 [B]
-            Where they are, for `update_weight`.
+            The indices of the rows, for `update_weight`.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If there is nothing to draw, or batch_size is not an integer.
         """
         index = self.sample_indices(batch_size)
         return self[index], index
@@ -190,31 +197,32 @@ class PrioritizedReplayBuffer(_Stock):
         Parameters
         ----------
         batch_size : int or None
-            B. 0 means all rows, oldest first, below 0 none, and None all in a random order. (Of
-            several buffers together: in order, buffer by buffer.)
+            The number of draws B. 0 returns all rows, oldest first; a negative number none; and
+            None all rows in a random order. (In a vector buffer, None returns them in order,
+            environment by environment.)
 
         Returns
         -------
         int64 [B]
-            With ``stack_num > 1`` and ``sample_avail``, only rows that have all their earlier
-            frames.
+            The rows. With ``stack_num > 1`` and ``sample_avail`` they are rows that have all their
+            earlier frames.
 
         Raises
         ------
         ValueError
-            If there is nothing to draw from.
+            If there is nothing to draw.
         TypeError
-            If batch_size is no integer.
+            If batch_size is not an integer.
 
         Notes
         -----
-        O(B · log(size)). From the stream of `random_seed`.
+        The cost is O(B · log(size)). The draws come from the random stream of `random_seed`.
         """
         if batch_size is None:
             return self._all_shuffled()
         n = operator.index(batch_size)
         if n <= 0:
-            return super(_Stock, self).sample_indices(n)
+            return super(_TianshouBuffer, self).sample_indices(n)
         if self.stack_num == 1 or not self._sample_avail:
             return draws.draw(self.weight.sum_tree, self._random_state, n)
         return draws.draw_available(self, self.weight, self._random_state, n)
@@ -225,12 +233,17 @@ class PrioritizedReplayBuffer(_Stock):
         Parameters
         ----------
         index : int or array of int
-            Of any shape; negative ones count from the end.
+            The rows, in any shape. Negative numbers count from the end.
 
         Returns
         -------
         float64
-            In the shape of `index`. IndexError is raised where one is out of range.
+            The weights, in the shape of `index`.
+
+        Raises
+        ------
+        IndexError
+            If an index is out of range.
         """
         try:
             mass = self.weight[index]
@@ -241,33 +254,30 @@ class PrioritizedReplayBuffer(_Stock):
         return (np.maximum(mass, least) / least) ** -self._beta
 
     def update_weight(self, index: np.ndarray, new_weight: np.ndarray | torch.Tensor) -> None:
-        """Set the priorities of rows to |new_weight| plus a small number, so that no row is lost for good.
+        """Set the priorities of rows to |new_weight| plus a small number above 0.
 
         Parameters
         ----------
         index : int or array of int [B]
-            Rows, as `sample` returned them. Where one comes twice, the last value wins.
+            The rows, as `sample` returned them. If one comes twice, the last value wins.
         new_weight : array or torch.Tensor [B]
-            TD errors, finite; the sign does not matter.
+            The TD errors, which are finite. Their signs do not matter.
 
         Raises
         ------
         ValueError
             If a value is NaN or infinite, or a length differs. No priority has changed then.
         AssertionError
-            If an index is not in 0 … size - 1; it is an IndexError, too. No priority has changed
-            then.
+            If an index is not in 0 … size - 1. The error is an IndexError as well, and no priority
+            has changed.
 
         Notes
         -----
-        O(B · log(size)). A row that was overwritten since it was drawn gets the priority of its
-        predecessor: Tianshou hands over nothing to tell the two apart.
+        The cost is O(B · log(size)). A row that was overwritten since it was drawn gets the
+        priority of its predecessor, because Tianshou's indices do not tell the two apart.
         """
-        td_error = (
-            new_weight.numpy(force=True)
-            if isinstance(new_weight, torch.Tensor)
-            else to_numpy(new_weight)
-        )
+        is_tensor = isinstance(new_weight, torch.Tensor)
+        td_error = new_weight.numpy(force=True) if is_tensor else to_numpy(new_weight)
         priority = np.abs(td_error, dtype=np.float64) + _EPSILON
         if not priority.size:
             return
@@ -277,7 +287,7 @@ class PrioritizedReplayBuffer(_Stock):
             raise LeafIndexError(f"update_weight: {error}") from None
         except ValueError as error:
             raise refused_priority(index, td_error, priority, str(error)) from None
-        # half the time of max()
+        # argmax and item take half the time of max
         self._max_prio = max(self._max_prio, priority.item(priority.argmax()))
         self._min_prio = min(self._min_prio, priority.item(priority.argmin()))
 
@@ -287,19 +297,21 @@ class PrioritizedReplayBuffer(_Stock):
         Parameters
         ----------
         index : slice, int, list or np.ndarray
-            ``[:]`` is every row, oldest first; a mask has one element per row of the storage.
+            The rows. ``[:]`` is every row, oldest first, and a mask has one element for each row of
+            the storage.
 
         Returns
         -------
         Batch
-            Copies, stacked and with ``obs_next`` looked up as the buffer was set up to.
+            Copies of the rows, with stacked frames and ``obs_next`` if the buffer is set up for
+            them.
         """
         index = self._as_index(index)
         batch = None
         if type(index) is np.ndarray and index.ndim == 1:
             batch = rows.gather(self, self._meta.__dict__, index, self._save_obs_next)
         if batch is None:
-            batch = super(_Stock, self).__getitem__(index)
+            batch = super(_TianshouBuffer, self).__getitem__(index)
         weight = np.asarray(self.get_weight(index))
         if self._weight_norm and weight.size:
             weight = weight / weight.item(weight.argmax())
@@ -307,29 +319,31 @@ class PrioritizedReplayBuffer(_Stock):
         return batch
 
     def set_beta(self, beta: float) -> None:
-        """Set how much the importance weights correct, from the next batch on.
+        """Set beta, the exponent of the importance weights, for all later batches.
 
-        Raises AssertionError, also a ValueError, if it is negative or not finite, TypeError if it
-        is no number.
+        Raises AssertionError, which is also a ValueError, if beta is negative or not finite, and
+        TypeError if it is not a number.
         """
         self._beta = as_beta(beta)
 
     def reset(self, keep_statistics: bool = False) -> None:
-        """Forget all rows and priorities, and the largest and least priority seen. O(size).
+        """Forget all rows and priorities, and the largest and the least priority seen.
+
+        The cost is O(size).
 
         Parameters
         ----------
         keep_statistics : bool
-            Go on counting the return and the length of the episode at hand.
+            Whether to go on counting the return and the length of the present episode.
         """
         super().reset(keep_statistics=keep_statistics)
         self._max_prio = self._min_prio = 1.0
-        # one of several buffers has none: the priorities are with them together
+        # The ring of a vector buffer has no tree: the vector buffer holds the priorities.
         if "weight" in self.__dict__:
             self.weight = SegmentTree(self.maxsize)
 
     def dropnull(self) -> None:
-        """Drop the rows in which a value is missing, and their priorities with them. O(size), slowly."""
+        """Drop the rows in which a value is missing, and their priorities; slow, O(size)."""
         kept = [i for i, row in enumerate(self._meta) if not row.hasnull()]
         mass = self.weight[np.array(kept, int)]
         super().dropnull()
@@ -341,57 +355,61 @@ class PrioritizedReplayBuffer(_Stock):
 
         Notes
         -----
-        O(rows written since the last call). Of rows changed by other means than the methods of the
-        buffer, each call examines 256 KiB more.
+        The cost is O(rows written since the last call). Each call also examines 256 KiB of the
+        other rows, which may have been changed by other means than the methods of the buffer.
         """
         return not self._null_scan.finds_none(self._meta.__dict__) and super().hasnull()
 
     def set_array_at_key(
         self, seq: np.ndarray, key: str, index: Any = None, default_value: float | None = None
     ) -> None:
-        """Set a field, or some rows of it, or make a new one.
+        """Set a field or some rows of it, or make a new field.
 
         Parameters
         ----------
         seq : np.ndarray
-            The values, as long as `index`.
+            The values, one for each row of `index`.
         key : str
-            The field.
+            The name of the field.
         index : index of rows, optional
-            By default all.
+            The rows; by default all.
         default_value : float, optional
-            What the other rows of a new field hold.
+            The value of the other rows of a new field.
         """
         super().set_array_at_key(seq, key, index, default_value)
         self._null_scan.forget()
 
     def set_batch(self, batch: Batch) -> None:
-        """Take the rows of `batch`, of the size of the buffer, as storage; priorities stay.
+        """Make the rows of `batch` the storage of the buffer, and keep the priorities.
 
-        Raises AssertionError if its length or its fields are others.
+        Raises AssertionError if the length of `batch` is not the size of the buffer, or its fields
+        are not those of a buffer.
         """
         super().set_batch(batch)
         self._null_scan.forget()
 
     def save_hdf5(self, path: str, compression: str | None = None) -> None:
-        """Write all to an HDF5 file, for `load_hdf5`.
+        """Write the buffer to an HDF5 file, for `load_hdf5`.
 
         Parameters
         ----------
         path : str
-            The file; it is overwritten.
+            The path of the file, which is overwritten.
         compression : str, optional
-            As for `h5py.Group.create_dataset`.
+            The compression, as in `h5py.Group.create_dataset`.
         """
         with h5py.File(path, "w") as file:
             to_hdf5(self.__getstate__(), file, compression=compression)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all there is; the stream of draws as numbers, since NumPy 1 reads no RandomState that NumPy 2 pickled."""
+        """Return the state, with the random stream as numbers.
+
+        NumPy 1 cannot read a RandomState that NumPy 2 has pickled.
+        """
         return {**self.__dict__, "_random_state": self._random_state.get_state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickle or an HDF5 file of ours, or an HDF5 file that stock saved."""
+        """Restore a pickle or an HDF5 file of ours, or an HDF5 file of Tianshou's own buffer."""
         check_format(type(self).__name__, int(state.get("_format", _FORMAT)), _FORMAT)
         state = dict(state)
         if isinstance(state.get("_random_state"), tuple):
@@ -403,7 +421,7 @@ class PrioritizedReplayBuffer(_Stock):
             self.weight = as_segment_tree(self.weight)
 
     def _pairs(self, batch: Batch, n: int, keys: Any) -> list[tuple[np.ndarray, np.ndarray]] | None:
-        """Return what is to be written where if `batch` has n rows of nothing but numbers, else None."""
+        """Return the stored arrays with their n new rows if all fields are numeric, or None."""
         stored = self._meta.__dict__
         if "done" not in stored:
             return None
@@ -411,20 +429,19 @@ class PrioritizedReplayBuffer(_Stock):
         return None if new is None else rows.pair(stored, new, n)
 
     def _as_index(self, index: Any) -> Any:
-        """Return slices, masks and lists as arrays of indices."""
+        """Return a slice, a mask or a list as an array of indices, and all else as it is."""
         if type(index) is np.ndarray:
             return self._indices[index] if index.dtype == bool else index
         if isinstance(index, slice):
-            return (
-                self.sample_indices(0)
-                if index == slice(None)
-                else self._indices[: len(self)][index]
-            )
+            if index == slice(None):
+                return self.sample_indices(0)
+            return self._indices[: len(self)][index]
         if isinstance(index, list):
             return self._indices[index]
         return index
 
     def _all_shuffled(self) -> np.ndarray:
-        if isinstance(self, ReplayBufferManager):  # stock's order
-            return super(_Stock, self).sample_indices(None)
-        return self._random_state.permutation(super(_Stock, self).sample_indices(0))
+        """Return all rows in a random order; those of a vector buffer in Tianshou's order."""
+        if isinstance(self, ReplayBufferManager):
+            return super(_TianshouBuffer, self).sample_indices(None)
+        return self._random_state.permutation(super(_TianshouBuffer, self).sample_indices(0))

@@ -1,9 +1,9 @@
-"""Gathering and writing rows of a Tianshou buffer, where they are plain arrays.
+"""A fast way to read and write the rows of a Tianshou buffer whose fields are numeric arrays.
 
-`ReplayBuffer.__getitem__` and `add` treat every field as if it might be anything: a distribution,
-an array of objects, a field seen for the first time. Most fields are numeric arrays of fixed shape,
-and for these one `take` or one assignment is all there is to do. Both functions return None when
-something else turns up, for Tianshou to deal with.
+`ReplayBuffer.__getitem__` and `add` allow for every kind of field: a distribution, an array of
+objects, a field that they see for the first time. Most fields are numeric arrays of fixed shape,
+which need one `take` or one assignment. The functions of this module return None for any other
+field, and Tianshou's own methods then do the work.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ def gather(
     Parameters
     ----------
     buffer : ReplayBuffer
-        Whose `stack_num`, `prev` and `next` decide which rows belong together.
+        The buffer, whose `stack_num`, `prev` and `next` decide which rows belong together.
     fields : dict
-        What the buffer stores, by name.
+        The fields that the buffer stores, by name.
     index : array of int [B]
-        Rows.
+        The rows.
     stores_next : bool
-        Whether `obs_next` is a field, or the `obs` of the next row.
+        Whether `obs_next` is a field; otherwise it is the `obs` of the next row.
 
     Returns
     -------
     Batch or None
-        Fields with a leading axis B; of stacked ones, [B, stack_num, …]. None if a field is not
+        The fields with a leading axis B, stacked ones as [B, stack_num, …]. None if a field is not
         numeric.
     """
     if not fields.keys() >= _REQUIRED:
@@ -51,7 +51,7 @@ def gather(
     else:
         next_name, next_stacked = "obs", stack(buffer.next(index), buffer.stack_num, buffer.prev)
     batch = Batch()
-    rows = batch.__dict__  # Batch's own setter examines each value, which it needs of objects only
+    rows = batch.__dict__  # Batch's own setter examines each value, which takes time
     try:
         rows["obs"] = take(fields["obs"], stacked)
         for name in ("act", "rew", "terminated", "truncated", "done"):
@@ -67,11 +67,11 @@ def gather(
 
 
 class NotNumericError(Exception):
-    """A field is neither a numeric array nor a batch of such."""
+    """A field is neither a numeric array nor a batch of numeric arrays."""
 
 
 def take(field: Any, index: np.ndarray) -> Any:
-    """Return the rows of a field, which may be a batch of fields; None stands for a field that is not there."""
+    """Return rows of a field or of a batch of fields; None, for no such field, gives no rows."""
     if type(field) is np.ndarray:
         if field.dtype.kind not in _NUMERIC:
             raise NotNumericError
@@ -82,14 +82,14 @@ def take(field: Any, index: np.ndarray) -> Any:
         raise NotNumericError
     batch = Batch()
     for name, part in field.__dict__.items():
-        if part is None:  # inside a batch, Tianshou keeps it
+        if part is None:  # Tianshou keeps a None that lies within a batch
             raise NotNumericError
         batch.__dict__[name] = take(part, index)
     return batch
 
 
 def stack(index: np.ndarray, n: int, previous: Step) -> np.ndarray:
-    """Return the rows whose frames are stacked, oldest first: [B, n], or `index` itself for n = 1."""
+    """Return the rows of n stacked frames, oldest first: [B, n], or `index` itself for n = 1."""
     if n == 1:
         return index
     steps = np.empty((len(index), n), np.int64)
@@ -108,9 +108,9 @@ def pair(
     Parameters
     ----------
     stored, new : dict
-        Fields by name; a field may be a batch of fields.
+        The fields by name. A field may be a batch of fields.
     n : int
-        How many rows there are.
+        The number of new rows.
     """
     if stored.keys() != new.keys():
         return None
@@ -135,18 +135,18 @@ def pair(
 def new_fields(
     batch: Batch, keys: Collection[str] | None, only_last_obs: bool, stores_next: bool
 ) -> dict[str, Any] | None:
-    """Return what of `batch` [n, …] is to be stored, or None if that is not clear at a glance.
+    """Return the fields of `batch` [n, …] that are to be stored, or None if one is missing.
 
     Parameters
     ----------
     batch : Batch
-        What `add` was given.
+        The batch that `add` was given.
     keys : collection of str, optional
-        The fields that are taken; by default all.
+        The names of the fields to take; by default all.
     only_last_obs : bool
-        Keep the last of each row's stacked observations.
+        Whether to keep only the last of each row's stacked observations.
     stores_next : bool
-        Keep `obs_next`.
+        Whether to keep `obs_next`.
     """
     given = batch.__dict__
     fields = dict(given) if keys is None else {name: given[name] for name in keys if name in given}

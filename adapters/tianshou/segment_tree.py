@@ -21,29 +21,29 @@ _FORMAT = 1
 
 
 class SegmentTree(tianshou.data.SegmentTree):
-    """Sums and prefix sums over an array of masses, with the methods of `tianshou.data.SegmentTree`.
+    """Sums and prefix sums over masses, with the methods of `tianshou.data.SegmentTree`.
 
     Parameters
     ----------
     size : int
-        Number of masses, at least 0.
+        The number of masses, at least 0.
 
     Attributes
     ----------
     sum_tree : kary_replay.SumTree
-        The tree underneath, to which arrays go straight.
+        The native tree that holds the masses.
 
     Raises
     ------
     ValueError, TypeError
-        If size is negative or no whole number.
+        If size is negative or not a whole number.
 
     Notes
     -----
-    Beside stock's: masses are checked (finite, at least 0), negative indices are refused rather
-    than answered with an inner node's sum, and `get_prefix_sum_idx` leaves its argument as it is.
-    Any number of threads may call the methods at once; they release the GIL, and writers take
-    turns.
+    Three things differ from Tianshou's tree. Masses must be finite and at least 0. Negative indices
+    are refused; Tianshou's tree returns the sum of an inner node for them. And `get_prefix_sum_idx`
+    does not change its argument. Any number of threads may call the methods at once. The methods
+    release the GIL, and writers take turns.
 
     Examples
     --------
@@ -55,8 +55,8 @@ class SegmentTree(tianshou.data.SegmentTree):
     (4.0, 2.0, 2)
     """
 
-    # Stock's __init__ is not called: it would allocate a second tree, and compile functions that
-    # nothing here calls.
+    # Tianshou's __init__ is not called. It would allocate a second tree, and compile functions that
+    # are never used here.
     def __init__(self, size: int) -> None:
         number = as_real("size", size)
         if not number.is_integer():
@@ -70,10 +70,10 @@ class SegmentTree(tianshou.data.SegmentTree):
         return self._size
 
     def __getitem__(self, index: int | np.ndarray) -> float | np.ndarray:
-        """Return one mass or, for an array of indices, as many, float64 in the shape of `index`.
+        """Return the masses at `index`, as float64 in the shape of `index`.
 
-        Raises IndexError for an index that is not in 0 … size - 1, TypeError for a slice or a mask.
-        O(B).
+        Raises IndexError if an index is not in 0 … size - 1, and TypeError for a slice or a mask.
+        The cost is O(B).
         """
         if type(index) is np.ndarray and index.ndim == 1 and self._size:
             return self.sum_tree.get(index)
@@ -89,20 +89,21 @@ class SegmentTree(tianshou.data.SegmentTree):
         Parameters
         ----------
         index : int or array of int [B]
-            Where one comes twice, the last value wins.
+            The indices. If one comes twice, the last value wins.
         value : float or array of float [B]
-            Finite and at least 0; one number is set at every index.
+            The masses, finite and at least 0. A single number is set at every index.
 
         Raises
         ------
         AssertionError
-            If an index is not in 0 … size - 1; it is an IndexError, too.
+            If an index is not in 0 … size - 1. The error is an IndexError as well.
         ValueError, TypeError
-            If a value is NaN, infinite or negative, a length differs, or a slice is given.
+            If a value is NaN, infinite or negative, a length differs, or a slice is given. No mass
+            has changed after any of these errors.
 
         Notes
         -----
-        Nothing has changed when it raises. O(B · log(size)).
+        The cost is O(B · log(size)).
         """
         try:
             self._check_size()
@@ -111,9 +112,10 @@ class SegmentTree(tianshou.data.SegmentTree):
             raise LeafIndexError(str(error)) from None
 
     def reduce(self, start: int = 0, end: int | None = None) -> float:
-        """Return the sum of the masses start … end - 1, as of a slice: negative ends count from the right.
+        """Return the sum of the masses start … end - 1.
 
-        The total costs one load, any other range O(end - start).
+        As in a slice, a negative number counts from the right. The sum of all masses costs one
+        load, and that of any other range O(end - start).
         """
         if start == 0 and end is None:
             return self.sum_tree.total
@@ -126,24 +128,24 @@ class SegmentTree(tianshou.data.SegmentTree):
         Parameters
         ----------
         value : float or array of float [B]
-            Each at least 0 and below the total.
+            The prefix sums, each at least 0 and below the total.
 
         Returns
         -------
         int or int64 [B]
-            Never an index of mass 0. That is the one difference from stock, which answers 0 for the
-            value 0 whatever is there.
+            The indices. None of them has mass 0. Tianshou's tree differs in one case: it returns 0
+            for the value 0, even if index 0 has no mass.
 
         Raises
         ------
         AssertionError
-            If a value is NaN, negative, or not below the total; it is a ValueError, too.
+            If a value is NaN, negative, or not below the total. The error is a ValueError as well.
         TypeError
-            If a value is no real number.
+            If a value is not a real number.
 
         Notes
         -----
-        O(B · log(size)); all B descend together.
+        The cost is O(B · log(size)). All B searches descend together, one level at a time.
         """
         prefix = np.asarray(value)
         if prefix.dtype.kind not in "biuf":
@@ -157,8 +159,8 @@ class SegmentTree(tianshou.data.SegmentTree):
             raise ArgumentError(
                 f"value must be at least 0 and below the total, {total}, got {wrong}"
             )
-        # find() wants the prefix below the sum, Tianshou not above it; in floating point that is
-        # one step down.
+        # The native tree returns the first i with value < sum, Tianshou's the first with
+        # value <= sum. The next smaller float64 turns one condition into the other.
         below = np.maximum(np.nextafter(prefix.astype(np.float64), -np.inf), 0.0)
         return self.sum_tree.find(below)
 
@@ -171,13 +173,13 @@ class SegmentTree(tianshou.data.SegmentTree):
         self.sum_tree.set(np.arange(self._size), state["mass"])
 
     def _check_size(self) -> None:
-        """Raise if the tree is empty: the one leaf of its sum tree is not for use."""
+        """Raise if the size is 0, for which the native tree has a leaf that must not be used."""
         if not self._size:
             raise IndexRangeError("the tree has size 0: it has no masses")
 
 
 def as_segment_tree(tree: tianshou.data.SegmentTree) -> SegmentTree:
-    """Return `tree` if it is one of ours, or one of ours with the masses of stock's."""
+    """Return `tree`, or for a tree of Tianshou's own class one of ours with the same masses."""
     if isinstance(tree, SegmentTree):
         return tree
     ours = SegmentTree(len(tree))

@@ -1,4 +1,4 @@
-"""Tianshou's prioritized replay buffer for several environments, over one K-ary sum tree."""
+"""Tianshou's prioritized replay buffer for several environments, with one K-ary sum tree."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ _DEFAULT_SEED = 42  # Tianshou's
 class PrioritizedVectorReplayBuffer(
     PrioritizedReplayBuffer, tianshou.data.PrioritizedVectorReplayBuffer
 ):
-    """Prioritized replay for vectorized environments: one ring of rows per environment, one tree over all of them.
+    """Prioritized replay for vectorized environments.
+
+    Each environment has a ring of rows, and one tree holds the priorities of all rings.
 
     Parameters
     ----------
     total_size : int
-        Number of rows, rounded up to a multiple of `buffer_num`.
+        The number of rows, rounded up to a multiple of `buffer_num`.
     buffer_num : int
-        Number of environments.
+        The number of environments.
     **kwargs
-        As in `PrioritizedReplayBuffer`, ``alpha`` and ``beta`` among them.
+        The other parameters of `PrioritizedReplayBuffer`, ``alpha`` and ``beta`` among them.
 
     Attributes
     ----------
     buffers : np.ndarray
-        The rings, [buffer_num]; they show part of the same rows and have no priorities of their
-        own.
+        The rings, [buffer_num]. They are views of the same rows, and have no priorities.
 
     Raises
     ------
     AssertionError
-        If buffer_num is not above 0, or for what `PrioritizedReplayBuffer` refuses.
+        If buffer_num is not above 0, or `PrioritizedReplayBuffer` refuses an argument.
 
     Notes
     -----
-    Row i of the ring of environment e is row ``e * size of a ring + i``. Pickles and HDF5 files
-    hold each row once.
+    Row i of the ring of environment e is row ``e * size of a ring + i`` of the buffer. Pickles and
+    HDF5 files hold each row once. One thread at a time may use the buffer, like Tianshou's own.
 
     Examples
     --------
@@ -74,15 +75,15 @@ class PrioritizedVectorReplayBuffer(
         Parameters
         ----------
         batch : Batch
-            ``obs``, ``act``, ``rew``, ``terminated``, ``truncated`` and more, with a leading axis
-            B.
+            The rows: ``obs``, ``act``, ``rew``, ``terminated``, ``truncated`` and further fields,
+            with a leading axis B.
         buffer_ids : sequence of int [B], optional
-            The environments; by default all.
+            The environments of the rows; by default all environments.
 
         Returns
         -------
         index, episode_return, episode_length, episode_start : np.ndarray
-            Each [B]; return and length are 0 where the episode goes on.
+            Four arrays [B]. Return and length are 0 for an episode that goes on.
         """
         ids = range(self.buffer_num) if buffer_ids is None else buffer_ids
         pairs = self._pairs(batch, len(ids), self._reserved_keys)
@@ -108,24 +109,25 @@ class PrioritizedVectorReplayBuffer(
         return where, np.array(episode_returns), np.array(episode_lengths), np.array(episode_starts)
 
     def unfinished_index(self) -> np.ndarray:
-        """Return the last row of every environment whose episode goes on, int64."""
+        """Return the last row, int64, of every environment whose episode goes on."""
         last = self.last_index[self._lengths > 0]
         return last[~self.done[last].astype(bool)]
 
     def set_beta(self, beta: float) -> None:
-        """Set how much the importance weights correct, from the next batch on; see `PrioritizedReplayBuffer.set_beta`."""
+        """Set beta for all later batches; see `PrioritizedReplayBuffer.set_beta`."""
         PrioritizedReplayBuffer.set_beta(self, beta)
         for ring in self.buffers:
             ring.set_beta(beta)
 
     def dropnull(self) -> None:
-        """Refuse: rows cannot be taken out of rings that lie one behind another."""
+        """Raise NotImplementedError, because a row cannot be taken out of one ring alone."""
         raise NotImplementedError(
-            "dropnull would shift rows from one environment's ring into another's; use batch.dropnull() on what is sampled"
+            "dropnull would shift rows from one environment's ring into another's; "
+            "use batch.dropnull() on what is sampled"
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all but the rows of the rings, which are the same as our own."""
+        """Return the state without the rows of the rings, which are views of the buffer's own."""
         rings = np.empty(self.buffer_num, dtype=object)
         for i, ring in enumerate(self.buffers):
             rings[i] = object.__new__(type(ring))

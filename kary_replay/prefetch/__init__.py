@@ -1,4 +1,4 @@
-"""Batches as torch tensors, drawn and brought to their device by a thread, while the learner trains on the one before.
+"""The prefetcher, whose thread draws the next batch while the learner trains on the last one.
 
 Importing this package imports torch; ``import kary_replay`` does not.
 """

@@ -1,9 +1,7 @@
-"""Batches as torch tensors, drawn and brought to their device by a thread, while the learner trains on the one before.
+"""The prefetcher, whose thread draws the next batch while the learner trains on the last one.
 
-Nothing is reused that a learner can see: a batch consists of fresh arrays, or of fresh memory of
-its device, and belongs to whoever took it.
-
-Importing this module imports torch; ``import kary_replay`` does not.
+A batch belongs to the thread that took it, because nothing that a learner can see is reused: a
+batch consists of fresh arrays, or of fresh memory of its device.
 """
 
 from __future__ import annotations
@@ -25,64 +23,65 @@ from ..buffers.replay_buffer import ReplayBuffer
 from ..errors import ClosedError, EmptyBufferError
 from ..types import Batch
 from ..validation import as_count, as_real
-from .transfer import To, ToCuda, check_dtypes
+from .transfer import CudaTransfer, HostTransfer, Transfer, check_dtypes
 
 __all__ = ["Prefetcher"]
 
 MAX_DEPTH = 64
-FIRST_SLEEP_SECONDS, LONGEST_SLEEP_SECONDS = 100e-6, 5e-3  # between looks at an empty buffer
-JOIN_SECONDS = 10.0  # a thread still running then is inside the caller's transform, and hangs
+FIRST_SLEEP_SECONDS, LONGEST_SLEEP_SECONDS = 100e-6, 5e-3  # between two looks at an empty buffer
+JOIN_SECONDS = 10.0  # a thread that runs longer than this hangs in the caller's transform
 
 
 class Prefetcher:
-    """An endless iterator over batches of torch tensors; a thread prepares the next while the learner trains on one.
+    """An endless iterator over batches of torch tensors, which a thread prepares ahead of time.
 
     Parameters
     ----------
     buffer : kary_replay.ReplayBuffer or kary_replay.PrioritizedReplayBuffer
-        What to draw from.
+        The buffer to draw from.
     batch_size : int
-        Rows of a batch, at least 1.
+        The number of rows in a batch, at least 1.
     device : str or torch.device
-        Where the tensors are to be.
+        The device of the tensors.
     depth : int
-        Batches drawn ahead, 1 … 64. More even out a load that varies, and are drawn by older
-        priorities.
+        The number of batches that are drawn ahead, from 1 to 64. A larger depth evens out a load
+        that varies, but draws by older priorities.
     pin_memory : bool, optional
-        For a CUDA device, and by default for every one: batches travel through page-locked memory,
-        a ring that is allocated once, on a stream of their own, so that the copy overlaps the
-        training.
+        Whether batches travel to a CUDA device through page-locked memory, a ring that is allocated
+        once, and on a stream of their own, so that the copy overlaps the training. The default is
+        True for a CUDA device; other devices do not take True.
     transform : callable, optional
-        Batch to Batch, called in the thread, without gradients, on the tensors on their device. May
-        change the batch it gets.
+        A function from Batch to Batch. The thread calls it, without gradients, on the tensors on
+        their device. It may change the batch that it gets.
     rate_limiter : RateLimiter, optional
-        Asked before each draw.
+        The rate limiter that the thread asks before each draw.
     timeout_seconds : float, optional
         How long the thread waits for the limiter, or for the first row in an empty buffer, before
-        ``next`` raises. By default for ever.
+        ``next`` raises. By default the thread waits for ever.
     sample_options : mapping, optional
         Further arguments of ``buffer.sample``, such as ``{"stratified": False}``.
 
     Raises
     ------
     ValueError, TypeError, RuntimeError
-        If an argument is out of range or of the wrong kind; if torch has no such device, or no
-        dtype for a field.
+        If an argument is out of range or of the wrong kind, torch has no such device, or torch has
+        no dtype for a field.
 
     Notes
     -----
-    A batch has every field as a tensor [B, ...] (nested fields as dicts of them),
-    ``importance_weight`` as a tensor [B], ``index`` and ``handle`` as NumPy arrays. It belongs to
-    the caller: no later batch overwrites it, however long it is kept.
+    A batch has every field as a tensor [B, ...], and nested fields as dicts of tensors. It has
+    ``importance_weight`` as a tensor [B], and ``index`` and ``handle`` as NumPy arrays. It belongs
+    to the caller: no later batch overwrites it, however long it is kept.
 
     A batch is drawn before the priorities of the ``depth`` batches before it are written back, so
     priorities lag by that many updates more than with ``buffer.sample``. A row that is overwritten
-    in between is no harm: its handle is stale, and `update_priorities` drops it.
+    meanwhile does no harm: its handle is stale, and `update_priorities` drops it.
 
-    The thread starts with the first ``next`` and ends with `close`, with the ``with`` block, when
-    the prefetcher is collected or when the interpreter exits. Whatever is raised in it, ``next``
-    raises, once the batches drawn before are used up; the next call starts anew. Any number of
-    threads may call ``next`` and `update_priorities`; each batch goes to one of them.
+    The thread starts with the first ``next``. It ends with `close`, at the end of the ``with``
+    block, when the prefetcher is collected, and when the interpreter exits. An error in the thread
+    is raised by ``next`` after the batches drawn before it are used up, and the call after that
+    starts a new thread. Any number of threads may call ``next`` and `update_priorities`. Each batch
+    goes to one of them.
 
     Examples
     --------
@@ -113,7 +112,8 @@ class Prefetcher:
     ) -> None:
         if not isinstance(buffer, ReplayBuffer):
             raise TypeError(
-                f"buffer must be a ReplayBuffer or a PrioritizedReplayBuffer, got {type(buffer).__name__}"
+                "buffer must be a ReplayBuffer or a PrioritizedReplayBuffer, "
+                f"got {type(buffer).__name__}"
             )
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be a function of a batch, got {transform!r}")
@@ -124,7 +124,7 @@ class Prefetcher:
         self._depth = as_count("depth", depth, MAX_DEPTH)
         self._device = torch.device(device)
         if self._device.type == "cuda" and self._device.index is None:
-            # the caller's: the thread has another one
+            # The current device of this thread is meant, and the prefetcher's thread has another.
             self._device = torch.device("cuda", torch.cuda.current_device())
         torch.empty(0, device=self._device)
         if pin_memory and self._device.type != "cuda":
@@ -132,7 +132,7 @@ class Prefetcher:
                 f"pin_memory is for CUDA devices, got device {self._device}: leave it out"
             )
         self._pinned = self._device.type == "cuda" and pin_memory is not False
-        self._draw = _Draw(
+        self._sampler = _Sampler(
             buffer,
             as_count("batch_size", batch_size),
             rate_limiter,
@@ -148,30 +148,31 @@ class Prefetcher:
         return self
 
     def __next__(self) -> Batch:
-        """Return the next batch, and have another one drawn.
+        """Return the next batch, and have the thread draw another one.
 
         Raises
         ------
         EmptyBufferError, RateLimiterTimeoutError
-            After timeout_seconds.
+            If the thread has waited longer than timeout_seconds.
         ClosedError
             If the prefetcher or the buffer is closed.
         Exception
-            Whatever drawing or transform raised.
+            If drawing or the transform has raised it.
         """
         while True:
             worker = self._running()
-            # first: an interrupt in between costs a batch too many, not one too few for ever
+            # This order costs one batch too many after an interrupt between the two lines. The
+            # other order would leave one too few for ever.
             worker.wanted.put(True)
             item = worker.ready.get()
             if isinstance(item, tuple):
-                return worker.move.receive(*item)
+                return worker.transfer.receive(*item)
             with self._lock:
                 if self._worker is worker:
                     self._worker = None
             if item is not None:
                 raise item
-            worker.ready.put(None)  # for others who wait
+            worker.ready.put(None)  # wakes the next of the other threads that wait
 
     def update_priorities(self, batch: Batch, td_error: torch.Tensor | npt.ArrayLike) -> int:
         """Set the priorities of a batch's rows to |td_error| + priority_epsilon.
@@ -179,35 +180,35 @@ class Prefetcher:
         Parameters
         ----------
         batch : Batch
-            From this prefetcher; it may be an old one.
+            A batch of this prefetcher, not necessarily the last one.
         td_error : tensor on any device, or array, of float [B] or [B, 1]
-            Finite; the sign does not matter.
+            The TD errors, which are finite. Their signs do not matter.
 
         Returns
         -------
         int
-            How many rows were still there.
+            The number of rows that were still in the buffer.
 
         Raises
         ------
         ValueError, TypeError
-            As ``buffer.update_priorities``; if the buffer has no priorities.
+            If the arguments do not fit, as in ``buffer.update_priorities``, or the buffer has no
+            priorities.
 
         Notes
         -----
-        Done when it returns. For a tensor on an accelerator that means to wait until its value is
-        known.
+        The priorities are set when the call returns. It therefore waits for the value of a tensor
+        on an accelerator.
         """
         if not isinstance(self._buffer, PrioritizedReplayBuffer):
-            raise TypeError(
-                f"a {type(self._buffer).__name__} has no priorities: use a PrioritizedReplayBuffer"
-            )
+            name = type(self._buffer).__name__
+            raise TypeError(f"a {name} has no priorities: use a PrioritizedReplayBuffer")
         if isinstance(td_error, torch.Tensor):
             td_error = td_error.detach().cpu().double().numpy()
         return self._buffer.update_priorities(batch.handle, td_error)
 
     def close(self) -> None:
-        """End the thread, and wait until it has. Batches drawn ahead are dropped; the buffer stays."""
+        """End the thread, wait for its end, and drop the batches drawn ahead; the buffer stays."""
         with self._lock:
             self._closed = True
             worker, self._worker = self._worker, None
@@ -222,32 +223,33 @@ class Prefetcher:
         self.close()
 
     def __repr__(self) -> str:
-        size = self._draw.batch_size
-        return f"Prefetcher({self._buffer!r}, batch_size={size}, device='{self._device}', depth={self._depth})"
+        sizes = f"batch_size={self._sampler.batch_size}, device='{self._device}'"
+        return f"Prefetcher({self._buffer!r}, {sizes}, depth={self._depth})"
 
     def _running(self) -> _Worker:
-        """Return the worker; a new one if there is none, or its thread is gone, as in a process just forked."""
+        """Return the worker, or a new one if there is none or its thread is gone.
+
+        The thread is gone in a process that has just been forked, for instance.
+        """
         with self._lock:
             if self._closed:
                 raise ClosedError("the prefetcher is closed")
             if self._worker is None or (
                 self._worker.ready.empty() and not self._worker.thread.is_alive()
             ):
-                move = (
-                    ToCuda(self._device, self._depth + 1, self._pinned)
-                    if self._device.type == "cuda"
-                    else To(self._device)
-                )
-                self._worker = _Worker(self._draw, move, self._transform)
-                # Only signals, and takes no lock: a collection may run anywhere, also in the thread
-                # itself.
+                transfer: Transfer = HostTransfer(self._device)
+                if self._device.type == "cuda":
+                    transfer = CudaTransfer(self._device, self._depth + 1, self._pinned)
+                self._worker = _Worker(self._sampler, transfer, self._transform)
+                # The finalizer only signals and takes no lock, because a garbage collection may run
+                # in any thread, the worker's own included.
                 weakref.finalize(self, self._worker.stop).atexit = False
                 self._worker.start(self._depth)
             return self._worker
 
 
-class _Draw:
-    """Draws a batch as soon as there is one."""
+class _Sampler:
+    """Draws a batch as soon as the rate limiter allows it and the buffer has a row."""
 
     def __init__(
         self,
@@ -283,12 +285,18 @@ class _Draw:
 
 
 class _Worker:
-    """The thread. Knows nothing of the prefetcher, which can thus be collected while the thread runs."""
+    """The thread that draws and sends batches.
 
-    def __init__(self, draw: _Draw, move: To, transform: Callable[[Batch], Batch] | None) -> None:
-        self.draw, self.move, self.transform = draw, move, transform
-        self.wanted: SimpleQueue[bool] = SimpleQueue()  # True: one more batch; False: no more
-        # None is the last
+    It holds no reference to the prefetcher, which can therefore be collected while the thread runs.
+    """
+
+    def __init__(
+        self, sampler: _Sampler, transfer: Transfer, transform: Callable[[Batch], Batch] | None
+    ) -> None:
+        self.sampler, self.transfer, self.transform = sampler, transfer, transform
+        # True asks for one more batch, False for the end of the thread.
+        self.wanted: SimpleQueue[bool] = SimpleQueue()
+        # None marks the end of the thread.
         self.ready: SimpleQueue[tuple[Batch, Any] | BaseException | None] = SimpleQueue()
         self.stopped = False
         self.thread = threading.Thread(target=self.run, name="kary-replay prefetch", daemon=True)
@@ -301,14 +309,14 @@ class _Worker:
 
     def run(self) -> None:
         try:
-            self.move.start()
+            self.transfer.start()
             with torch.no_grad():
                 while self.wanted.get():
-                    batch = self.draw(lambda: self.stopped)
+                    batch = self.sampler(lambda: self.stopped)
                     if batch is None:
                         break
-                    self.ready.put(self.move.bring(batch, self.transformed))
-                    # its arrays go when the learner lets go of them, not at the next draw
+                    self.ready.put(self.transfer.send(batch, self.transformed))
+                    # Without this, the thread would keep the arrays until its next draw.
                     del batch
         except BaseException as error:
             self.ready.put(error)
@@ -323,7 +331,7 @@ class _Worker:
         return batch
 
     def stop(self) -> None:
-        """Tell the thread to end, without waiting."""
+        """Tell the thread to end, and do not wait for it."""
         self.stopped = True
         self.wanted.put(False)
 
@@ -342,7 +350,7 @@ _RUNNING: weakref.WeakSet[_Worker] = weakref.WeakSet()
 
 @atexit.register
 def _stop_all() -> None:
-    """End all threads while the interpreter is still whole."""
+    """End all threads before the interpreter is taken apart."""
     workers = list(_RUNNING)
     for worker in workers:
         worker.stop()

@@ -1,14 +1,15 @@
-"""Batches of arrays into batches of torch tensors, on the device that wants them.
+"""The transfer of batches: arrays become torch tensors on the device that the learner uses.
 
-To a CUDA device they travel through pinned memory, on a stream of their own. That memory is a ring,
-and nobody else sees it: a slot of it is written again when the copy out of it has ended.
+Batches travel to a CUDA device through pinned memory, on a stream of their own. That memory is a
+ring which no other code sees. A slot of the ring is written again once the copy out of it has
+ended.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,8 +17,10 @@ import torch
 from ..fields import name_of
 from ..types import Batch
 
-cuda: Any = torch.cuda  # which has no annotations
-HOST_COLUMNS = ("index", "handle")  # they go back to the buffer, and stay NumPy arrays
+cuda: Any = torch.cuda  # its functions have no annotations
+HOST_COLUMNS = ("index", "handle")  # these return to the buffer, so they stay NumPy arrays
+
+Transform = Callable[[Batch], Batch]
 
 
 def check_dtypes(fields: Mapping[str, Any]) -> None:
@@ -34,44 +37,66 @@ def check_dtypes(fields: Mapping[str, Any]) -> None:
     _map_tensors(fields, check)
 
 
-class To:
-    """Brings arrays to a device that is not CUDA."""
+class Transfer(Protocol):
+    """The way of batches from one thread, which sends them, to others, which receive them."""
+
+    def start(self) -> None:
+        """Prepare the sending thread, in which this is called."""
+
+    def send(self, batch: Batch, transform: Transform) -> tuple[Batch, Any]:
+        """Return the transformed batch of tensors, and the event of its completion."""
+
+    def receive(self, batch: Batch, completed: Any) -> Batch:
+        """Return the batch in a state that is safe to use by the thread that calls this."""
+
+
+class HostTransfer:
+    """Copies batches to a device without streams: a batch is complete when ``send`` returns."""
 
     def __init__(self, device: torch.device) -> None:
-        """Bring to this device."""
         self.device = device
 
     def start(self) -> None:
-        """Make what belongs to the thread that brings; called in it."""
+        """Do nothing: the sending thread needs no preparation."""
 
-    def bring(self, batch: Batch, transform: Callable[[Batch], Batch]) -> tuple[Batch, Any]:
-        """Return the transformed batch of tensors, and what tells when it is whole; called in the thread."""
+    def send(self, batch: Batch, transform: Transform) -> tuple[Batch, None]:
+        """Return the transformed batch of tensors, and None: there is no event to wait for."""
         return transform(_of_tensors(batch, lambda _, tensor: tensor.to(self.device))), None
 
-    def receive(self, batch: Batch, whole: Any) -> Batch:
-        """Return the batch, safe to use; called by whoever takes it."""
+    def receive(self, batch: Batch, completed: None) -> Batch:
+        """Return the batch as it is."""
         return batch
 
 
-class ToCuda(To):
-    """Brings arrays to a CUDA device on a stream of its own, through a ring of pinned memory."""
+class CudaTransfer:
+    """Copies batches to a CUDA device on a stream of its own, through a ring of pinned memory.
+
+    Parameters
+    ----------
+    device : torch.device
+        The CUDA device.
+    n_slots : int
+        The number of slots of the ring, which is the number of copies that can be under way.
+    pinned : bool
+        Whether to use the ring; without it, a copy blocks the sending thread.
+    """
 
     def __init__(self, device: torch.device, n_slots: int, pinned: bool) -> None:
-        super().__init__(device)
+        self.device = device
         self.pinned = pinned
         self.stream = cuda.Stream(device)
-        # What is in a slot's memory is needed until its event has come.
+        # The memory of a slot must not be written again before the slot's event has occurred.
         slots: list[tuple[dict[Any, torch.Tensor], Any]] = [
             ({}, cuda.Event()) for _ in range(n_slots)
         ]
         self.slots = itertools.cycle(slots)
 
     def start(self) -> None:
-        """Use the device in the thread; each thread has its own."""
+        """Select the device in the sending thread, because every thread has its own selection."""
         cuda.set_device(self.device)
 
-    def bring(self, batch: Batch, transform: Callable[[Batch], Batch]) -> tuple[Batch, Any]:
-        """Queue the copies, and the transform after them; called in the thread."""
+    def send(self, batch: Batch, transform: Transform) -> tuple[Batch, Any]:
+        """Queue the copies, and the transform after them, and return the batch and its event."""
         memory, copied = next(self.slots)
         copied.synchronize()
 
@@ -86,18 +111,19 @@ class ToCuda(To):
             batch = _of_tensors(batch, copy)
             copied.record(self.stream)
             batch = transform(batch)
-            whole = cuda.Event()
-            whole.record(self.stream)
-        return batch, whole
+            completed = cuda.Event()
+            completed.record(self.stream)
+        return batch, completed
 
-    def receive(self, batch: Batch, whole: Any) -> Batch:
-        """Have the caller's stream wait for the batch; the caller itself does not."""
+    def receive(self, batch: Batch, completed: Any) -> Batch:
+        """Have the caller's stream wait for the batch. The calling thread itself does not wait."""
         stream = cuda.current_stream(self.device)
-        stream.wait_event(whole)
+        stream.wait_event(completed)
 
         def keep(_: tuple[str, ...], value: Any) -> Any:
             if isinstance(value, torch.Tensor) and value.is_cuda:
-                # else its memory might be given to our stream while the learner's still reads it
+                # Without this, the allocator might give the tensor's memory to our stream while the
+                # learner's stream still reads it.
                 value.record_stream(stream)
             return value
 
@@ -108,21 +134,27 @@ class ToCuda(To):
 def _of_tensors(
     batch: Batch, function: Callable[[tuple[str, ...], torch.Tensor], torch.Tensor]
 ) -> Batch:
-    """Return the batch with ``function(path, tensor)`` for every array that is to be a tensor."""
-    return Batch(
-        _map_tensors(batch.__dict__, lambda path, array: function(path, torch.from_numpy(array)))
-    )
+    """Return the batch with ``function(path, tensor)`` in place of every array that it sends."""
+
+    def of_array(path: tuple[str, ...], array: Any) -> torch.Tensor:
+        return function(path, torch.from_numpy(array))
+
+    return Batch(_map_tensors(batch.__dict__, of_array))
 
 
 def _map_tensors(
     columns: Mapping[str, Any], function: Callable[[Any, Any], Any], path: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Return the same nesting with ``function(path, value)`` for every column that is or becomes a tensor."""
-    return {
-        name: value
-        if not path and name in HOST_COLUMNS
-        else _map_tensors(value, function, (*path, name))
-        if isinstance(value, Mapping)
-        else function((*path, name), value)
-        for name, value in columns.items()
-    }
+    """Return the same nesting with ``function(path, value)`` in place of every tensor or array.
+
+    The columns that return to the buffer, HOST_COLUMNS, stay as they are.
+    """
+    mapped = {}
+    for name, value in columns.items():
+        if not path and name in HOST_COLUMNS:
+            mapped[name] = value
+        elif isinstance(value, Mapping):
+            mapped[name] = _map_tensors(value, function, (*path, name))
+        else:
+            mapped[name] = function((*path, name), value)
+    return mapped

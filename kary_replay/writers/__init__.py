@@ -1,1 +1,1 @@
-"""What turns the steps of environments into the rows of a buffer: n-step transitions, sequences, stacks of frames."""
+"""The writers, which turn the steps of environments into the rows of a buffer."""

@@ -1,7 +1,7 @@
-"""Writes the rows of frame_replay_buffer.py while the environments step.
+"""The writer of a FrameReplayBuffer, which stores every frame once while the environments step.
 
-n-step returns are NStepWriter's: it folds windows whose observations are handles, of the rows that
-have the frames.
+NStepWriter computes the n-step returns. It folds windows whose observations are handles of the rows
+that hold the frames.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .steps import PriorityFunction, StepReader, as_column, checked_priority
 
 __all__ = ["FrameStackWriter"]
 
-LARGEST_SEEN, NEVER_DRAWN = -1.0, 0.0  # priorities, as Slots.publish takes them
+LARGEST_SEEN, NEVER_DRAWN = -1.0, 0.0  # priorities with a meaning of their own to the storage
 
 
 class FrameStackWriter:
@@ -29,47 +29,51 @@ class FrameStackWriter:
     Parameters
     ----------
     buffer : FrameReplayBuffer
-        Which says how many frames make an observation, and how many steps a transition.
+        The buffer. It says how many frames make an observation and how many steps a transition.
     n_envs : int
-        Environments, at least 1. The steps of each are one stream.
+        The number of environments, at least 1. The steps of each are one stream.
     gamma : float
-        0 to 1; the discount of one step.
+        The discount of one step, from 0 to 1.
     priority : None or function
-        Of the transitions about to be written (dict of arrays with a leading axis B: the buffer's
-        fields but the frames), giving their raw priorities, float [B], above 0. None: the largest
-        priority seen.
+        A function that is given the transitions about to be written (a dict of arrays with a
+        leading axis B: the fields of the buffer except the frames) and returns their raw
+        priorities, float [B], above 0. With None a new row gets the largest priority seen.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is out of range or of the wrong kind, the buffer's fields do not fit (see
-        NStepWriter), or the buffer has fewer rows than ``n_envs * (stack + n_step)``: frames would
-        be overwritten before their transitions are written.
+        If an argument is out of range or of the wrong kind, the fields of the buffer do not fit
+        (see NStepWriter), or the buffer has fewer rows than ``n_envs * (stack + n_step)``: frames
+        would be overwritten before their transitions are written.
 
     Notes
     -----
-    What a transition is made of, for a window of k steps, k = n_step or what is left of the
-    episode:
+    A window of k steps, where k is n_step or what is left of the episode, becomes a transition with
+    these values:
 
-    - observation: the frames up to the first step's, next_observation: those up to the last step's
-    - reward, discount, terminated and the other fields: as NStepWriter's
+    - observation has the frames up to that of the first step, and next_observation the frames up to
+      that of the last step.
+    - reward, discount, terminated and the other fields are those that NStepWriter computes.
 
     One thread at a time may use a writer. Any number of writers, each with its own environments,
-    may write to one buffer at once, from any process, while others sample. Where others write much
-    faster, frames may be overwritten before the last transition that needs them is written; it is
-    not drawn then.
+    may write to one buffer at once, from any process, while others sample. If other writers are
+    much faster, frames may be overwritten before the last transition that needs them is written.
+    That transition is never drawn.
 
-    Pending windows and the frames last seen are the writer's: after loading or resetting the buffer
-    begin every episode anew.
+    Pending windows and the frames last seen belong to the writer: after the buffer has been loaded
+    or reset, begin every episode anew.
 
     Examples
     --------
     >>> import kary_replay as kr
-    >>> buffer = kr.FrameReplayBuffer(100, kr.Field((), "uint8"), {"action": kr.Field((), "int64")}, stack=3, n_step=2, seed=0)
+    >>> fields = {"action": kr.Field((), "int64")}
+    >>> pixel = kr.Field((), "uint8")
+    >>> buffer = kr.FrameReplayBuffer(100, pixel, fields, stack=3, n_step=2, seed=0)
     >>> writer = kr.FrameStackWriter(buffer, n_envs=1, gamma=0.5)
     >>> writer.reset(10)
     >>> for frame in 11, 12, 13:
-    ...     index = writer.add(action=0, reward=1.0, next_frame=frame, terminated=frame == 13, truncated=False)
+    ...     ends = {"terminated": frame == 13, "truncated": False}
+    ...     index = writer.add(action=0, reward=1.0, next_frame=frame, **ends)
     >>> batch = buffer.sample(3)
     >>> for name in "observation", "next_observation", "reward", "discount":
     ...     print(f"{name:16}", batch[name].tolist())
@@ -89,13 +93,14 @@ class FrameStackWriter:
         if not isinstance(buffer, FrameReplayBuffer):
             raise TypeError(f"buffer must be a FrameReplayBuffer, got {type(buffer).__name__}")
         self._buffer = buffer
-        self._rows = _Windows(buffer, checked_priority(priority, buffer))
+        self._rows = _WindowBuffer(buffer, checked_priority(priority, buffer))
         self._folder = NStepWriter(self._rows, n_envs, buffer.n_step, gamma)
         stack, n_envs = buffer.stack, self._folder.n_envs
         if n_envs * (stack + buffer.n_step) > buffer.capacity:
             raise ValueError(
-                f"n_envs * (stack + n_step) must be at most the buffer's capacity, {buffer.capacity}, "
-                f"got {n_envs} * ({stack} + {buffer.n_step}): frames would be overwritten before they are used"
+                f"n_envs * (stack + n_step) must be at most the buffer's capacity, "
+                f"{buffer.capacity}, got {n_envs} * ({stack} + {buffer.n_step}): "
+                "frames would be overwritten before they are used"
             )
         self._streams = StepReader({}, n_envs, computed="")
         self._frame = list(leaves_of({"frame": buffer.fields["frame"]}))
@@ -103,15 +108,15 @@ class FrameStackWriter:
             leaf for leaf in leaves_of(buffer.fields) if leaf[0][0] not in ("frame", "history")
         ]
         self._step_fields = {
-            name: field for name, field in self._rows.fields.items() if name not in OWN
+            name: field for name, field in self._rows.fields.items() if name not in WINDOW_FIELDS
         }
-        # of the current observations, as handles
+        # the handles of the frames that make each environment's current observation
         self._history: npt.NDArray[np.int64] = np.zeros((n_envs, stack, 2), np.int64)
         self._has_begun = np.zeros(n_envs, np.bool_)
 
     @property
     def n_envs(self) -> int:
-        """Environments."""
+        """The number of environments."""
         return self._folder.n_envs
 
     @property
@@ -121,34 +126,32 @@ class FrameStackWriter:
 
     @property
     def n_pending(self) -> npt.NDArray[np.int64]:
-        """Transitions begun and not yet written, of each environment: int64 [n_envs], 0 to n_step - 1."""
+        """The pending transitions of each environment: int64 [n_envs], 0 to n_step - 1."""
         return self._folder.n_pending
 
     def __repr__(self) -> str:
-        return (
-            f"FrameStackWriter(n_envs={self.n_envs}, gamma={self.gamma}, buffer={self._buffer!r})"
-        )
+        sizes = f"n_envs={self.n_envs}, gamma={self.gamma}"
+        return f"FrameStackWriter({sizes}, buffer={self._buffer!r})"
 
     def reset(self, frame: Any, env: npt.ArrayLike | None = None) -> None:
-        """Begin an episode of every environment, or of some; of what went before, pending transitions are dropped.
+        """Begin an episode of every environment, or of some, and drop their pending transitions.
 
         Parameters
         ----------
         frame : array [M, ...] or mapping of them
-            The first frames, in the order of ``env``; where M is 1 the leading axis may be left
-            out.
+            The first frames, in the order of ``env``; if M is 1, the leading axis may be left out.
         env : None, int or distinct ints [M]
-            Which environments begin. None: all, M = n_envs.
+            The environments that begin. None means all of them, and then M = n_envs.
 
         Raises
         ------
         FieldError, ValueError, TypeError
-            If an argument does not fit. Nothing is written or dropped then.
+            If an argument does not fit. Nothing has been written or dropped then.
 
         Notes
         -----
-        O(bytes of the frames). An environment whose episode has ended needs this before its next
-        step.
+        The cost is O(bytes of the frames). An environment whose episode has ended needs this call
+        before its next step. Other threads may use the buffer meanwhile, but not this writer.
         """
         streams = self._streams.streams_of(env)
         n = len(streams)
@@ -171,41 +174,43 @@ class FrameStackWriter:
         env: npt.ArrayLike | None = None,
         **fields: Any,
     ) -> npt.NDArray[np.int64]:
-        """Take one step of every environment, or of some, and add the transitions that it completes.
+        """Take one step of every environment, or of some, and add the completed transitions.
 
         Parameters
         ----------
         next_frame : array [M, ...] or mapping of them
-            What the step led to, also at an episode's end, not what a reset returned. One frame
-            each, no stack.
+            The frame that the step led to: one frame of each environment, not a stack. At the end
+            of an episode, too, it is not the one that a reset returned.
         terminated, truncated : bool [M]
-            Whether the episode ended in a terminal state, or was cut off. Both may be true; then it
-            is terminal.
+            Whether the episode ended in a terminal state, and whether it was cut off. If both are
+            true, the episode counts as terminated.
         env : None, int or distinct ints [M]
-            Which environments stepped. None: all, M = n_envs.
+            The environments that stepped. None means all of them, and then M = n_envs.
         **fields
-            action, reward and every other field of the buffer but discount, terminated and
-            truncated, each with the leading axis M, in the order of ``env``; where M is 1 the
-            leading axis may be left out.
+            Action, reward and every other field of the buffer except discount, terminated and
+            truncated. Each has the leading axis M, in the order of ``env``; if M is 1, the leading
+            axis may be left out.
 
         Returns
         -------
         int64 [B]
-            The slots of the transitions: by environment in the order of ``env``, then by first
+            The slots of the transitions, by environment in the order of ``env``, then by first
             step.
 
         Raises
         ------
         FieldError, ValueError, TypeError
             If an argument does not fit, an environment has not been reset since its last episode,
-            or the priorities are wrong. The step has not been taken then, and nothing is written.
+            or the priorities are wrong. The step has not been taken then, and nothing has been
+            written.
 
         Notes
         -----
-        O(M · n_step + bytes of the frames): some 100 microseconds for a few environments. Other
-        threads may use the buffer, not this writer. In gymnasium's next-step autoreset mode the
-        step after an episode's end is no real one: leave its environment out, by ``env``, and give
-        ``reset`` what that step returned.
+        The cost is O(M · n_step + bytes of the frames): some 100 microseconds for a few
+        environments. Other threads may use the buffer meanwhile, but not this writer. In
+        gymnasium's next-step autoreset mode the step after the end of an episode is not a real one:
+        use ``env`` to leave its environment out, and give ``reset`` the frame that this step
+        returned.
         """
         streams = self._streams.streams_of(env)
         n = len(streams)
@@ -214,7 +219,8 @@ class FrameStackWriter:
         idle = streams[~self._has_begun[streams]]
         if len(idle):
             raise ValueError(
-                f"environment {idle[0]} has no episode: call reset with its first frame before its first step"
+                f"environment {idle[0]} has no episode: "
+                "call reset with its first frame before its first step"
             )
         history = self._history[streams]
         ends = {"terminated": terminated, "truncated": truncated}
@@ -225,7 +231,7 @@ class FrameStackWriter:
         rows, priorities = self._rows.written or (None, None)
         which = np.empty(0, np.int64) if rows is None else rows["next_row"]
         n_transitions = len(which)
-        is_alone = np.ones(n, np.bool_)  # [M] whose frame no transition has led to
+        is_alone = np.ones(n, np.bool_)  # [M] the environments whose frame ends no transition
         is_alone[which] = False
         if n_transitions != n or is_alone.any():
             which = np.append(which, np.flatnonzero(is_alone))
@@ -249,7 +255,7 @@ class FrameStackWriter:
         return index[:n_transitions]
 
     def _frames(self, name: str, value: Any, n: int) -> list[npt.NDArray[Any]]:
-        """Return the checked frames of n environments, one column per part."""
+        """Return the checked frames of n environments, one column for each part of a frame."""
         given = {"frame": value}
         try:
             refuse_unknown(given, self._buffer.fields)
@@ -266,7 +272,7 @@ class FrameStackWriter:
     def _write(
         self, columns: list[npt.NDArray[Any]], priorities: npt.NDArray[np.float64] | None
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Add rows; return their slots [B] and handles [B, 2]."""
+        """Add rows, and return their slots [B] and handles [B, 2]."""
         n = len(columns[0])
         handles = np.empty(n, HANDLE_DTYPE)
         index = self._buffer._storage.add(
@@ -275,11 +281,14 @@ class FrameStackWriter:
         return index, handles.view(np.int64).reshape(n, 2)
 
 
-OWN = ("observation", "next_observation", "next_row")  # of the windows, beside the fields
+WINDOW_FIELDS = ("observation", "next_observation", "next_row")  # the buffer does not have these
 
 
-class _Windows:
-    """What NStepWriter takes for a buffer: it keeps the windows that a step completes for the FrameStackWriter to write."""
+class _WindowBuffer:
+    """Stands in for the buffer of an NStepWriter, and keeps the windows that one step completes.
+
+    The FrameStackWriter takes them from here, and writes them together with the frames.
+    """
 
     def __init__(self, buffer: FrameReplayBuffer, priority: PriorityFunction | None) -> None:
         fields = buffer.fields
@@ -300,25 +309,23 @@ class _Windows:
         self._priority = priority
 
     def add(self, /, **rows: Any) -> npt.NDArray[np.int64]:
-        """Keep the windows, if the priorities are right."""
+        """Keep the windows; raise, and keep nothing, if their priorities are wrong."""
         n = len(rows["next_row"])
         priorities = None
         if self._priority is not None:
-            given = self._priority(
-                {name: column for name, column in rows.items() if name not in OWN}
-            )
-            priorities = self._buffer._priorities(given, n)
+            given = {name: column for name, column in rows.items() if name not in WINDOW_FIELDS}
+            priorities = self._buffer._priorities(self._priority(given), n)
         self.written = rows, priorities
         return np.empty(n, np.int64)
 
     def histories(self, rows: dict[str, Any] | None, n: int) -> npt.NDArray[np.int64]:
-        """Return the histories of n rows [n, width - 1, 2], zeros where no window is."""
+        """Return the histories of n rows, [n, width - 1, 2]; rows without a window have zeros."""
         if rows is None:
             return np.zeros((n, *self.history.shape), np.int64)
         history: npt.NDArray[np.int64] = rows["observation"]
         if history.shape[1:] != self.history.shape:
-            # What the last step saw, but for its oldest frame, and the row's own frame are the next
-            # observation.
+            # The next observation consists of the last step's observation, except its oldest frame,
+            # and of the row's own frame.
             history = np.concatenate([history, rows["next_observation"][:, 1:]], axis=1)
         return _padded(history, n)
 

@@ -1,6 +1,6 @@
-"""n-step returns, folded while transitions are written.
+"""n-step returns, which are folded while transitions are written.
 
-A window of n steps becomes one row: it starts where its first step starts, and ends where its last
+A window of n steps becomes one row. It starts where its first step starts, and ends where its last
 step ends.
 
     step        0    1    2    3    4           n_step = 3; step 4 ends the episode
@@ -10,15 +10,28 @@ step ends.
     window 3                   [r3 + γ r4]      discount γ² if truncated, 0 if terminated
     window 4                        [r4]        discount γ  if truncated, 0 if terminated
 
-Windows 2 to 4 are written together when step 4 arrives; no window holds steps of two episodes.
+Windows 2 to 4 are written together when step 4 arrives. No window holds steps of two episodes.
 
 >>> import kary_replay as kr
->>> fields = {"observation": kr.Field((), "int64"), "action": kr.Field((), "int64"), "reward": kr.Field((), "float32"),
-...           "next_observation": kr.Field((), "int64"), "discount": kr.Field((), "float32")}
+>>> number = kr.Field((), "int64")
+>>> fields = {
+...     "observation": number,
+...     "action": number,
+...     "reward": kr.Field((), "float32"),
+...     "next_observation": number,
+...     "discount": kr.Field((), "float32"),
+... }
 >>> buffer = kr.PrioritizedReplayBuffer(1000, fields, seed=0)
 >>> writer = kr.NStepWriter(buffer, n_envs=1, n_step=3, gamma=0.5)
 >>> for t in range(5):
-...     index = writer.add(observation=t, action=0, reward=1.0, next_observation=t + 1, terminated=False, truncated=t == 4)
+...     index = writer.add(
+...         observation=t,
+...         action=0,
+...         reward=1.0,
+...         next_observation=t + 1,
+...         terminated=False,
+...         truncated=t == 4,
+...     )
 ...     print(t, index)
 0 []
 1 []
@@ -55,65 +68,77 @@ LARGEST = np.finfo(np.float64).max
 
 
 class NStepWriter:
-    """Folds the steps of ``n_envs`` environments into n-step transitions, and adds these to a buffer.
+    """Folds the steps of ``n_envs`` environments into n-step transitions and adds them to a buffer.
 
     Parameters
     ----------
     buffer : ReplayBuffer or PrioritizedReplayBuffer
-        With at least the fields observation, action, reward, next_observation and discount; the
-        last a floating scalar, as is reward. Further fields and dict observations as you like.
+        A buffer with at least the fields observation, action, reward, next_observation and
+        discount. Reward and discount are floating scalars. The buffer may have further fields, and
+        observations may be dicts.
     n_envs : int
-        Environments, at least 1. The steps of each are one stream.
+        The number of environments, at least 1. The steps of each are one stream.
     n_step : int
-        Steps per window, from 1 to the buffer's capacity.
+        The number of steps in a window, from 1 to the buffer's capacity.
     gamma : float
-        0 to 1; the discount of one step.
+        The discount of one step, from 0 to 1.
     priority : None or function
-        Of the rows about to be written (dict of arrays with a leading axis B, as ``buffer.add``
-        takes them), giving their raw priorities, float [B], above 0: for instance the actor's own
-        |TD error| + epsilon (Horgan et al. 2018). None: the largest priority seen, so that every
-        row is soon drawn once.
+        A function that is given the rows about to be written (a dict of arrays with a leading axis
+        B, as ``buffer.add`` takes them) and returns their raw priorities, float [B], above 0: for
+        instance the actor's own |TD error| + epsilon (Horgan et al. 2018). With None a new row gets
+        the largest priority seen, so that every row is soon drawn once.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is out of range or of the wrong kind, or the buffer lacks a field. Nothing is
-        created then.
+        If an argument is out of range or of the wrong kind, or the buffer lacks a field. Nothing
+        has been created then.
     MemoryError
         If the system refuses the memory, about ``n_envs * n_step`` times the bytes of a row.
 
     Notes
     -----
-    What a row is made of, for a window of k steps:
+    A window of k steps becomes a row with these values:
 
-    - reward: r[0] + gamma r[1] + … + gamma^(k-1) r[k-1], summed in float64, then cast to the
-      field's precision
-    - discount: gamma^k · (1 - terminated): the learner's target is reward + discount ·
-      value(next_observation)
-    - next_observation, terminated, truncated, and every other field named ``next_…``: of the last
-      step
-    - all other fields: of the first step
+    - reward is r[0] + gamma r[1] + … + gamma^(k-1) r[k-1], summed in float64 and then cast to the
+      field's precision.
+    - discount is gamma^k · (1 - terminated). The learner's target is reward + discount ·
+      value(next_observation).
+    - next_observation, terminated, truncated, and every other field named ``next_…`` are those of
+      the last step.
+    - All other fields are those of the first step.
 
-    k is n_step; where an episode ends earlier it is what is left of the episode. Truncation ends a
-    window as termination does, but the target still bootstraps: the discount is gamma^k.
+    k is n_step, or what is left of the episode if it ends earlier. Truncation ends a window as
+    termination does, but the target still bootstraps: the discount is gamma^k.
 
     One thread at a time may use a writer. Any number of writers, each with its own environments,
-    may write to one buffer at once, while other threads sample from it. Pending windows are the
-    writer's: the buffer does not save them.
+    may write to one buffer at once, while other threads sample from it. Pending windows belong to
+    the writer: the buffer does not save them.
 
-    Sutton (1988), Learning to predict by the methods of temporal differences; n-step targets in
-    replay: Hessel et al. (2018), Rainbow, arXiv:1710.02298; initial priorities: Horgan et al.
-    (2018), Ape-X, arXiv:1803.00933, algorithm 1.
+    Sources: Sutton (1988), Learning to predict by the methods of temporal differences. For n-step
+    targets in replay, Hessel et al. (2018), Rainbow, arXiv:1710.02298. For initial priorities,
+    Horgan et al. (2018), Ape-X, arXiv:1803.00933, algorithm 1.
 
     Examples
     --------
     >>> import kary_replay as kr
-    >>> fields = {"observation": kr.Field((2,), "float32"), "action": kr.Field((), "int64"), "reward": kr.Field((), "float32"),
-    ...           "next_observation": kr.Field((2,), "float32"), "discount": kr.Field((), "float32")}
+    >>> fields = {
+    ...     "observation": kr.Field((2,), "float32"),
+    ...     "action": kr.Field((), "int64"),
+    ...     "reward": kr.Field((), "float32"),
+    ...     "next_observation": kr.Field((2,), "float32"),
+    ...     "discount": kr.Field((), "float32"),
+    ... }
     >>> buffer = kr.PrioritizedReplayBuffer(1000, fields)
     >>> writer = kr.NStepWriter(buffer, n_envs=2, n_step=3, gamma=0.99)
-    >>> step = dict(observation=[[0, 1], [2, 3]], action=[0, 1], reward=[0.5, 1.0], next_observation=[[1, 1], [3, 3]])
-    >>> writer.add(**step, terminated=[False, True], truncated=[False, False])
+    >>> writer.add(
+    ...     observation=[[0, 1], [2, 3]],
+    ...     action=[0, 1],
+    ...     reward=[0.5, 1.0],
+    ...     next_observation=[[1, 1], [3, 3]],
+    ...     terminated=[False, True],
+    ...     truncated=[False, False],
+    ... )
     array([0])
     """
 
@@ -135,7 +160,7 @@ class NStepWriter:
         self._gamma = as_exponent("gamma", gamma)
         self._buffer = buffer
         self._priority = checked_priority(priority, buffer)
-        # Rewards are summed as they come, not as the field would round them.
+        # Rewards are summed in float64: rounding each to the field's dtype would add up.
         step = {
             name: field for name, field in self._fields.items() if name not in (*FLAGS, "discount")
         }
@@ -144,8 +169,8 @@ class NStepWriter:
         )
         self._number = {path: number for number, path in enumerate(self._reader.paths)}
         shape = self._reader.n_envs, self._n_step
-        # Slot j of a stream is the window begun j steps (mod n_step) after its first. n_step - 1
-        # windows can be pending between two steps, so the slot of the next step is free.
+        # Slot j of a stream holds the window that began j steps (mod n_step) after its first one.
+        # At most n_step - 1 windows are pending between two steps, so the next step's slot is free.
         self._first = {
             path: np.empty((*shape, *field.shape), field.dtype)
             for path, field in zip(self._reader.paths, self._reader.leaves, strict=True)
@@ -158,12 +183,12 @@ class NStepWriter:
 
     @property
     def n_envs(self) -> int:
-        """Environments."""
+        """The number of environments."""
         return self._reader.n_envs
 
     @property
     def n_step(self) -> int:
-        """Steps per window."""
+        """The number of steps in a window."""
         return self._n_step
 
     @property
@@ -173,11 +198,12 @@ class NStepWriter:
 
     @property
     def n_pending(self) -> npt.NDArray[np.int64]:
-        """Windows begun and not yet written, of each environment: int64 [n_envs], 0 to n_step - 1."""
+        """The number of pending windows of each environment: int64 [n_envs], 0 to n_step - 1."""
         return self._n_pending.copy()
 
     def __repr__(self) -> str:
-        return f"NStepWriter(n_envs={self.n_envs}, n_step={self.n_step}, gamma={self.gamma}, buffer={self._buffer!r})"
+        sizes = f"n_envs={self.n_envs}, n_step={self.n_step}, gamma={self.gamma}"
+        return f"NStepWriter({sizes}, buffer={self._buffer!r})"
 
     def add(
         self,
@@ -193,39 +219,39 @@ class NStepWriter:
         Parameters
         ----------
         terminated, truncated : bool [M]
-            Whether the episode ended in a terminal state, or was cut off. Both may be true; then it
-            is terminal.
+            Whether the episode ended in a terminal state, and whether it was cut off. If both are
+            true, the episode counts as terminated.
         env : None, int or distinct ints [M]
-            Which environments stepped. None: all, M = n_envs.
+            The environments that stepped. None means all of them, and then M = n_envs.
         **fields
-            Every field of the buffer but discount, terminated and truncated, each with the leading
-            axis M, in the order of ``env``; where M is 1 the leading axis may be left out.
-            ``next_observation`` is what the step led to, also at an episode's end, not what a reset
-            returned.
+            Every field of the buffer except discount, terminated and truncated. Each has the
+            leading axis M, in the order of ``env``; if M is 1, the leading axis may be left out.
+            ``next_observation`` is the observation that the step led to. At the end of an episode,
+            too, it is not the one that a reset returned.
 
         Returns
         -------
         int64 [B]
-            The buffer's slots written: by environment in the order of ``env``, then by first step.
-            B is 0 while no window is complete, and M once each has n_step steps; an environment
-            whose episode ended writes all it had pending.
+            The slots of the buffer that were written, by environment in the order of ``env``, then
+            by first step. B is 0 while no window is complete, and M once each has n_step steps. An
+            environment whose episode ended writes all its pending windows.
 
         Raises
         ------
         FieldError, ValueError, TypeError
             If an argument does not fit, a return exceeds its field's precision or float64, or the
-            priorities are wrong. The step has not been taken then, and nothing is written.
+            priorities are wrong. The step has not been taken then, and nothing has been written.
 
         Notes
         -----
-        O(M · n_step + bytes of the steps and rows): some 50 microseconds for a few environments and
-        fields. Other threads may use the buffer, not this writer. In gymnasium's next-step
-        autoreset mode the step after an episode's end is no real one: leave its environment out, by
-        ``env``.
+        The cost is O(M · n_step + bytes of the steps and rows): some 50 microseconds for a few
+        environments and fields. Other threads may use the buffer meanwhile, but not this writer. In
+        gymnasium's next-step autoreset mode the step after the end of an episode is not a real one:
+        use ``env`` to leave its environment out.
         """
         step = self._reader.read(env, fields, terminated, truncated)
         reward = step.columns[self._number["reward",]]
-        # refused now, before it can spoil a window
+        # A reward that the field cannot hold is refused here, before it enters any window.
         _rounded(reward, self._fields["reward"], "reward")
         streams, n = step.streams, self._n_step
         position = self._position[streams]  # [M] the new window's slot
@@ -244,8 +270,8 @@ class NStepWriter:
         row = np.repeat(each, n_complete)
         nth = np.arange(len(row)) - np.repeat(np.cumsum(n_complete) - n_complete, n_complete)
         index = self._write(step, returns, row, position[row], n_pending[row] - nth)
-        # Up to here only free slots have changed: had the buffer refused the rows, this step would
-        # not have been taken.
+        # Up to here only free slots have changed, so the step has not been taken if the buffer
+        # refuses the rows.
         self._return[streams] = returns
         self._position[streams] = (position + 1) % n
         self._n_pending[streams] = n_pending - n_complete
@@ -258,7 +284,7 @@ class NStepWriter:
         reward: npt.NDArray[np.float64],  # [M]
         is_window: npt.NDArray[np.bool_],  # [M, n] which slots have a window
     ) -> None:
-        """Raise FieldError where a finite sum and a finite reward make an infinite sum."""
+        """Raise FieldError if a finite sum and a finite reward make an infinite sum."""
         if np.isfinite(returns).all():
             return
         was_finite = np.isfinite(self._return[streams]) & np.isfinite(reward)[:, None]
@@ -270,21 +296,24 @@ class NStepWriter:
             )
 
     def reset(self, env: npt.ArrayLike | None = None) -> None:
-        """Drop the pending windows of some environments, for instance of one that crashed; their next step begins an episode.
+        """Drop the pending windows of some environments, for instance of one that crashed.
+
+        The next step of each of these environments begins an episode.
 
         Parameters
         ----------
         env : None, int or distinct ints
-            Which. None: all.
+            The environments; None means all of them.
 
         Raises
         ------
         ValueError, TypeError
-            If there is no such environment. Nothing is dropped then.
+            If there is no such environment. Nothing has been dropped then.
 
         Notes
         -----
-        O(n_envs). After an episode's end nothing is pending: no call is needed there.
+        The cost is O(n_envs). No call is needed after the end of an episode, when no window is
+        pending. Other threads may use the buffer meanwhile, but not this writer.
         """
         self._n_pending[self._reader.streams_of(env)] = 0
 
@@ -322,7 +351,7 @@ class NStepWriter:
 
 
 def _rounded(value: npt.NDArray[np.float64], field: Field, name: str) -> npt.NDArray[Any]:
-    """Return ``value`` in the field's precision; FieldError where a finite one would become infinite."""
+    """Return ``value`` in the field's precision; FieldError if a finite one became infinite."""
     try:
         with np.errstate(over="raise"):
             return value.astype(field.dtype)
@@ -333,7 +362,7 @@ def _rounded(value: npt.NDArray[np.float64], field: Field, name: str) -> npt.NDA
 
 
 def _checked_fields(buffer: Any) -> dict[str, Any]:
-    """Return the buffer's fields if a window can be written to them."""
+    """Return the buffer's fields; raise if a window cannot be written to them."""
     fields = fields_of(buffer)
     missing = [name for name in REQUIRED if name not in fields]
     if "discount" in missing:

@@ -1,4 +1,4 @@
-"""Writes the sequences of sequences.py while the environments step."""
+"""The writer that cuts episodes into the sequences of sequences.py while the environments step."""
 
 from __future__ import annotations
 
@@ -19,46 +19,47 @@ FLAGS = ("terminated", "truncated")
 
 
 class SequenceWriter:
-    """Cuts the steps of ``n_envs`` environments into sequences, and adds these to a buffer.
+    """Cuts the steps of ``n_envs`` environments into sequences and adds them to a buffer.
 
     Parameters
     ----------
     buffer : ReplayBuffer or PrioritizedReplayBuffer
-        Whose fields are those of ``sequence_fields``; its capacity counts sequences.
+        A buffer whose fields ``sequence_fields`` made. Its capacity counts sequences.
     n_envs : int
-        Environments, at least 1. The steps of each are one stream.
+        The number of environments, at least 1. The steps of each are one stream.
     length : int
-        Steps per sequence, burn-in included, at least 1; the one of the buffer's fields.
+        The number of steps in a sequence, burn-in included, as ``sequence_fields`` was given it.
     period : int
-        A sequence starts every so many steps, 1 to length; sequences overlap by length - period.
+        The number of steps from the start of one sequence to the start of the next, from 1 to
+        length. Sequences overlap by length - period steps.
     burn_in : int
-        First steps of each sequence that are not learned from, 0 to length - 1.
+        The number of first steps of a sequence that are not learned from, from 0 to length - 1.
     priority : None or function
-        Of the rows about to be written (dict of arrays with a leading axis B, as ``buffer.add``
-        takes them), giving their raw priorities, float [B], above 0. None: the largest priority
-        seen.
+        A function that is given the rows about to be written (a dict of arrays with a leading axis
+        B, as ``buffer.add`` takes them) and returns their raw priorities, float [B], above 0. With
+        None a new row gets the largest priority seen.
 
     Raises
     ------
     ValueError, TypeError
-        If an argument is out of range or of the wrong kind, or the buffer's fields are none of such
-        sequences. Nothing is created then.
+        If an argument is out of range or of the wrong kind, or the fields of the buffer are not
+        those of such sequences. Nothing has been created then.
     MemoryError
         If the system refuses the memory, about ``n_envs`` times the bytes of a row.
 
     Notes
     -----
-    R2D2 has length = 80, period = 40, burn_in = 40. With period ≤ length - burn_in every step is
-    learned from, but for the first burn_in ones of each episode. A last sequence of at most burn_in
-    real steps has nothing to learn from and is not written: an episode of at most burn_in steps
+    R2D2 has length = 80, period = 40 and burn_in = 40. With period ≤ length - burn_in every step is
+    learned from, except the first burn_in steps of each episode. A last sequence of at most burn_in
+    real steps has nothing to learn from and is not written, so an episode of at most burn_in steps
     leaves no row.
 
     One thread at a time may use a writer. Any number of writers, each with its own environments,
-    may write to one buffer at once, while other threads sample from it. Unfinished sequences are
-    the writer's: the buffer does not save them.
+    may write to one buffer at once, while other threads sample from it. Unfinished sequences belong
+    to the writer: the buffer does not save them.
 
-    Kapturowski et al. (2019), Recurrent experience replay in distributed reinforcement learning,
-    section 2.3 (overlap, never across episodes) and section 3 (stored state and burn-in).
+    Source: Kapturowski et al. (2019), Recurrent experience replay in distributed reinforcement
+    learning, section 2.3 (overlap, never across episodes) and section 3 (stored state, burn-in).
 
     Examples
     --------
@@ -66,7 +67,12 @@ class SequenceWriter:
     >>> step = {"observation": kr.Field((2,), "float32"), "reward": kr.Field((), "float32")}
     >>> buffer = kr.ReplayBuffer(100, kr.sequence_fields(step, length=80))
     >>> writer = kr.SequenceWriter(buffer, n_envs=2, length=80, period=40, burn_in=40)
-    >>> writer.add(observation=[[0, 1], [2, 3]], reward=[0.5, 1.0], terminated=[False, False], truncated=[False, False])
+    >>> writer.add(
+    ...     observation=[[0, 1], [2, 3]],
+    ...     reward=[0.5, 1.0],
+    ...     terminated=[False, False],
+    ...     truncated=[False, False],
+    ... )
     array([], dtype=int64)
     """
 
@@ -94,46 +100,39 @@ class SequenceWriter:
             {name: step[name] for name in step if name not in FLAGS}, n_envs, computed="mask"
         )
         n_envs = self._reader.n_envs
-        # Step t of an episode is in slot t % length: when it arrives, no unfinished sequence needs
-        # step t - length any more. The state of the sequence that starts at step s is in slot s /
-        # period % n_open likewise.
+        # Step t of an episode lies in slot t % length: when it arrives, no unfinished sequence
+        # needs step t - length any more. In the same way the state of the sequence that starts at
+        # step s lies in slot s // period % n_open.
         self._n_open = -(-self._length // self._period)
-        self._ring = {
-            path: np.zeros(
-                (
-                    n_envs,
-                    self._n_open if path[0] == "recurrent_state" else self._length,
-                    *field.shape,
-                ),
-                field.dtype,
-            )
-            for path, field in leaves_of(step)
-        }
+        self._ring = {}
+        for path, field in leaves_of(step):
+            n_slots = self._n_open if path[0] == "recurrent_state" else self._length
+            self._ring[path] = np.zeros((n_envs, n_slots, *field.shape), field.dtype)
         self._n_steps = np.zeros(n_envs, np.int64)  # of the current episode
 
     @property
     def n_envs(self) -> int:
-        """Environments."""
+        """The number of environments."""
         return self._reader.n_envs
 
     @property
     def length(self) -> int:
-        """Steps per sequence, burn-in included."""
+        """The number of steps in a sequence, burn-in included."""
         return self._length
 
     @property
     def period(self) -> int:
-        """A sequence starts every so many steps."""
+        """The number of steps from the start of one sequence to the start of the next."""
         return self._period
 
     @property
     def burn_in(self) -> int:
-        """First steps of each sequence that are not learned from; see split_burn_in."""
+        """The number of first steps that are not learned from; see split_burn_in."""
         return self._burn_in
 
     def __repr__(self) -> str:
-        sizes = f"n_envs={self.n_envs}, length={self.length}, period={self.period}, burn_in={self.burn_in}"
-        return f"SequenceWriter({sizes}, buffer={self._buffer!r})"
+        sizes = f"length={self.length}, period={self.period}, burn_in={self.burn_in}"
+        return f"SequenceWriter(n_envs={self.n_envs}, {sizes}, buffer={self._buffer!r})"
 
     def add(
         self,
@@ -149,32 +148,32 @@ class SequenceWriter:
         Parameters
         ----------
         terminated, truncated : bool [M]
-            Whether the episode ended in a terminal state, or was cut off. Stored if they are fields
-            of the buffer.
+            Whether the episode ended in a terminal state, and whether it was cut off. They are
+            stored if they are fields of the buffer.
         env : None, int or distinct ints [M]
-            Which environments stepped. None: all, M = n_envs.
+            The environments that stepped. None means all of them, and then M = n_envs.
         **fields
-            Every field of a step, each with the leading axis M, in the order of ``env``; where M is
-            1 the leading axis may be left out. ``recurrent_state``, if it is a field, is the state
+            Every field of a step. Each has the leading axis M, in the order of ``env``; if M is 1,
+            the leading axis may be left out. ``recurrent_state``, if it is a field, is the state
             from which the network saw this observation.
 
         Returns
         -------
         int64 [B]
-            The buffer's slots written, in the order of ``env``: at most one per environment that
-            stepped.
+            The slots of the buffer that were written, in the order of ``env``: at most one for each
+            environment that stepped.
 
         Raises
         ------
         FieldError, ValueError, TypeError
             If an argument does not fit, or the priorities are wrong. The step has not been taken
-            then, and nothing is written.
+            then, and nothing has been written.
 
         Notes
         -----
-        O(bytes of the steps and rows). Other threads may use the buffer, not this writer. In
-        gymnasium's next-step autoreset mode the step after an episode's end is no real one: leave
-        its environment out, by ``env``.
+        The cost is O(bytes of the steps and rows). Other threads may use the buffer meanwhile, but
+        not this writer. In gymnasium's next-step autoreset mode the step after the end of an
+        episode is not a real one: use ``env`` to leave its environment out.
         """
         step = self._reader.read(env, fields, terminated, truncated)
         streams, t = step.streams, self._n_steps[step.streams]
@@ -183,39 +182,41 @@ class SequenceWriter:
         columns.update({("terminated",): step.terminated, ("truncated",): step.truncated})
         for path, ring in self._ring.items():
             if path[0] == "recurrent_state":
-                ring[streams[starts], t[starts] // self._period % self._n_open] = columns[path][
-                    starts
-                ]
+                slots = t[starts] // self._period % self._n_open
+                ring[streams[starts], slots] = columns[path][starts]
             else:
                 ring[streams, t % self._length] = columns[path]
         end, ended = t + 1, step.terminated | step.truncated
-        # [M] first step of the oldest unfinished sequence; any later one lies within it once the
-        # episode has ended
+        # [M] the first step of the oldest unfinished sequence; once the episode has ended, this
+        # sequence contains any later one
         start = -(-np.maximum(end - self._length, 0) // self._period) * self._period
         n_real = end - start
         ready = np.flatnonzero((n_real == self._length) | (ended & (n_real > self._burn_in)))
         index = self._write(streams[ready], start[ready], n_real[ready])
-        # Up to here only slots that nobody needs have changed: had the buffer refused, this step
-        # would not have been taken.
+        # Up to here only slots that no sequence needs have changed, so the step has not been taken
+        # if the buffer refuses the rows.
         self._n_steps[streams] = np.where(ended, 0, end)
         return index
 
     def reset(self, env: npt.ArrayLike | None = None) -> None:
-        """Drop the unfinished sequences of some environments, as of one that crashed; their next step begins an episode.
+        """Drop the unfinished sequences of some environments, for instance of one that crashed.
+
+        The next step of each of these environments begins an episode.
 
         Parameters
         ----------
         env : None, int or distinct ints
-            Which. None: all.
+            The environments; None means all of them.
 
         Raises
         ------
         ValueError, TypeError
-            If there is no such environment. Nothing is dropped then.
+            If there is no such environment. Nothing has been dropped then.
 
         Notes
         -----
-        O(n_envs). After an episode's end nothing is unfinished: no call is needed there.
+        The cost is O(n_envs). No call is needed after the end of an episode, when no sequence is
+        unfinished. Other threads may use the buffer meanwhile, but not this writer.
         """
         self._n_steps[self._reader.streams_of(env)] = 0
 
@@ -245,7 +246,7 @@ class SequenceWriter:
 
 
 def _step_fields(fields: dict[str, Any], length: int) -> dict[str, Any]:
-    """Return the fields of one step and of the recurrent state, if ``fields`` are those of sequences of ``length``."""
+    """Return the fields of a step, with any recurrent state; raise if the length does not fit."""
     use = f"make the fields of the buffer with sequence_fields(fields, {length})"
     if fields.get("mask") != Field((length,), np.bool_):
         raise ValueError(
@@ -254,7 +255,8 @@ def _step_fields(fields: dict[str, Any], length: int) -> dict[str, Any]:
     for path, field in leaves_of(fields):
         if path[0] not in PER_ROW and field.shape[:1] != (length,):
             raise ValueError(
-                f"buffer has {name_of(path)} of shape {field.shape}, which is not of {length} steps: {use}"
+                f"buffer has {name_of(path)} of shape {field.shape}, "
+                f"which is not of {length} steps: {use}"
             )
     for name in FLAGS:
         if name in fields and fields[name] != Field((length,), np.bool_):
@@ -263,8 +265,6 @@ def _step_fields(fields: dict[str, Any], length: int) -> dict[str, Any]:
             )
     steps = {name: field for name, field in fields.items() if name not in PER_ROW}
     step = map_leaves(steps, lambda field: Field(field.shape[1:], field.dtype))
-    return (
-        {**step, "recurrent_state": fields["recurrent_state"]}
-        if "recurrent_state" in fields
-        else step
-    )
+    if "recurrent_state" in fields:
+        step["recurrent_state"] = fields["recurrent_state"]
+    return step

@@ -1,26 +1,37 @@
-"""Sequences for recurrent networks: each row of the buffer is a stretch of one episode.
+"""Sequences for recurrent networks, where each row of the buffer is a stretch of one episode.
 
     step           0   1   2   3   4   5   6 (ends the episode)       length = 4, period = 2
     sequence 0     [0   1   2   3]                                    mask 1 1 1 1
     sequence 1             [2   3   4   5]                            mask 1 1 1 1
     sequence 2                     [4   5   6   –]                    mask 1 1 1 0
 
-A sequence starts every ``period`` steps, until one of them reaches the end of the episode; it is
-padded with zeros there. The mask says which steps are real. (The other choice, to shift the last
-sequence back until it is full, replays the last steps more often than others and needs the
-recurrent state of every step. Padding is what Acme does by default.)
+A sequence starts every ``period`` steps, until one of them reaches the end of the episode. That one
+is padded with zeros, and the mask says which steps are real. (The alternative is to shift the last
+sequence back until it is full. It replays the last steps more often than others, and it needs the
+recurrent state of every step. Acme pads by default, too.)
 
 >>> import kary_replay as kr
->>> step = {"observation": kr.Field((), "int64"), "reward": kr.Field((), "float32"), "terminated": kr.Field((), "bool")}
+>>> step = {
+...     "observation": kr.Field((), "int64"),
+...     "reward": kr.Field((), "float32"),
+...     "terminated": kr.Field((), "bool"),
+... }
 >>> fields = kr.sequence_fields(step, length=4, recurrent_state=kr.Field((8,), "float32"))
->>> fields["observation"], fields["mask"], fields["recurrent_state"]
-(Field(shape=(4,), dtype=dtype('int64')), Field(shape=(4,), dtype=dtype('bool')), Field(shape=(8,),
-dtype=dtype('float32')))
+>>> for name in "observation", "mask", "recurrent_state":
+...     print(name, fields[name].shape, fields[name].dtype)
+observation (4,) int64
+mask (4,) bool
+recurrent_state (8,) float32
 >>> buffer = kr.PrioritizedReplayBuffer(1000, fields, seed=0)
 >>> writer = kr.SequenceWriter(buffer, n_envs=1, length=4, period=2, burn_in=1)
 >>> for t in range(7):
-...     state = [t] * 8  # what the network's memory held when it saw observation t
-...     _ = writer.add(observation=t, reward=1.0, recurrent_state=state, terminated=t == 6, truncated=False)
+...     _ = writer.add(
+...         observation=t,
+...         reward=1.0,
+...         recurrent_state=[t] * 8,  # the state from which the network saw observation t
+...         terminated=t == 6,
+...         truncated=False,
+...     )
 >>> buffer.field_view("observation")[:3]
 array([[0, 1, 2, 3],
        [2, 3, 4, 5],
@@ -53,7 +64,7 @@ from ..validation import as_array, as_count, as_exponent
 
 __all__ = ["sequence_fields", "sequence_priority", "split_burn_in"]
 
-PER_ROW = ("mask", "recurrent_state")  # of the row, not of its steps
+PER_ROW = ("mask", "recurrent_state")  # a row has one of each, whatever its number of steps
 
 
 def sequence_fields(
@@ -64,18 +75,19 @@ def sequence_fields(
     Parameters
     ----------
     fields : mapping of str to Field
-        Of one step, nested as you like. Include terminated, and where episodes are cut off
-        next_observation and truncated: the learner needs them at the end of an episode.
+        The fields of one step, nested as you like. The learner needs terminated at the end of an
+        episode and, if episodes are cut off, next_observation and truncated.
     length : int
-        Steps per sequence, at least 1.
+        The number of steps in a sequence, at least 1.
     recurrent_state : None, Field or mapping of them
-        What the network remembers between two steps; stored once per sequence, at its first step.
+        The state that the network keeps between two steps. Each sequence stores the one of its
+        first step.
 
     Returns
     -------
     dict of str to Field
-        The given ones with a leading axis ``length``, then mask (bool [length]), then
-        recurrent_state if there is one.
+        The given fields with a leading axis ``length``, followed by mask (bool [length]) and, if
+        there is one, recurrent_state.
 
     Raises
     ------
@@ -87,7 +99,8 @@ def sequence_fields(
     taken = [name for name in PER_ROW if name in step]
     if taken:
         raise ValueError(
-            f"fields must not be named mask or recurrent_state, which the sequence has, got {', '.join(taken)}"
+            "fields must not be named mask or recurrent_state, which the sequence has, "
+            f"got {', '.join(taken)}"
         )
     rows = map_leaves(step, lambda field: Field((length, *field.shape), field.dtype))
     rows["mask"] = Field((length,), np.bool_)
@@ -111,14 +124,14 @@ def split_burn_in(value: Any, burn_in: int) -> tuple[Any, Any]:
     Parameters
     ----------
     value : array [B, length, ...] or mapping of them
-        A field of a batch, of NumPy or any library that slices alike.
+        A field of a batch, as an array of NumPy or of any library that slices in the same way.
     burn_in : int
-        0 to length - 1: how many first steps only warm up the recurrent state.
+        The number of first steps that only warm up the recurrent state, from 0 to length - 1.
 
     Returns
     -------
     tuple
-        ``value[:, :burn_in]`` and ``value[:, burn_in:]``, as views; of a mapping, two dicts.
+        ``value[:, :burn_in]`` and ``value[:, burn_in:]``, as views. A mapping gives two dicts.
 
     Raises
     ------
@@ -127,14 +140,13 @@ def split_burn_in(value: Any, burn_in: int) -> tuple[Any, Any]:
 
     Notes
     -----
-    O(1), nothing is copied. Kapturowski et al. (2019), Recurrent experience replay in distributed
-    reinforcement learning (R2D2), section 3.
+    The cost is O(1): nothing is copied. Source: Kapturowski et al. (2019), Recurrent experience
+    replay in distributed reinforcement learning (R2D2), section 3.
     """
     if isinstance(value, Mapping):
-        halves = {key: split_burn_in(part, burn_in) for key, part in value.items()}
-        return {key: half[0] for key, half in halves.items()}, {
-            key: half[1] for key, half in halves.items()
-        }
+        parts = {key: split_burn_in(part, burn_in) for key, part in value.items()}
+        burn_ins = {key: part[0] for key, part in parts.items()}
+        return burn_ins, {key: part[1] for key, part in parts.items()}
     shape = getattr(value, "shape", None)
     if shape is None or len(shape) < 2:
         given = type(value).__name__ if shape is None else f"shape {tuple(shape)}"
@@ -148,23 +160,23 @@ def split_burn_in(value: Any, burn_in: int) -> tuple[Any, Any]:
 def sequence_priority(
     td_error: npt.ArrayLike, mask: npt.ArrayLike, eta: float = 0.9
 ) -> npt.NDArray[np.float64]:
-    """Return eta · max |td_error| + (1 - eta) · mean |td_error|, over the real steps of each sequence.
+    """Return eta · max |td_error| + (1 - eta) · mean |td_error| over each sequence's real steps.
 
     Parameters
     ----------
     td_error : array of float [B, T]
-        Finite where mask is true; the sign does not matter.
+        The TD error of every step, finite wherever mask is true. The sign does not matter.
     mask : array of bool [B, T]
-        The steps that count: real and not burn-in. Take the second half of
+        The steps that count, which are real and not burn-in: the second half of
         ``split_burn_in(batch.mask, burn_in)``.
     eta : float
-        0 to 1.
+        The share of the largest error, from 0 to 1.
 
     Returns
     -------
     float64 [B]
-        For ``update_priorities``; plus a small constant, for the ``priority`` of a writer. 0 for a
-        row without real steps.
+        The priority of each sequence, for ``update_priorities``; 0 for a row without real steps.
+        The ``priority`` function of a writer must add a small constant to it.
 
     Raises
     ------
@@ -173,7 +185,7 @@ def sequence_priority(
 
     Notes
     -----
-    O(B · T). Kapturowski et al. (2019), section 2.3, with eta = 0.9.
+    The cost is O(B · T). Source: Kapturowski et al. (2019), section 2.3, with eta = 0.9.
 
     Examples
     --------
@@ -188,7 +200,8 @@ def sequence_priority(
         raise TypeError(f"mask must be an array of bool, got dtype {counts.dtype}")
     if errors.ndim != 2 or errors.shape[1] == 0 or errors.shape != counts.shape:
         raise ValueError(
-            f"td_error and mask must both have the shape [B, T], got {errors.shape} and {counts.shape}"
+            "td_error and mask must both have the shape [B, T], "
+            f"got {errors.shape} and {counts.shape}"
         )
     absolute = np.where(counts, np.abs(errors.astype(np.float64)), 0.0)
     bad = np.flatnonzero(~np.isfinite(absolute).all(axis=1))

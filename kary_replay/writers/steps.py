@@ -1,4 +1,4 @@
-"""One step of several environments, as the writers of n_step.py and sequences.py take it. Private to the package."""
+"""One step of several environments, as all writers take it; private to the package."""
 
 from __future__ import annotations
 
@@ -13,45 +13,47 @@ from ..fields import leaves_of, look_up, map_leaves, missing, name_of, refuse_un
 from ..types import Field
 from ..validation import as_array, as_count
 
-# rows about to be written -> raw priorities [B]
 PriorityFunction = Callable[[dict[str, Any]], npt.ArrayLike]
+"""A function that is given the rows about to be written, and returns their raw priorities [B]."""
 
 FLAG = Field((), np.bool_)
-ARGUMENTS = ("env", "self")  # of the writers' add: no field can have these names
+ARGUMENTS = ("env", "self")  # arguments of the writers' add, whose names no field can have
 
 
 @runtime_checkable
 class Buffer(Protocol):
-    """What a writer writes to: a ReplayBuffer, a PrioritizedReplayBuffer, or what quacks like one."""
+    """A buffer that a writer can write to: a ReplayBuffer, or any class with these members."""
 
     @property
     def capacity(self) -> int:
-        """Rows kept."""
+        """The number of rows that the buffer keeps."""
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Fields of a row."""
+        """The fields of a row."""
 
     def add(self, /, **fields: Any) -> npt.NDArray[np.int64]:
         """Append B rows and return their slots."""
 
 
 def fields_of(buffer: Any) -> dict[str, Any]:
-    """Return the fields of a buffer, or raise if it is none or has a field that a writer's arguments hide."""
+    """Return the fields of a buffer; raise if it is none, or if an argument would hide a field."""
     if not isinstance(buffer, Buffer):
         raise TypeError(
-            f"buffer must be a ReplayBuffer or a PrioritizedReplayBuffer, got {type(buffer).__name__}"
+            "buffer must be a ReplayBuffer or a PrioritizedReplayBuffer, "
+            f"got {type(buffer).__name__}"
         )
     for name in ARGUMENTS:
         if name in buffer.fields:
             raise ValueError(
-                f"buffer has a field {name}, which add takes as an argument: give the field another name"
+                f"buffer has a field {name}, which add takes as an argument: "
+                "give the field another name"
             )
     return buffer.fields
 
 
 def checked_priority(priority: Any, buffer: Any) -> PriorityFunction | None:
-    """Return ``priority`` if it is None, or a function and the buffer has priorities."""
+    """Return ``priority`` if it is None, or if it is a function and the buffer has priorities."""
     if priority is None:
         return None
     if not callable(priority):
@@ -72,14 +74,17 @@ def write(
     columns: list[npt.NDArray[Any]],
     priority: PriorityFunction | None,
 ) -> npt.NDArray[np.int64]:
-    """Add rows given as one column per leaf, in the order of the leaves, and return their slots."""
+    """Add rows, given as one column per leaf in the order of the leaves, and return their slots."""
     column = iter(columns)
     rows = map_leaves(fields, lambda _: next(column))
     return buffer.add(**rows) if priority is None else buffer.add(priority=priority(rows), **rows)
 
 
 class Step(NamedTuple):
-    """One step of M environments, checked. The columns may be the caller's arrays: copy them, never keep them."""
+    """One checked step of M environments.
+
+    The columns may be the caller's own arrays, so a writer copies them and never keeps them.
+    """
 
     streams: npt.NDArray[np.int64]  # [M], each at most once
     columns: list[npt.NDArray[Any]]  # one [M, ...] per leaf
@@ -88,7 +93,11 @@ class Step(NamedTuple):
 
 
 class StepReader:
-    """Checks the arguments of one ``add``: ``fields`` are those of one step, without terminated and truncated."""
+    """Checks the arguments of one ``add``.
+
+    ``fields`` are the fields of one step without terminated and truncated, and ``computed`` is the
+    name of the field that the writer itself computes.
+    """
 
     def __init__(self, fields: Mapping[str, Any], n_envs: int, computed: str) -> None:
         self.n_envs = as_count("n_envs", n_envs)
@@ -101,7 +110,7 @@ class StepReader:
         self._all.flags.writeable = False
 
     def read(self, env: Any, given: dict[str, Any], terminated: Any, truncated: Any) -> Step:
-        """Return the step, or raise FieldError, ValueError or TypeError naming what is wrong."""
+        """Return the step; FieldError, ValueError or TypeError if an argument does not fit."""
         streams = self.streams_of(env)
         if self.computed in given:
             raise FieldError(f"{self.computed} is computed by the writer: leave it out")
@@ -121,7 +130,10 @@ class StepReader:
         return Step(streams, columns, *flags)
 
     def streams_of(self, env: Any) -> npt.NDArray[np.int64]:
-        """Return the environments named by ``env``: all of them for None, else an integer or distinct integers [M]."""
+        """Return the environments that ``env`` names, int64 [M].
+
+        None names all of them; otherwise ``env`` is an integer, or distinct integers [M].
+        """
         if env is None:
             return self._all
         array = as_array("env", env)
@@ -129,7 +141,8 @@ class StepReader:
             array.dtype.kind not in "iu" and (array.size or array.dtype.kind == "b")
         ):
             raise TypeError(
-                f"env must be None, an integer or a list of integers (of a mask: np.flatnonzero(mask)), "
+                "env must be None, an integer or a list of integers "
+                "(of a mask: np.flatnonzero(mask)), "
                 f"got dtype {array.dtype} and shape {array.shape}"
             )
         streams = array.reshape(-1)
@@ -139,13 +152,14 @@ class StepReader:
         counts = np.bincount(streams.astype(np.int64), minlength=self.n_envs)
         if counts.max() > 1:
             raise ValueError(
-                f"env must name each environment once, got {counts.argmax()} more than once: add step by step"
+                f"env must name each environment once, got {counts.argmax()} more than once: "
+                "add step by step"
             )
         return streams.astype(np.int64)
 
 
 def as_column(name: str, field: Field, value: Any, n: int) -> npt.NDArray[Any]:
-    """Return ``value`` as [n, *field.shape]; the leading axis may be missing where n is 1."""
+    """Return ``value`` as [n, *field.shape]; the leading axis may be missing if n is 1."""
     if (
         type(value) is np.ndarray
         and value.dtype == field.dtype
@@ -158,6 +172,7 @@ def as_column(name: str, field: Field, value: Any, n: int) -> npt.NDArray[Any]:
     if n_rows != n:
         said = "no leading axis" if n_rows is None else f"a leading axis of {n_rows}"
         raise FieldError(
-            f"{name} must have a leading axis of {n}, one value per environment that stepped, got {said}"
+            f"{name} must have a leading axis of {n}, one value per environment that stepped, "
+            f"got {said}"
         )
     return column

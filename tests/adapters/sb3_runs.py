@@ -21,7 +21,7 @@ from kary_replay.adapters.sb3 import (
     PrioritizedNStepReplayBuffer,
     PrioritizedReplayBuffer,
 )
-from kary_replay.adapters.sb3.prioritized import Prioritized
+from kary_replay.adapters.sb3.prioritized_buffer import PrioritizedBuffer
 
 ALGORITHMS = {
     algorithm.__name__: algorithm for algorithm in (DQN, DDPG, TD3, SAC, QRDQN, TQC, CrossQ)
@@ -122,7 +122,7 @@ def assert_trained(model):
     assert model._n_updates > 0
     state = state_of(model)
     assert all(torch.isfinite(value).all() for value in state.values())
-    if isinstance(model.replay_buffer, Prioritized):
+    if isinstance(model.replay_buffer, PrioritizedBuffer):
         assert not model.replay_buffer._warned
         native = model.replay_buffer.native
         masses = native.tree.get(np.arange(native.capacity))

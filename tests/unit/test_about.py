@@ -73,7 +73,7 @@ def test_why_sharing_does_not_work(monkeypatch):
 
 @linux_only
 def test_another_process_that_fails_is_quoted(monkeypatch):
-    monkeypatch.setattr(about, "OTHER", "raise OSError('no way in')")
+    monkeypatch.setattr(about, "SECOND_PROCESS", "raise OSError('no way in')")
     assert (
         about._shared_memory()
         == "does not work: RuntimeError: another process could not add: OSError: no way in"
@@ -82,7 +82,7 @@ def test_another_process_that_fails_is_quoted(monkeypatch):
 
 @linux_only
 def test_rows_that_do_not_arrive_are_noticed(monkeypatch):
-    monkeypatch.setattr(about, "OTHER", about.OTHER.replace("[1, 2]", "[3, 4]"))
+    monkeypatch.setattr(about, "SECOND_PROCESS", about.SECOND_PROCESS.replace("[1, 2]", "[3, 4]"))
     assert "another process added 1 and 2, and [" in about._shared_memory()
 
 

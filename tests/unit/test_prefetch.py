@@ -417,9 +417,9 @@ def test_pinned_memory_is_written_again_only_after_its_copy(monkeypatch):
     monkeypatch.setattr(
         torch, "empty_like", lambda tensor, pin_memory: calls.append("pin") or new(tensor)
     )
-    move, buffer = transfer.ToCuda(torch.device("cpu"), 2, pinned=True), make()
+    move, buffer = transfer.CudaTransfer(torch.device("cpu"), 2, pinned=True), make()
     brought = [
-        move.bring(buffer.sample(4), lambda batch: calls.append("transform") or batch)
+        move.send(buffer.sample(4), lambda batch: calls.append("transform") or batch)
         for _ in range(3)
     ]
     (first, _), (second, _), (third, whole) = brought

@@ -1,4 +1,8 @@
-"""What the prioritized buffers for SB3 have in common: the native buffer, its draws, and the way back of the priorities."""
+"""The common base of the prioritized buffers for SB3, whose rows lie in a native buffer.
+
+A batch is drawn by the priorities of the native buffer. The TD errors of its losses return to these
+priorities before the next batch is drawn or the next transition is added.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,12 @@ from kary_replay.adapters.sb3.arrays import (
     warn_if_larger_than_memory,
 )
 from kary_replay.adapters.sb3.prioritized_loss import PrioritizedTensor, SampledBatch
+from kary_replay.adapters.sb3.step_shapes import StepShapes
 
 BetaSchedule = Callable[[int], float]
 
-# SB3's array → our field. A transition that ends an episode by time has episode_end and truncated
-# set.
+# The native field that holds each of SB3's arrays. A transition that ends an episode by time has
+# both episode_end and truncated set.
 _FIELDS = {
     "observations": "observation",
     "actions": "action",
@@ -34,23 +39,28 @@ _FIELDS = {
     "timeouts": "truncated",
 }
 _FORMAT = 2  # of pickles
-# What stock buffers make their batches by. Here they are drawn, weighted and marked in one piece.
+# SB3's own buffers make their batches with these methods. Ours draw, weight and mark a batch as a
+# whole, and call none of them.
 _NOT_CALLED = ("_get_samples", "to_torch", "_get_real_samples", "_get_virtual_samples")
 _STOCK = ("kary_replay", "stable_baselines3", "sb3_contrib")
-# batches in a row that no loss was seen for, before that is worth a warning: one may be drawn for
-# other ends
+# After so many batches in a row without a loss a warning is due. A single batch may have been drawn
+# for another purpose.
 _UNSEEN = 3
 
 
-class Prioritized(ReplayBuffer):
-    """The common base. A subclass calls `_move_to_native` at the end of its constructor, and says how it samples."""
+class PrioritizedBuffer(ReplayBuffer):
+    """The common base of the prioritized buffers for SB3.
+
+    A subclass calls `_move_to_native` at the end of its constructor. It overrides `sample` where a
+    batch is more than the rows that were drawn.
+    """
 
     _native: kary_replay.PrioritizedReplayBuffer
 
     # --------------------------------------------------------------------------------- construction
 
     def _check_sizes(self, buffer_size: int, n_envs: int) -> None:
-        """Raise unless these are sizes, and the class one whose methods will be called."""
+        """Raise unless these are sizes, and the class overrides only methods that are called."""
         self._refuse_ignored_methods()
         for name, value in (("buffer_size", buffer_size), ("n_envs", n_envs)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
@@ -60,7 +70,7 @@ class Prioritized(ReplayBuffer):
 
     @classmethod
     def _refuse_ignored_methods(cls) -> None:
-        """Raise TypeError where a class derived from ours overrides what nobody would call."""
+        """Raise TypeError if a class derived from ours overrides a method that is never called."""
         for name in _NOT_CALLED:
             if _is_overridden(cls, name) and not _is_overridden(cls, "sample"):
                 raise TypeError(
@@ -77,57 +87,60 @@ class Prioritized(ReplayBuffer):
         priority_epsilon: float,
         seed: int | None,
     ) -> None:
-        """Take over a buffer of one row, of which SB3 has decided the shapes and dtypes, and give it its real size."""
+        """Make the native buffer, with the real size and with the fields that SB3 has chosen.
+
+        Until this call SB3's arrays have one row. It shows the shapes and dtypes of the fields.
+        """
         fields = {
             ours: map_arrays(field_of_row, getattr(self, theirs)) for theirs, ours in self._arrays()
         }
         self.buffer_size = max(buffer_size // self.n_envs, 1)
         warn_if_larger_than_memory(type(self).__name__, self.buffer_size * self.n_envs, fields)
+        if seed is None:
+            # SB3 has seeded this global stream, and no other, by the time it makes its buffer.
+            seed = int(np.random.randint(2**31 - 1))  # noqa: NPY002
         self._native = kary_replay.PrioritizedReplayBuffer(
             self.buffer_size * self.n_envs,  # slot = row * n_envs + environment
             fields,
             alpha=alpha,
             beta=0.0,
             priority_epsilon=priority_epsilon,
-            seed=int(np.random.randint(2**31 - 1)) if seed is None else seed,  # noqa: NPY002 - the stream SB3 seeds
+            seed=seed,
         )
         self.n_sampled = 0
         self.beta = beta
         self._last_batch: SampledBatch | None = None
         self._pending: list[SampledBatch] = []  # batches whose TD errors are not in the tree yet
-        self._n_unseen = 0  # batches in a row
+        self._n_unseen = 0  # batches in a row that no loss was seen for
         self._warned = False
         self._show_rows()
 
     def _arrays(self) -> list[tuple[str, str]]:
-        """SB3's arrays that this buffer has, and the fields that hold them."""
+        """Return the names of SB3's arrays in this buffer, with the fields that hold them."""
         return [(theirs, ours) for theirs, ours in _FIELDS.items() if hasattr(self, theirs)]
 
     def _show_rows(self) -> None:
-        """Let SB3's array attributes show the native rows. Splitting the leading axis never copies."""
-        shape = (self.buffer_size, self.n_envs)
+        """Let SB3's array attributes be views of the native rows."""
+
+        def of_environments(rows: np.ndarray) -> np.ndarray:
+            # splitting the leading axis never copies
+            return rows.reshape(self.buffer_size, self.n_envs, *rows.shape[1:])
+
         for theirs, ours in _FIELDS.items():
             if ours in self._native.fields:
-                setattr(
-                    self,
-                    theirs,
-                    map_arrays(
-                        lambda rows: rows.reshape(*shape, *rows.shape[1:]),
-                        self._native.field_view(ours),
-                    ),
-                )
+                setattr(self, theirs, map_arrays(of_environments, self._native.field_view(ours)))
 
     # ----------------------------------------------------------------------------------- priorities
 
     @property
     def native(self) -> kary_replay.PrioritizedReplayBuffer:
-        """The buffer underneath, with all TD errors written back: its tree, its masses, its largest priority."""
+        """The native buffer, after all TD errors have been written back to its priorities."""
         self.flush_priorities()
         return self._native
 
     @property
     def alpha(self) -> float:
-        """How much priorities count. Setting it recomputes every mass."""
+        """The exponent of the priorities, in [0, 1]. Setting it recomputes every mass."""
         return self._native.alpha
 
     @alpha.setter
@@ -136,14 +149,17 @@ class Prioritized(ReplayBuffer):
 
     @property
     def beta(self) -> float:
-        """How much the importance weights correct, now. Set it to a number or to a schedule over transitions drawn."""
+        """The present exponent of the importance weights, in [0, 1].
+
+        It can be set to a number, or to a schedule: a function of the transitions drawn so far.
+        """
         return self._native.beta
 
-    beta_schedule: BetaSchedule | None = None  # what beta follows, if it does; set through `beta`
+    beta_schedule: BetaSchedule | None = None  # the schedule of beta; `beta` sets it
 
     @beta.setter
     def beta(self, value: float | BetaSchedule) -> None:
-        # refuses what is out of range
+        # The native buffer refuses a number out of range before the schedule changes.
         self._native.beta = value(self.n_sampled) if callable(value) else value
         self.beta_schedule = value if callable(value) else None
 
@@ -153,13 +169,14 @@ class Prioritized(ReplayBuffer):
         Parameters
         ----------
         td_errors : array or torch.Tensor
-            [B] or [B, 1], of any sign. They take the place of what a loss may have noted for the
-            batch.
+            The TD errors, [B] or [B, 1], of any sign. They replace those that a recognized loss may
+            have noted for the batch.
 
         Raises
         ------
-        ValueError
-            If nothing was sampled yet, the length is not B, or a value is not finite.
+        ValueError, TypeError
+            If no batch was sampled yet, the length is not B, or a value is not a finite number. No
+            priority has changed then.
         """
         batch = self._last_batch
         if batch is None:
@@ -175,35 +192,35 @@ class Prioritized(ReplayBuffer):
             )
         if errors.shape not in ((len(batch),), (len(batch), 1)):
             raise ValueError(
-                f"update_priorities: td_errors of shape {errors.shape} must hold one value for each of "
-                f"the {len(batch)} rows of the last batch, as [B] or [B, 1]"
+                f"update_priorities: td_errors of shape {errors.shape} must hold one value for "
+                f"each of the {len(batch)} rows of the last batch, as [B] or [B, 1]"
             )
         if not np.isfinite(errors).all():
-            raise ValueError(
-                f"update_priorities: td_errors must be finite, got {errors[~np.isfinite(errors)][0]}"
-            )
+            wrong = errors[~np.isfinite(errors)][0]
+            raise ValueError(f"update_priorities: td_errors must be finite, got {wrong}")
         batch.td_error = None
         batch.record(torch.from_numpy(errors.astype(np.float64).reshape(-1)))
         self.flush_priorities()
 
     def flush_priorities(self) -> None:
-        """Write the TD errors noted so far into the tree. `add`, `sample`, `native` and pickling do so first.
+        """Write the TD errors noted so far into the tree.
 
-        Rows that were overwritten since their batch was sampled are left alone.
+        The methods `add` and `sample`, the property `native` and pickling call this first. Rows
+        that were overwritten since their batch was sampled keep their priorities.
 
         Raises
         ------
         ValueError
-            If a TD error is NaN or infinite. That batch is dropped without touching a priority, so
-            that the buffer can still be saved and examined.
+            If a TD error is NaN or infinite. That batch is dropped without a change of any
+            priority, so that the buffer can still be saved and examined.
         """
         while self._pending:
             self._n_unseen = 0
             batch = self._pending.pop(0)
             handle, td_error = batch.handle, as_array(batch.td_error).reshape(-1)
-            drawable = (
-                self._native.tree.get(handle["index"]) > 0 if self._hides_rows() else slice(None)
-            )
+            drawable: Any = slice(None)
+            if self._hides_rows():
+                drawable = self._native.tree.get(handle["index"]) > 0
             try:
                 self._native.update_priorities(handle[drawable], td_error[drawable])
             except ValueError as refusal:
@@ -211,14 +228,16 @@ class Prioritized(ReplayBuffer):
                 rows = rows[~np.isfinite(td_error[drawable])]
                 if len(rows) == 0:
                     raise
+                row = rows[0]
                 raise ValueError(
-                    f"the loss's TD error is {td_error[rows[0]]} in row {rows[0]} of a batch of {len(batch)} (slot "
-                    f"{handle['index'][rows[0]]}): the network, the rewards or the observations are no longer finite. "
-                    "The priorities were left as they are; a lower learning rate or scaled rewards may help"
+                    f"the loss's TD error is {td_error[row]} in row {row} of a batch of "
+                    f"{len(batch)} (slot {handle['index'][row]}): the network, the rewards or the "
+                    "observations are no longer finite. The priorities were left as they are; "
+                    "a lower learning rate or scaled rewards may help"
                 ) from refusal
 
     def _hides_rows(self) -> bool:
-        """Tell whether slots may hold rows that must not be drawn: those have mass 0 and keep it."""
+        """Tell whether some rows must not be drawn. Such a row has mass 0, and must keep it."""
         return self.optimize_memory_usage
 
     # ------------------------------------------------------------------------------ rows in and out
@@ -237,40 +256,43 @@ class Prioritized(ReplayBuffer):
         Parameters
         ----------
         obs, next_obs, action, reward, done : np.ndarray
-            Leading axis n_envs; observations of a Dict space as dicts of arrays.
+            The step, with a leading axis n_envs. Observations of a Dict space are dicts of arrays.
         infos : sequence of dict
-            Their "TimeLimit.truncated" says which episodes ended by time, unless
-            ``handle_timeout_termination`` is off.
+            One dict for each environment. Its "TimeLimit.truncated" says whether the episode ended
+            by time; it is ignored if ``handle_timeout_termination`` is off.
 
         Raises
         ------
         kary_replay.errors.FieldError
-            If an array has a shape or a dtype that does not fit; nothing is added.
+            If an array has a shape or a dtype that does not fit. Nothing has been added then.
+        ValueError, TypeError
+            If ``infos`` has another length, or a value is not a number. Nothing has been added
+            then.
         """
         if self._pending:
             self.flush_priorities()
         n = self.n_envs
         if len(infos) != n:
             raise ValueError(
-                f"infos must have one dict per environment, {n}, got {len(infos)}: was the buffer made or saved with "
-                "another number of environments?"
+                f"infos must have one dict per environment, {n}, got {len(infos)}: "
+                "was the buffer made or saved with another number of environments?"
             )
         timeouts = self.handle_timeout_termination
         ends = [info.get("TimeLimit.truncated", False) if timeouts else False for info in infos]
+        all_go_on = ends.count(False) == n
         try:
             columns = {
                 "observation": obs,
                 "action": action.reshape(n, self.action_dim) if len(action) == n else action,
                 "reward": reward,
                 "episode_end": done.astype(np.float32),
-                "truncated": np.zeros(n, np.float32)
-                if ends.count(False) == n
-                else np.asarray(ends),
+                "truncated": np.zeros(n, np.float32) if all_go_on else np.asarray(ends),
             }
             if not self.optimize_memory_usage:
                 columns["next_observation"] = next_obs
             self._native.add(**columns)
         except (kary_replay.errors.FieldError, AttributeError, TypeError, ValueError, RuntimeError):
+            # The shapes are not those of the fields, which is rare: reshape, or say what is wrong.
             self._native.add(**self._reshaped(obs, next_obs, action, reward, done, ends))
         self.pos += 1
         if self.pos == self.buffer_size:
@@ -280,70 +302,39 @@ class Prioritized(ReplayBuffer):
     def _reshaped(
         self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, ends: list[Any]
     ) -> dict[str, Any]:
-        """Return what `add` got as the native buffer takes it, where SB3 would have it broadcast; or say what is wrong."""
+        """Return one step in the shapes of the native fields; raise if an array does not fit."""
+        shapes = self._step_shapes()
         columns = {
-            "observation": self._observations("obs", obs),
-            "action": self._per_environment("action", action, (self.action_dim,)),
-            "reward": self._per_environment("reward", reward, ()),
-            "episode_end": self._per_environment("done", done, ()).astype(np.float32, copy=False),
-            "truncated": self._per_environment("TimeLimit.truncated", ends, ()).astype(
-                np.float32, copy=False
-            ),
+            "observation": shapes.observation("obs", obs),
+            "action": shapes.action(action),
+            "reward": shapes.scalar("reward", reward),
+            "episode_end": shapes.scalar("done", done).astype(np.float32, copy=False),
+            "truncated": shapes.scalar("TimeLimit.truncated", ends).astype(np.float32, copy=False),
         }
         if not self.optimize_memory_usage:
-            columns["next_observation"] = self._observations("next_obs", next_obs)
+            columns["next_observation"] = shapes.observation("next_obs", next_obs)
         return columns
 
-    def _observations(self, name: str, value: Any) -> Any:
-        """Return observations as the native buffer takes them."""
-        if not isinstance(self.obs_shape, dict):
-            return self._per_environment(name, value, self.obs_shape)
-        if not isinstance(value, dict) or value.keys() != self.obs_shape.keys():
-            given = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
-            raise kary_replay.errors.FieldError(
-                f"{name} must be a dict with {', '.join(self.obs_shape)}, got {given}"
-            )
-        return {
-            key: self._per_environment(f"{name}[{key!r}]", value[key], shape)
-            for key, shape in self.obs_shape.items()
-        }
-
-    def _per_environment(self, name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
-        """Return `value` as [n_envs, *shape]: axes of length 1 may be missing or too many, an action may have more axes."""
-        array = np.asarray(value)
-        if array.dtype == object:
-            raise TypeError(f"{name} must be numbers, got {value!r}")
-        wanted = (self.n_envs, *shape)
-        if array.shape == wanted:
-            return array
-        flattens = (
-            name == "action"
-            and array.shape[:1] == wanted[:1]
-            and array.size == self.n_envs * self.action_dim
-        )
-        if not flattens and [n for n in array.shape if n != 1] != [n for n in wanted if n != 1]:
-            raise kary_replay.errors.FieldError(
-                f"{name} must have shape {wanted}, got {array.shape}"
-            )
-        return array.reshape(wanted)
+    def _step_shapes(self) -> StepShapes:
+        return StepShapes(self.n_envs, self.obs_shape, self.action_dim)
 
     def sample(
         self, batch_size: int, env: VecNormalize | None = None
     ) -> ReplayBufferSamples | DictReplayBufferSamples:
-        """Draw a batch in proportion to the masses, after writing back the TD errors of the one before.
+        """Write back the TD errors of the last batch, and draw one in proportion to the masses.
 
         Parameters
         ----------
         batch_size : int
-            B, at least 1.
+            The number of rows B, at least 1.
         env : VecNormalize, optional
-            Normalizes observations and rewards.
+            The environment that normalizes observations and rewards.
 
         Returns
         -------
         ReplayBufferSamples or DictReplayBufferSamples
-            Dtypes and shapes as from SB3's own buffer. Its rewards weight the loss they enter and
-            note its TD errors.
+            Tensors of the same dtypes and shapes as from SB3's own buffer. The rewards weight the
+            loss that they enter, and note its TD errors.
 
         Raises
         ------
@@ -354,8 +345,7 @@ class Prioritized(ReplayBuffer):
         Warns
         -----
         UserWarning
-            Once, if no loss was seen for three batches in a row: their priorities stay what they
-            were.
+            Once, if no loss was seen for three batches in a row. Their priorities have not changed.
         """
         batch = self._draw(batch_size)
         return self._samples(
@@ -367,7 +357,7 @@ class Prioritized(ReplayBuffer):
         )
 
     def _draw(self, batch_size: int, **options: Any) -> kary_replay.Batch:
-        """Draw rows; from now on they are the last batch."""
+        """Draw rows, and remember them as the last batch."""
         if self._pending:
             self.flush_priorities()
         if self._last_batch is not None and self._last_batch.td_error is None:
@@ -395,11 +385,9 @@ class Prioritized(ReplayBuffer):
         env: VecNormalize | None,
         **more: torch.Tensor,
     ) -> ReplayBufferSamples | DictReplayBufferSamples:
-        """Return what `train()` gets. All arrays are fresh, so the tensors share their memory."""
-        samples = (
-            DictReplayBufferSamples if isinstance(self.obs_shape, dict) else ReplayBufferSamples
-        )
-        return samples(
+        """Return the samples that `train()` gets. All arrays are fresh, so tensors share them."""
+        is_dict = isinstance(self.obs_shape, dict)
+        return (DictReplayBufferSamples if is_dict else ReplayBufferSamples)(
             observations=map_arrays(self._tensor, self._normalize_obs(batch.observation, env)),
             actions=self._tensor(batch.action),
             next_observations=map_arrays(self._tensor, self._normalize_obs(next_observation, env)),
@@ -418,9 +406,10 @@ class Prioritized(ReplayBuffer):
     def _warn_of_unseen_loss(self) -> None:
         self._warned = True
         warnings.warn(
-            f"{type(self).__name__}: {_UNSEEN} batches were sampled, but their rewards reached none of F.mse_loss, "
-            "F.smooth_l1_loss, F.huber_loss and F.l1_loss, and no mean or sum that a prediction had entered, too. So their "
-            "losses were not weighted and their priorities stay as they were. Compute the loss in one of these ways, or call "
+            f"{type(self).__name__}: {_UNSEEN} batches were sampled, but their rewards reached "
+            "none of F.mse_loss, F.smooth_l1_loss, F.huber_loss and F.l1_loss, and no mean or sum "
+            "that a prediction had entered, too. So their losses were not weighted and their "
+            "priorities stay as they were. Compute the loss in one of these ways, or call "
             "replay_buffer.update_priorities(td_errors) after each batch.",
             UserWarning,
             stacklevel=4,
@@ -436,7 +425,10 @@ class Prioritized(ReplayBuffer):
         self._native.reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all but the views, which `__setstate__` makes anew, and batches, which belong to this process."""
+        """Return the state without views and batches.
+
+        `__setstate__` makes the views again. Batches belong to the process that drew them.
+        """
         self.flush_priorities()
         state = {name: value for name, value in self.__dict__.items() if name not in _FIELDS}
         fresh = {"_last_batch": None, "_pending": [], "_n_unseen": 0, "_warned": False}
@@ -446,8 +438,9 @@ class Prioritized(ReplayBuffer):
         found, version = state.get("_format", 1), state.get("_version", "before 0.1.0")
         if found != _FORMAT:
             raise ValueError(
-                f"this {type(self).__name__} was saved by kary-replay {version} in format {found}; kary-replay "
-                f"{kary_replay.__version__} reads format {_FORMAT}: load it with kary-replay {version}"
+                f"this {type(self).__name__} was saved by kary-replay {version} in format {found}; "
+                f"kary-replay {kary_replay.__version__} reads format {_FORMAT}: "
+                f"load it with kary-replay {version}"
             )
         self._refuse_ignored_methods()
         self.__dict__.update(
@@ -457,6 +450,9 @@ class Prioritized(ReplayBuffer):
 
 
 def _is_overridden(cls: type, name: str) -> bool:
-    """Tell whether a method is neither SB3's nor ours."""
+    """Tell whether a class has a method that is neither SB3's nor ours."""
     owner = next((one for one in cls.__mro__ if name in vars(one)), None)
     return owner is not None and owner.__module__.partition(".")[0] not in _STOCK
+
+
+Prioritized = PrioritizedBuffer  # the former name of the class, which programs may still import
