@@ -279,8 +279,8 @@ class PrioritizedBuffer(ReplayBuffer):
             )
         timeouts = self.handle_timeout_termination
         ends = [info.get("TimeLimit.truncated", False) if timeouts else False for info in infos]
-        all_go_on = ends.count(False) == n
         try:
+            all_go_on = ends.count(False) == n
             columns = {
                 "observation": obs,
                 "action": action.reshape(n, self.action_dim) if len(action) == n else action,
