@@ -1,7 +1,7 @@
-"""DQN on CartPole-v1 in the manner of CleanRL: one file, one loop, an SB3 buffer in it, here the prioritized one.
+"""DQN on CartPole-v1 in the manner of CleanRL, with our prioritized buffer in place of SB3's.
 
-What changes against a CleanRL script is marked with ``# prioritized``. The loss stays as it is: the
-rewards of a sampled batch carry the importance weights into it and its TD errors back out
+The lines that differ from a CleanRL script are marked with ``# prioritized``. The loss stays as it
+is: the rewards of a sampled batch carry the importance weights into it and its TD errors back out
 (docs/sb3.md). Run it with ``python docs/recipes/cleanrl_dqn.py``.
 """
 
@@ -18,7 +18,7 @@ from kary_replay.adapters.sb3 import PrioritizedReplayBuffer  # prioritized
 
 
 def parse_args() -> argparse.Namespace:
-    """Read the hyperparameters; the defaults are CleanRL's, but for fewer steps and an earlier start of learning."""
+    """Read the hyperparameters, which are CleanRL's with fewer steps and an earlier start."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--total-timesteps", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
@@ -35,7 +35,7 @@ def parse_args() -> argparse.Namespace:
 
 
 class QNetwork(nn.Module):
-    """Observations to action values."""
+    """The network that maps observations to action values."""
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__()
@@ -57,7 +57,8 @@ def main() -> list[float]:
     """Train; return the returns of all episodes."""
     args = parse_args()
     random.seed(args.seed)
-    np.random.seed(args.seed)  # noqa: NPY002 - CleanRL seeds the global stream, from which the buffer takes its seed
+    # CleanRL seeds the global stream, from which the buffer takes its seed.
+    np.random.seed(args.seed)  # noqa: NPY002
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     device = torch.device("cpu")
@@ -95,19 +96,17 @@ def main() -> list[float]:
             returns.append(float(info["episode"]["r"]))
             obs, _ = env.reset()
             if len(returns) % 50 == 0:
-                print(
-                    f"global_step={global_step}, mean return of 50 episodes={np.mean(returns[-50:]):.1f}"
-                )
+                mean_return = np.mean(returns[-50:])
+                print(f"global_step={global_step}, mean return of 50 episodes={mean_return:.1f}")
 
         if global_step > args.learning_starts and global_step % args.train_frequency == 0:
             data = rb.sample(args.batch_size)
             with torch.no_grad():
                 target_max, _ = target_network(data.next_observations).max(dim=1)
-                td_target = data.rewards.flatten() + args.gamma * target_max * (
-                    1 - data.dones.flatten()
-                )
+                next_value = target_max * (1 - data.dones.flatten())
+                td_target = data.rewards.flatten() + args.gamma * next_value
             old_val = q_network(data.observations).gather(1, data.actions).squeeze()
-            # weighted, and its TD errors noted, without a word
+            # The rewards in the target weight this loss and note its TD errors.
             loss = F.mse_loss(td_target, old_val)
             optimizer.zero_grad()
             loss.backward()

@@ -1,9 +1,9 @@
-"""Train Stable-Baselines3's own DQN on CartPole-v1 with prioritized replay, until it balances the pole.
+"""Train Stable-Baselines3's own DQN on CartPole-v1 with prioritized replay, until it is solved.
 
-Prioritized replay takes one argument, ``replay_buffer_class``; the rest of this file is what any
-training script has: an evaluation, a progress bar and two plots. Run it with ``python
-docs/recipes/sb3_cartpole.py``. The exit code is 0 if the mean return reached the threshold, 1 if
-the steps ran out before.
+Prioritized replay takes one argument, ``replay_buffer_class``. The rest of this file belongs to any
+training script: an evaluation, a progress bar and two plots. Run it with ``python
+docs/recipes/sb3_cartpole.py``. The exit code is 0 if the mean return reached the threshold, and 1
+if the steps ran out first.
 """
 
 import argparse
@@ -30,7 +30,7 @@ BLUE, GREY, RED = "#2166ac", "#9a9a9a", "#c0392b"
 
 
 def make_model(seed: int, steps: int) -> DQN:
-    """Build the model; all but the replay buffer are settings tuned for CartPole by RL Baselines3 Zoo."""
+    """Build the model, with the settings of RL Baselines3 Zoo for all but the replay buffer."""
     return DQN(
         "MlpPolicy",
         make_vec_env("CartPole-v1", n_envs=1, seed=seed),
@@ -53,7 +53,7 @@ def make_model(seed: int, steps: int) -> DQN:
 
 
 class StopWhenSolved(BaseCallback):
-    """Evaluate the greedy policy every so often, show the progress, and stop at the threshold."""
+    """Evaluates the greedy policy at intervals, shows the progress, and stops at the threshold."""
 
     def __init__(
         self, threshold: float, progress: Progress, task: int, seed: int, every: int = 1024
@@ -100,7 +100,7 @@ def priority_masses(model: DQN) -> np.ndarray:
 
 
 def effective_share(masses: np.ndarray) -> float:
-    """Return the effective sample size over the number of transitions: 1 for uniform replay (Kish 1965)."""
+    """Return the effective sample size (Kish 1965) as a share: 1 for uniform replay."""
     return float(masses.sum() ** 2 / np.square(masses).sum() / len(masses))
 
 
@@ -136,7 +136,7 @@ def columns(points: list[tuple[int, float]]) -> np.ndarray:
 
 
 def plot_priorities(path: Path, model: DQN) -> None:
-    """Draw how priorities are spread over the stored transitions, and over the transitions drawn."""
+    """Draw the distribution of the priorities of the stored and of the drawn transitions."""
     masses = priority_masses(model)
     priorities = masses ** (1 / model.replay_buffer.alpha)
     bins = np.geomspace(priorities.min(), priorities.max() * 1.001, 60)
@@ -162,9 +162,8 @@ def plot_priorities(path: Path, model: DQN) -> None:
     new = "new, not drawn yet:\nat the largest priority seen"
     ax.annotate(new, (0.93, 0.6), xycoords="axes fraction", ha="right", color=BLUE)
     ax.set(xscale="log", xlabel="priority, |TD error| + ε", ylabel="share of transitions per bin")
-    ax.set_title(
-        f"Priorities of {len(masses):,} transitions: effective sample size {effective_share(masses):.0%} of uniform"
-    )
+    share_of_uniform = f"effective sample size {effective_share(masses):.0%} of uniform"
+    ax.set_title(f"Priorities of {len(masses):,} transitions: {share_of_uniform}")
     ax.legend(loc="upper left")
     save(fig, path)
 
@@ -180,7 +179,7 @@ def save(fig: plt.Figure, path: Path) -> None:
 
 
 def train(seed: int, steps: int, threshold: float) -> tuple[DQN, StopWhenSolved, float]:
-    """Train until the threshold is reached or the steps run out; return also the seconds that took, without evaluations."""
+    """Train up to the threshold or the last step; return the seconds without evaluations, too."""
     model = make_model(seed, steps)
     bar = (
         TextColumn("{task.description}"),
@@ -218,21 +217,18 @@ def main() -> int:
     )
     args = parser.parse_args()
 
-    torch.set_num_threads(1)  # a network this small is fastest on one
+    torch.set_num_threads(1)  # a network this small is fastest on one thread
     args.output.mkdir(parents=True, exist_ok=True)
     model, callback, seconds = train(args.seed, args.steps, args.threshold)
 
     plot_learning_curve(args.output / "learning_curve.png", callback)
     plot_priorities(args.output / "priorities.png", model)
     best = max((mean_return for _, mean_return in callback.evaluations), default=0.0)
+    spent = f"after {model.num_timesteps} steps and {seconds:.0f} s"
     if callback.solved:
-        print(
-            f"solved: mean return {best:.1f} over 100 episodes, after {model.num_timesteps} steps and {seconds:.0f} s"
-        )
+        print(f"solved: mean return {best:.1f} over 100 episodes, {spent}")
         return 0
-    print(
-        f"NOT solved: best mean return {best:.1f} of {args.threshold:g}, after {model.num_timesteps} steps and {seconds:.0f} s"
-    )
+    print(f"NOT solved: best mean return {best:.1f} of {args.threshold:g}, {spent}")
     return 1
 
 

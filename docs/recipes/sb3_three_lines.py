@@ -1,4 +1,4 @@
-"""Prioritized replay for a stock Stable-Baselines3 algorithm, in three lines."""
+"""Train a stock Stable-Baselines3 algorithm with prioritized replay, in three lines."""
 
 from stable_baselines3 import DQN
 

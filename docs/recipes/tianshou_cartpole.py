@@ -1,8 +1,8 @@
 """Train Tianshou's own DQN on CartPole-v1 with prioritized replay.
 
-Of a stock training script, one import and the name of the buffer are changed, and beta is annealed
-before every training step. Run it with ``python docs/recipes/tianshou_cartpole.py``; ``--steps
-30000`` balances the pole.
+This is a stock training script with two changes: one import with the name of the buffer, and a
+function that anneals beta before every training step. Run it with ``python
+docs/recipes/tianshou_cartpole.py``; with ``--steps 30000`` it balances the pole.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.manual_seed(args.seed)
-    np.random.seed(args.seed)  # noqa: NPY002 - Tianshou explores with it
+    np.random.seed(args.seed)  # noqa: NPY002 - Tianshou explores with this stream
     torch.set_num_threads(1)
 
     env = gym.make("CartPole-v1")
@@ -85,9 +85,8 @@ def main() -> None:
             show_progress=False,
         )
     )
-    print(
-        f"best mean return of 10 episodes: {result.best_score:.1f}, beta at the end: {buffer._beta:.2f}"
-    )
+    print(f"best mean return of 10 episodes: {result.best_score:.1f}")
+    print(f"beta at the end: {buffer._beta:.2f}")
 
 
 if __name__ == "__main__":

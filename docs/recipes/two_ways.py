@@ -1,8 +1,8 @@
-"""Solve CartPole-v1 twice: by stock Stable-Baselines3 with our replay buffer, and by kary-replay's own runner.
+"""Solve CartPole-v1 twice: with stock Stable-Baselines3 and our buffer, then with our runner.
 
-The first way is the recipe sb3_cartpole.py: one word of a training script changed. The second is
-what ``kary-replay train dqn CartPole-v1 --target-return 475`` does. Run it with ``python
-docs/recipes/two_ways.py``. The exit code is 0 if both reached the threshold, 1 if not.
+The first way is the recipe sb3_cartpole.py, which changes one word of a training script. The second
+way is that of ``kary-replay train dqn CartPole-v1 --target-return 475``. Run it with ``python
+docs/recipes/two_ways.py``. The exit code is 0 if both ways reached the threshold, and 1 otherwise.
 """
 
 import argparse
@@ -16,13 +16,20 @@ from rich.table import Table
 
 from kary_replay.runner import Runner, RunnerConfig, RunResult
 
-NOTE = "The seconds are those of training. SB3 does not train while it evaluates; that time is left out."
+NOTE = (
+    "The seconds are those of training. SB3 does not train while it evaluates, "
+    "and that time is left out."
+)
 
 
 def with_sb3(seed: int, steps: int, threshold: float) -> tuple[int, int, float, float, float]:
-    """Train a stock model; return environment steps, updates, seconds of training and before it, and the last return."""
+    """Train a stock model, and return the numbers of its row in the table.
+
+    They are environment steps, updates, seconds of training, seconds before it, and the last
+    return.
+    """
     start = time.perf_counter()
-    import sb3_cartpole  # here, since the runner's processes import this file, too
+    import sb3_cartpole  # imported here because the runner's processes import this file, too
 
     model, callback, seconds = sb3_cartpole.train(seed, steps, threshold)
     startup = time.perf_counter() - start - seconds - callback.seconds
@@ -39,7 +46,7 @@ def with_sb3(seed: int, steps: int, threshold: float) -> tuple[int, int, float, 
 def with_the_runner(
     seed: int, steps: int, threshold: float, directory: Path, **settings: str
 ) -> RunResult:
-    """Train with an actor, a learner and an evaluator at once."""
+    """Train with actors, a learner and an evaluator side by side."""
     config = RunnerConfig(
         "dqn",
         "CartPole-v1",
@@ -79,7 +86,7 @@ def main() -> int:
     args = parser.parse_args()
 
     console = Console()
-    torch.set_num_threads(1)  # a network this small is fastest on one
+    torch.set_num_threads(1)  # a network this small is fastest on one thread
     directory, number = args.output / "two_ways", 1
     while directory.exists():
         number += 1
