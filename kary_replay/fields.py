@@ -21,13 +21,14 @@ def checked_fields(fields: Any, name: str) -> dict[str, Any]:
     for key, value in fields.items():
         if not isinstance(key, str):
             raise TypeError(f"{name} must have strings as names, got {key!r}")
-        if not isinstance(value, (Field, Mapping)):
-            raise TypeError(
-                f"{name}[{key!r}] must be a Field or a mapping of them, got {type(value).__name__}"
-            )
-        checked[key] = (
-            value if isinstance(value, Field) else checked_fields(value, f"{name}[{key!r}]")
-        )
+        part = f"{name}[{key!r}]"
+        if isinstance(value, Field):
+            checked[key] = value
+        elif isinstance(value, Mapping):
+            checked[key] = checked_fields(value, part)
+        else:
+            kind = type(value).__name__
+            raise TypeError(f"{part} must be a Field or a mapping of them, got {kind}")
     return checked
 
 

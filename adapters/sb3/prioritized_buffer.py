@@ -97,7 +97,7 @@ class PrioritizedBuffer(ReplayBuffer):
         self.buffer_size = max(buffer_size // self.n_envs, 1)
         warn_if_larger_than_memory(type(self).__name__, self.buffer_size * self.n_envs, fields)
         if seed is None:
-            # SB3 has seeded this global stream, and no other, by the time it makes its buffer.
+            # SB3 has seeded this global stream by the time it makes its buffer.
             seed = int(np.random.randint(2**31 - 1))  # noqa: NPY002
         self._native = kary_replay.PrioritizedReplayBuffer(
             self.buffer_size * self.n_envs,  # slot = row * n_envs + environment

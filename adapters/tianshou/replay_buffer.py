@@ -26,7 +26,7 @@ from kary_replay.errors import IndexRangeError
 
 _TianshouBuffer = tianshou.data.PrioritizedReplayBuffer
 _FORMAT = 1
-_EPSILON = np.finfo(np.float32).eps.item()  # Tianshou's: what is added to every |TD error|
+_EPSILON = np.finfo(np.float32).eps.item()  # the number that Tianshou adds to every |TD error|
 _TINY = np.finfo(np.float64).tiny.item()
 
 

@@ -20,7 +20,7 @@ from .steps import PriorityFunction, StepReader, as_column, checked_priority
 
 __all__ = ["FrameStackWriter"]
 
-LARGEST_SEEN, NEVER_DRAWN = -1.0, 0.0  # priorities with a meaning of their own to the storage
+LARGEST_SEEN, NEVER_DRAWN = -1.0, 0.0  # priorities that the storage takes for these two meanings
 
 
 class FrameStackWriter:

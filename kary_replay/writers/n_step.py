@@ -160,7 +160,7 @@ class NStepWriter:
         self._gamma = as_exponent("gamma", gamma)
         self._buffer = buffer
         self._priority = checked_priority(priority, buffer)
-        # Rewards are summed in float64: rounding each to the field's dtype would add up.
+        # Rewards are summed in float64, because rounding errors of the field's dtype would add up.
         step = {
             name: field for name, field in self._fields.items() if name not in (*FLAGS, "discount")
         }
@@ -265,7 +265,7 @@ class NStepWriter:
             returns = self._return[streams] + self._power[n_before] * reward[:, None]
         returns[each, position] = reward
         self._refuse_overflow(returns, streams, reward, n_before < n_pending[:, None])
-        # [M] the oldest ones
+        # [M] how many of the oldest windows are complete
         n_complete = np.where(step.terminated | step.truncated, n_pending, n_pending == n)
         row = np.repeat(each, n_complete)
         nth = np.arange(len(row)) - np.repeat(np.cumsum(n_complete) - n_complete, n_complete)
@@ -329,14 +329,12 @@ class NStepWriter:
         if not len(row):
             return np.empty(0, np.int64)
         streams, slot = step.streams[row], (position - (k - 1)) % self._n_step
+        reward, terminated = self._fields["reward"], step.terminated[row]
+        discount = self._power[k] * ~terminated
         made = {
-            "reward": _rounded(
-                returns[row, slot], self._fields["reward"], "the n-step sum of reward"
-            ),
-            "discount": (self._power[k] * ~step.terminated[row]).astype(
-                self._fields["discount"].dtype
-            ),
-            "terminated": step.terminated[row],
+            "reward": _rounded(returns[row, slot], reward, "the n-step sum of reward"),
+            "discount": discount.astype(self._fields["discount"].dtype),
+            "terminated": terminated,
             "truncated": step.truncated[row],
         }
         columns = []
@@ -366,9 +364,8 @@ def _checked_fields(buffer: Any) -> dict[str, Any]:
     fields = fields_of(buffer)
     missing = [name for name in REQUIRED if name not in fields]
     if "discount" in missing:
-        instead = (
-            ", which replaces terminated in the learner's target" if "terminated" in fields else ""
-        )
+        has_terminated = "terminated" in fields
+        instead = ", which replaces terminated in the learner's target" if has_terminated else ""
         remedy = f'; add "discount": Field((), "float32"){instead}: gamma^k · (1 - terminated)'
     else:
         remedy = f"; give it at least {', '.join(REQUIRED)}"
@@ -376,14 +373,11 @@ def _checked_fields(buffer: Any) -> dict[str, Any]:
         raise ValueError(f"buffer lacks the fields {', '.join(missing)}{remedy}")
     for name in SCALARS:
         field = fields.get(name)
-        floating = name not in FLAGS
-        if field is None or (
-            isinstance(field, Field)
-            and field.shape == ()
-            and (not floating or field.dtype.kind == "f")
-        ):
+        is_flag = name in FLAGS
+        is_scalar = isinstance(field, Field) and field.shape == ()
+        if field is None or (is_scalar and (is_flag or field.dtype.kind == "f")):
             continue
-        kind, dtype = ("floating", "float32") if floating else ("boolean", "bool")
+        kind, dtype = ("boolean", "bool") if is_flag else ("floating", "float32")
         raise ValueError(
             f'buffer must have {name} as a {kind} scalar, Field((), "{dtype}"), got {field}'
         )

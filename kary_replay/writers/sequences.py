@@ -104,17 +104,13 @@ def sequence_fields(
         )
     rows = map_leaves(step, lambda field: Field((length, *field.shape), field.dtype))
     rows["mask"] = Field((length,), np.bool_)
-    if recurrent_state is not None:
-        if not isinstance(recurrent_state, (Field, Mapping)):
-            kind = type(recurrent_state).__name__
-            raise TypeError(
-                f"recurrent_state must be None, a Field or a mapping of them, got {kind}"
-            )
-        rows["recurrent_state"] = (
-            recurrent_state
-            if isinstance(recurrent_state, Field)
-            else checked_fields(recurrent_state, "recurrent_state")
-        )
+    if isinstance(recurrent_state, Field):
+        rows["recurrent_state"] = recurrent_state
+    elif isinstance(recurrent_state, Mapping):
+        rows["recurrent_state"] = checked_fields(recurrent_state, "recurrent_state")
+    elif recurrent_state is not None:
+        kind = type(recurrent_state).__name__
+        raise TypeError(f"recurrent_state must be None, a Field or a mapping of them, got {kind}")
     return rows
 
 

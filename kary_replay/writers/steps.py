@@ -137,9 +137,9 @@ class StepReader:
         if env is None:
             return self._all
         array = as_array("env", env)
-        if array.ndim > 1 or (
-            array.dtype.kind not in "iu" and (array.size or array.dtype.kind == "b")
-        ):
+        # An empty list becomes an array of float64, which names no environment.
+        is_empty = array.size == 0 and array.dtype.kind != "b"
+        if array.ndim > 1 or not (array.dtype.kind in "iu" or is_empty):
             raise TypeError(
                 "env must be None, an integer or a list of integers "
                 "(of a mask: np.flatnonzero(mask)), "
