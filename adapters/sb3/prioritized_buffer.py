@@ -6,7 +6,6 @@ priorities before the next batch is drawn or the next transition is added.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,13 +16,9 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 
 import kary_replay
-from kary_replay.adapters.sb3.arrays import (
-    as_array,
-    field_of_row,
-    map_arrays,
-    warn_if_larger_than_memory,
-)
-from kary_replay.adapters.sb3.prioritized_loss import PrioritizedTensor, SampledBatch
+from kary_replay.adapters.sb3.arrays import field_of_row, map_arrays, warn_if_larger_than_memory
+from kary_replay.adapters.sb3.prioritized_loss import PrioritizedTensor
+from kary_replay.adapters.sb3.priority_updates import PriorityUpdates
 from kary_replay.adapters.sb3.step_shapes import StepShapes
 
 BetaSchedule = Callable[[int], float]
@@ -43,9 +38,8 @@ _FORMAT = 2  # of pickles
 # whole, and call none of them.
 _NOT_CALLED = ("_get_samples", "to_torch", "_get_real_samples", "_get_virtual_samples")
 _STOCK = ("kary_replay", "stable_baselines3", "sb3_contrib")
-# After so many batches in a row without a loss a warning is due. A single batch may have been drawn
-# for another purpose.
-_UNSEEN = 3
+# Version 0.1.0 reads these entries of a pickle. They say that no batch is remembered.
+_NO_BATCHES = {"_last_batch": None, "_pending": [], "_n_unseen": 0, "_warned": False}
 
 
 class PrioritizedBuffer(ReplayBuffer):
@@ -109,10 +103,7 @@ class PrioritizedBuffer(ReplayBuffer):
         )
         self.n_sampled = 0
         self.beta = beta
-        self._last_batch: SampledBatch | None = None
-        self._pending: list[SampledBatch] = []  # batches whose TD errors are not in the tree yet
-        self._n_unseen = 0  # batches in a row that no loss was seen for
-        self._warned = False
+        self._updates = PriorityUpdates(self._native, type(self).__name__)
         self._show_rows()
 
     def _arrays(self) -> list[tuple[str, str]]:
@@ -178,28 +169,7 @@ class PrioritizedBuffer(ReplayBuffer):
             If no batch was sampled yet, the length is not B, or a value is not a finite number. No
             priority has changed then.
         """
-        batch = self._last_batch
-        if batch is None:
-            raise ValueError(
-                "update_priorities: no batch was sampled yet; call sample(batch_size) first"
-            )
-        if isinstance(td_errors, torch.Tensor) and td_errors.is_floating_point():
-            td_errors = as_array(td_errors)
-        errors = np.asarray(td_errors)
-        if errors.dtype.kind not in "iuf":
-            raise TypeError(
-                f"update_priorities: td_errors must be real numbers, got dtype {errors.dtype}"
-            )
-        if errors.shape not in ((len(batch),), (len(batch), 1)):
-            raise ValueError(
-                f"update_priorities: td_errors of shape {errors.shape} must hold one value for "
-                f"each of the {len(batch)} rows of the last batch, as [B] or [B, 1]"
-            )
-        if not np.isfinite(errors).all():
-            wrong = errors[~np.isfinite(errors)][0]
-            raise ValueError(f"update_priorities: td_errors must be finite, got {wrong}")
-        batch.td_error = None
-        batch.record(torch.from_numpy(errors.astype(np.float64).reshape(-1)))
+        self._updates.set_by_hand(td_errors)
         self.flush_priorities()
 
     def flush_priorities(self) -> None:
@@ -214,27 +184,7 @@ class PrioritizedBuffer(ReplayBuffer):
             If a TD error is NaN or infinite. That batch is dropped without a change of any
             priority, so that the buffer can still be saved and examined.
         """
-        while self._pending:
-            self._n_unseen = 0
-            batch = self._pending.pop(0)
-            handle, td_error = batch.handle, as_array(batch.td_error).reshape(-1)
-            drawable: Any = slice(None)
-            if self._hides_rows():
-                drawable = self._native.tree.get(handle["index"]) > 0
-            try:
-                self._native.update_priorities(handle[drawable], td_error[drawable])
-            except ValueError as refusal:
-                rows = np.arange(len(batch))[drawable]
-                rows = rows[~np.isfinite(td_error[drawable])]
-                if len(rows) == 0:
-                    raise
-                row = rows[0]
-                raise ValueError(
-                    f"the loss's TD error is {td_error[row]} in row {row} of a batch of "
-                    f"{len(batch)} (slot {handle['index'][row]}): the network, the rewards or the "
-                    "observations are no longer finite. The priorities were left as they are; "
-                    "a lower learning rate or scaled rewards may help"
-                ) from refusal
+        self._updates.flush(hides_rows=self._hides_rows())
 
     def _hides_rows(self) -> bool:
         """Tell whether some rows must not be drawn. Such a row has mass 0, and must keep it."""
@@ -269,7 +219,7 @@ class PrioritizedBuffer(ReplayBuffer):
             If ``infos`` has another length, or a value is not a number. Nothing has been added
             then.
         """
-        if self._pending:
+        if self._updates.pending:
             self.flush_priorities()
         n = self.n_envs
         if len(infos) != n:
@@ -358,19 +308,15 @@ class PrioritizedBuffer(ReplayBuffer):
 
     def _draw(self, batch_size: int, **options: Any) -> kary_replay.Batch:
         """Draw rows, and remember them as the last batch."""
-        if self._pending:
+        if self._updates.pending:
             self.flush_priorities()
-        if self._last_batch is not None and self._last_batch.td_error is None:
-            self._n_unseen += 1
-            if self._n_unseen == _UNSEEN and not self._warned:
-                self._warn_of_unseen_loss()
+        self._updates.warn_of_unseen_loss()
         if self.beta_schedule is not None:
             self._native.beta = self.beta_schedule(self.n_sampled)
         batch = self._native.sample(batch_size, **options)
         self.n_sampled += batch_size
-        self._last_batch = SampledBatch(
-            batch.handle, self._tensor(batch.importance_weight).view(-1, 1), self._pending
-        )
+        weight = self._tensor(batch.importance_weight).view(-1, 1)
+        self._updates.remember(batch.handle, weight)
         return batch
 
     def _next_observation(self, batch: kary_replay.Batch) -> Any:
@@ -397,31 +343,18 @@ class PrioritizedBuffer(ReplayBuffer):
         )
 
     def _mark(self, rewards: torch.Tensor) -> PrioritizedTensor:
-        return self._last_batch.mark(rewards)
+        return self._updates.last_batch.mark(rewards)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         return tensor if self.device.type == "cpu" else tensor.to(self.device)
-
-    def _warn_of_unseen_loss(self) -> None:
-        self._warned = True
-        warnings.warn(
-            f"{type(self).__name__}: {_UNSEEN} batches were sampled, but their rewards reached "
-            "none of F.mse_loss, F.smooth_l1_loss, F.huber_loss and F.l1_loss, and no mean or sum "
-            "that a prediction had entered, too. So their losses were not weighted and their "
-            "priorities stay as they were. Compute the loss in one of these ways, or call "
-            "replay_buffer.update_priorities(td_errors) after each batch.",
-            UserWarning,
-            stacklevel=4,
-        )
 
     # ----------------------------------------------------------------------------------- as a whole
 
     def reset(self) -> None:
         """Forget all rows and priorities."""
         super().reset()
-        self._pending.clear()
-        self._last_batch, self._n_unseen, self._warned = None, 0, False
+        self._updates = PriorityUpdates(self._native, type(self).__name__)
         self._native.reset()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -430,9 +363,9 @@ class PrioritizedBuffer(ReplayBuffer):
         `__setstate__` makes the views again. Batches belong to the process that drew them.
         """
         self.flush_priorities()
-        state = {name: value for name, value in self.__dict__.items() if name not in _FIELDS}
-        fresh = {"_last_batch": None, "_pending": [], "_n_unseen": 0, "_warned": False}
-        return state | fresh | {"_format": _FORMAT, "_version": kary_replay.__version__}
+        left_out = {*_FIELDS, "_updates"}
+        state = {name: value for name, value in self.__dict__.items() if name not in left_out}
+        return state | _NO_BATCHES | {"_format": _FORMAT, "_version": kary_replay.__version__}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         found, version = state.get("_format", 1), state.get("_version", "before 0.1.0")
@@ -443,9 +376,9 @@ class PrioritizedBuffer(ReplayBuffer):
                 f"load it with kary-replay {version}"
             )
         self._refuse_ignored_methods()
-        self.__dict__.update(
-            {name: value for name, value in state.items() if name not in ("_format", "_version")}
-        )
+        left_out = {*_NO_BATCHES, "_format", "_version"}
+        self.__dict__.update({name: value for name, value in state.items() if name not in left_out})
+        self._updates = PriorityUpdates(self._native, type(self).__name__)
         self._show_rows()
 
 

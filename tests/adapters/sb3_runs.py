@@ -123,7 +123,7 @@ def assert_trained(model):
     state = state_of(model)
     assert all(torch.isfinite(value).all() for value in state.values())
     if isinstance(model.replay_buffer, PrioritizedBuffer):
-        assert not model.replay_buffer._warned
+        assert not model.replay_buffer._updates.warned
         native = model.replay_buffer.native
         masses = native.tree.get(np.arange(native.capacity))
         assert np.unique(masses[masses > 0]).size > 3

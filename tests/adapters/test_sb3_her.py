@@ -88,9 +88,9 @@ def test_only_rows_of_whole_episodes_have_mass(n_envs):
             rewards = buffer.sample(16).rewards
             assert (buffer.ep_length.reshape(-1)[rewards.batch.handle["index"]] > 0).all()
             F.mse_loss(torch.full((16, 1), 2.0), rewards)
-        if step % 7 == 0 and buffer._last_batch is not None:
+        if step % 7 == 0 and buffer._updates.last_batch is not None:
             # some of its rows may be forbidden by now
-            buffer.update_priorities(np.full(len(buffer._last_batch), 3.0))
+            buffer.update_priorities(np.full(len(buffer._updates.last_batch), 3.0))
             check_drawable(buffer)
 
 

@@ -40,7 +40,8 @@ def filled(buffer_class, n_steps, trajectories, rows=None):
     buffer = buffer_class(
         n_envs * (rows or len(trajectories[0])), BOX, BOX, "cpu", n_envs, **kwargs
     )
-    buffer._warned = True  # that no loss is computed here
+    if hasattr(buffer, "_updates"):  # ours, and not SB3's own
+        buffer._updates.warned = True  # that no loss is computed here
     for step, ends in enumerate(zip(*trajectories, strict=True)):
         obs = np.array([(step, environment) for environment in range(len(ends))], np.float32)
         infos = [{"TimeLimit.truncated": end in "tc"} for end in ends]

@@ -76,7 +76,7 @@ def misplace_the_errors(monkeypatch):
 
 def lose_every_write(monkeypatch):
     monkeypatch.setattr(
-        PrioritizedReplayBuffer, "flush_priorities", lambda self: self._pending.clear()
+        PrioritizedReplayBuffer, "flush_priorities", lambda self: self._updates.pending.clear()
     )
 
 

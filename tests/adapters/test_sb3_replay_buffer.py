@@ -333,7 +333,7 @@ def test_priorities_by_hand_replace_those_of_the_loss():
 
 def test_losses_of_two_batches_both_arrive():
     buffer = filled(alpha=1.0, beta=0.0)
-    buffer._warned = True
+    buffer._updates.warned = True
     batches = [buffer.sample(3).rewards for _ in range(2)]
     for error, rewards in zip((5.0, 7.0), batches, strict=True):
         F.l1_loss(rewards.as_subclass(torch.Tensor) + error, rewards)
