@@ -4,51 +4,82 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	--constraint constraints.txt
 SOURCES := $(wildcard kary_replay/core/*.pyx kary_replay/core/*.pxd kary_replay/core/*.hpp)
 
-# wheels are built for those of these that are there, one for each version
-WHEEL_PYTHONS ?= $(PYTHON) python3.10 python3.11 python3.12 python3.13 $(wildcard $(HOME)/.pyenv/versions/3.*/bin/python3)
+# `make wheel` builds a wheel for each version of these that is there.
+WHEEL_PYTHONS ?= $(PYTHON) python3.10 python3.11 python3.12 python3.13 \
+	$(wildcard $(HOME)/.pyenv/versions/3.*/bin/python3)
 
-.PHONY: run test test-core stress sanitize bench bench-full bench-smoke rivals rivals-try solves solves-nightly learning \
-	docs wheel lint format clean
+.PHONY: run test test-quick test-core stress sanitize bench bench-full bench-smoke rivals rivals-try \
+	solves solves-nightly learning docs wheel lint format clean
 
-run: $(VENV)/built
+run: $(VENV)/recipes-installed $(VENV)/compiled
 	$(BIN)/python docs/recipes/two_ways.py
 
-test: $(VENV)/built
-	$(BIN)/python -m pytest
+# ------------------------------------------------------------------------------------------- tests
 
-# what NumPy alone is enough for, with the wheel that `make wheel` built for this Python; not in
-# this folder, or the sources would be imported
-CORE := $(addprefix $(CURDIR)/tests/,unit property golden statistical concurrency release test_architecture.py)
+# A worker for each core; a worker that has nothing left to do takes tests from the others.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+test: $(VENV)/built
+	$(PYTEST)
+
+# What to run at a desk after each change: less than a minute on two cores.
+test-quick: $(VENV)/built
+	HYPOTHESIS_PROFILE=quick $(PYTEST) -m "not slow" \
+		tests/unit tests/property tests/golden tests/test_architecture.py
+
+# The tests that need NumPy alone, with the wheel that `make wheel` built for this Python. They run
+# in another folder, because in this one the sources would be imported.
+CORE := $(addprefix $(CURDIR)/tests/, \
+	unit property golden statistical concurrency release test_architecture.py)
 test-core:
 	$(PYTHON) -m venv --clear build/core
 	build/core/bin/python -m pip install --quiet "hypothesis>=6.100" "pytest>=8" \
-		$$(build/core/bin/python -c 'import sys; print("dist/*-cp%d%d-*.whl" % sys.version_info[:2])')
+		$$(build/core/bin/python -c \
+			'import sys; print("dist/*-cp%d%d-*.whl" % sys.version_info[:2])')
 	cd build/core && bin/pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) $(CORE)
 
-# ------------------------------------------------------------------------------------------- set-up
+# ------------------------------------------------------------------------------------------ set-up
 
-$(VENV)/installed: pyproject.toml constraints.txt
-	@command -v $(PYTHON) > /dev/null || { echo "there is no $(PYTHON) here; name a Python: make PYTHON=python3.12 ..."; exit 1; }
+# The set-up fetches torch while the compiler works. Several targets in one command are still made
+# one after another.
+ifeq ($(filter-out 0 1,$(words $(MAKECMDGOALS))),)
+MAKEFLAGS += --jobs=2
+endif
+
+TOO_OLD = $(PYTHON) is older than Python 3.11, which Tianshou needs
+NAME_ANOTHER = name another Python: make PYTHON=python3.12 ...
+
+$(VENV)/tools-installed:
+	@command -v $(PYTHON) > /dev/null || \
+		{ echo "there is no $(PYTHON) here; $(NAME_ANOTHER)"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "$(PYTHON) is older than Python 3.11, which Tianshou needs; name a newer one: make PYTHON=python3.12 ..."; exit 1; }
+		{ echo "$(TOO_OLD); $(NAME_ANOTHER)"; exit 1; }
 	$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade "setuptools>=77" wheel "Cython>=3.1" "numpy>=2.0"
-	# torch first and by itself, so that nothing else may choose another build of it
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	touch $(VENV)/compiled
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev]"
+	$(PIP_INSTALL) --upgrade "setuptools>=77" wheel "Cython>=3.1" "numpy>=2.0"
 	touch $@
 
-# once after an installation, which has compiled every source that was not changed since it began,
-# there is nothing to do
-$(VENV)/built: $(VENV)/installed setup.py $(SOURCES)
-	if test -e $(VENV)/compiled && test -z "$$(find setup.py $(SOURCES) -newer $(VENV)/compiled)"; \
-		then rm $(VENV)/compiled; else $(BIN)/python setup.py --quiet build_ext --inplace; fi
+# Torch comes by itself, so that no other package may choose another build of it.
+$(VENV)/torch-installed: constraints.txt | $(VENV)/tools-installed
+	$(PIP_INSTALL) torch
 	touch $@
 
-# ---------------------------------------------------------------------------------------- long runs
+$(VENV)/compiled: setup.py $(SOURCES) | $(VENV)/tools-installed
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	touch $@
+
+# The package is installed after it was compiled, so that pip does not compile it again.
+$(VENV)/%-installed: pyproject.toml constraints.txt | $(VENV)/torch-installed $(VENV)/compiled
+	$(PIP_INSTALL) --no-build-isolation --editable ".[$*]"
+	touch $@
+
+$(VENV)/built: $(VENV)/dev-installed $(VENV)/compiled
+	touch $@
+
+# --------------------------------------------------------------------------------------- long runs
 
 stress: $(VENV)/built
 	$(BIN)/python tests/concurrency/stress.py --operations 1e7
@@ -61,69 +92,73 @@ sanitize: $(VENV)/built
 	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh thread --operations 1e6
 	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh address --operations 1e6
 
-# every part in its short form, under a quarter of an hour on two cores; results and pages in
-# bench/results/short/
+# Every part in its short form, less than a quarter of an hour on two cores. Results and pages are
+# in bench/results/short/.
 bench: $(VENV)/built rivals-try
 	$(BIN)/python -m bench
 
-# every call of the benchmarks once, on small buffers: do they still run?
+# Do the benchmarks still run? Every call once, on small buffers.
 bench-smoke: $(VENV)/built
 	$(BIN)/python -m pytest bench --benchmark-disable -q
 
-# every part in its long form, hours; results in bench/results/, pages in docs/. PARTS="buffers
-# scaling" picks some, RESUME=1 goes on
+# Every part in its long form, which takes hours. Results are in bench/results/, pages in docs/.
+# PARTS="buffers scaling" picks some parts, RESUME=1 goes on with runs that were cut off.
 bench-full: $(VENV)/built rivals-try
 	$(if $(filter convergence,$(or $(PARTS),convergence)),$(BOX2D))
 	$(BIN)/python -m bench --full $(if $(PARTS),--parts $(PARTS)) $(if $(RESUME),--resume)
 
-# environments of their own for rivals whose requirements clash; they share torch and numpy with the
-# main one
+# Rivals whose requirements clash have environments of their own, which share torch and NumPy with
+# the main one.
 RIVALS := rllib torchrl
-BOX2D = $(BIN)/python -m pip install --quiet --constraint constraints.txt "gymnasium[box2d]>=1.0"  # for LunarLander
+BOX2D = $(PIP_INSTALL) "gymnasium[box2d]>=1.0"  # for LunarLander
 
 rivals: $(RIVALS:%=.venv-rivals/%/installed)
 
-# without network, or without a wheel for this Python, the rest is measured all the same, and the
-# pages say who is missing
-rivals-try: $(VENV)/installed
+# Without a network, or without a wheel for this Python, the rest is measured all the same, and the
+# pages say which rival is missing.
+rivals-try: $(VENV)/built
 	-@$(MAKE) --no-print-directory --keep-going rivals
 
-.venv-rivals/%/installed: bench/rivals/requirements-%.txt $(VENV)/installed
+PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
+.venv-rivals/%/installed: bench/rivals/requirements-%.txt $(VENV)/built
 	test -x $(@D)/bin/python || $(BIN)/python -m venv --without-pip $(@D)
-	site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
-		echo "import site; site.addsitedir('$$site')" > $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth
-	$(BIN)/python -m pip --python $(@D)/bin/python install --quiet --constraint constraints.txt --requirement $<
+	main=$$($(BIN)/python -c '$(PURELIB)') && its_own=$$($(@D)/bin/python -c '$(PURELIB)') && \
+		echo "import site; site.addsitedir('$$main')" > $$its_own/main.pth
+	$(BIN)/python -m pip --python $(@D)/bin/python install --quiet \
+		--constraint constraints.txt --requirement $<
 	touch $@
 
-# do the presets solve their tasks? minutes; the nightly one takes longer than these together
+# Do the presets solve their tasks? It takes minutes; the nightly one takes longer than the others
+# together.
 solves: $(VENV)/built
 	$(BOX2D)
-	$(BIN)/python -m bench.solves
+	$(BIN)/python -m bench.runs.solves
 
 solves-nightly: $(VENV)/built
-	$(BIN)/python -m bench.solves --tasks sac_halfcheetah --seeds 1
+	$(BIN)/python -m bench.runs.solves --tasks sac_halfcheetah --seeds 1
 
 LEARNING := cartpole pendulum lunarlander lunarlander_gentle
+CURVES := $(BIN)/python -m bench.runs.learning.curves
 
 learning: $(VENV)/built
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt ".[learning]"
-	$(BIN)/python -m bench.learning.cliffwalk
-	for task in $(LEARNING); do $(BIN)/python -m bench.learning.curves $$task || exit 1; done
-	$(BIN)/python -m bench.learning.curves lunarlander --buffers "prioritized, in plain Python"
-	$(BIN)/python -m bench.learning.report
+	$(PIP_INSTALL) ".[learning]"
+	$(BIN)/python -m bench.runs.learning.cliffwalk
+	for task in $(LEARNING); do $(CURVES) $$task || exit 1; done
+	$(CURVES) lunarlander --buffers "prioritized, in plain Python"
+	$(BIN)/python -m bench.runs.learning.report
 
-# --------------------------------------------------------------------------------------- to release
+# -------------------------------------------------------------------------------------- to release
 
 wheel: $(VENV)/built
 	$(BIN)/python tests/release/wheels.py $(WHEEL_PYTHONS)
 
-# ------------------------------------------------------------------------------------ documentation
+# ----------------------------------------------------------------------------------- documentation
 
 docs: $(VENV)/built
 	$(BIN)/python -m sphinx -W --keep-going -n -q docs build/docs
 	@echo "the documentation is in build/docs/index.html"
 
-# ----------------------------------------------------------------------------------------- the code
+# ---------------------------------------------------------------------------------------- the code
 
 lint: export PATH := $(CURDIR)/$(BIN):$(PATH)
 lint: $(VENV)/built

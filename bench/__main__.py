@@ -19,13 +19,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 
-from bench.campaign import RESULTS, ROOT
+from bench.harness.paths import DOCS, RESULTS, ROOT
 
 SHORT = "short"
 BENCH = ROOT / "bench"
-STORING = ("test_processes.py", "test_frames.py", "test_checkpoint.py", "test_prefetch.py")
-ADAPTERS = ("test_sb3.py", "test_tianshou.py")
-LEARNER = ("test_learner.py",)
+STORING = (
+    "calls/test_processes.py",
+    "calls/test_frames.py",
+    "calls/test_checkpoint.py",
+    "calls/test_prefetch.py",
+)
+ADAPTERS = ("calls/test_sb3.py", "calls/test_tianshou.py")
+LEARNER = ("calls/test_learner.py",)
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,10 @@ class Part:
 
 
 def others() -> tuple[str, ...]:
-    """Every test file that no other part has, and the ablations."""
+    """Name every test file that no other part has, and the folder of the ablations."""
+    calls = sorted(f"calls/{path.name}" for path in BENCH.glob("calls/test_*.py"))
     taken = {*STORING, *ADAPTERS, *LEARNER}
-    return (
-        *(path.name for path in sorted(BENCH.glob("test_*.py")) if path.name not in taken),
-        "ablation",
-    )
+    return (*(name for name in calls if name not in taken), "ablation")
 
 
 PARTS = {
@@ -57,20 +60,22 @@ PARTS = {
     "learner": Part("a learner's update", files=LEARNER),
     "convergence": Part(
         "seconds until a task is solved, with rivals",
-        module="bench.convergence",
+        module="bench.runs.convergence",
         short=("--tasks", "pendulum_ddpg", "--seeds", "1"),
-        report="bench.convergence.report",
+        report="bench.runs.convergence.report",
     ),
     "scaling": Part(
         "the runner on more and more cores",
-        module="bench.scaling",
+        module="bench.runs.scaling",
         short=("--seeds", "1", "--short"),
     ),
     "large_batch": Part(
-        "larger and larger batches", module="bench.large_batch", short=("--seeds", "1", "--short")
+        "larger and larger batches",
+        module="bench.runs.large_batch",
+        short=("--seeds", "1", "--short"),
     ),
     "runner_ablation": Part(
-        "the runner's parts", module="bench.runner_ablation", short=("--seeds", "1", "--short")
+        "the runner's parts", module="bench.runs.runner_ablation", short=("--seeds", "1", "--short")
     ),
 }
 
@@ -94,7 +99,7 @@ def commands(name: str, full: bool, resume: bool) -> list[list[str]]:
             "--results",
             results,
         ]
-        return [measure, ["-m", "bench.report", results, *docs]]
+        return [measure, ["-m", "bench.harness.report", results, *docs]]
     output = RESULTS / f"{results}.json"
     run = ["-m", part.module, *(() if full else part.short), "--resume" if resume else "--anew"]
     if part.report:
@@ -182,10 +187,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"; together {sum(seconds.values()) / 60:.1f}")
     if chosen.full and not failed:
         # it says so if it cannot be made
-        subprocess.run([sys.executable, "-m", "bench.headline"], cwd=ROOT, check=False)
+        subprocess.run([sys.executable, "-m", "bench.harness.headline"], cwd=ROOT, check=False)
     elif not chosen.full:
         print(f"Pages and pictures: {(RESULTS / SHORT / 'docs').relative_to(ROOT)}")
-        found = differences(ROOT / "docs", RESULTS / SHORT / "docs", chosen.parts)
+        found = differences(DOCS, RESULTS / SHORT / "docs", chosen.parts)
         print(*(found or ["Their sections and tables are those of docs/."]), sep="\n")
     if failed:
         print("failed: " + ", ".join(failed))

@@ -1,4 +1,4 @@
-"""The glue between pytest-benchmark and bench.timing: options, the `compare` fixture, the table and the JSON at the end."""
+"""The glue between pytest-benchmark and bench.harness.timing: options, the `compare` fixture, the table and the JSON at the end."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import campaign, grid, machine
+from bench.harness import campaign, grid, machine
+from bench.harness.paths import RESULTS
+from bench.harness.table import render
+from bench.harness.timing import Bar, Contender, Record, interleave, interleave_windows
 from bench.rivals import remote
-from bench.table import render
-from bench.timing import Bar, Contender, Record, interleave, interleave_windows
 
 SHORT_WINDOWS = 3
 
@@ -200,7 +201,7 @@ def save(config: pytest.Config) -> None:
     gathered.machine["rivals"] = remote.status
     gathered.machine["cores_used_by_others"] = round(gathered.neighbours.cores_used(), 2)
     campaign.write(
-        campaign.partial_of(campaign.RESULTS / f"{name}.json"),
+        campaign.partial_of(RESULTS / f"{name}.json"),
         gathered.machine,
         list(map(asdict, gathered.records)),
     )
@@ -210,4 +211,4 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Let the results take the place of earlier ones, if nothing failed."""
     name = session.config.getoption("--results")
     if name and session.config.stash[SESSION].records and exitstatus == pytest.ExitCode.OK:
-        campaign.complete(campaign.RESULTS / f"{name}.json")
+        campaign.complete(RESULTS / f"{name}.json")

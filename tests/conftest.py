@@ -1,13 +1,15 @@
-"""Seeds, threads with a time-out, and Hypothesis profiles for every test.
+"""Seeds, threads with a time-out, Hypothesis profiles, and what tests that run side by side need.
 
 ``HYPOTHESIS_PROFILE`` picks the profile. ``default`` and ``ci`` draw the same examples on every
-run, so a red test stays red; ``thorough`` draws fresh ones, many more, and prints how to replay a
-failure.
+run, so a red test stays red; ``quick`` draws fewer of them, for ``make test-quick``; ``thorough``
+draws fresh ones, many more, and prints how to replay a failure.
 """
 
 import faulthandler
+import fcntl
 import os
 import sys
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import threads
 from hypothesis import HealthCheck, settings
 
 SEED = 20160218
+UNDER_XDIST = "PYTEST_XDIST_WORKER" in os.environ
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 settings.register_profile(
@@ -27,6 +30,7 @@ settings.register_profile(
     suppress_health_check=QUIET,
 )
 settings.register_profile("ci", settings.get_profile("default"), print_blob=True)
+settings.register_profile("quick", settings.get_profile("default"), max_examples=10)
 settings.register_profile(
     "thorough",
     max_examples=1000,
@@ -39,10 +43,54 @@ settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default")
 )
 
+if UNDER_XDIST:
+    # Torch would start a thread per core in every worker, and they would wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """Let ``-n auto`` be the cores that this process may use, whatever a core is made of."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+@contextmanager
+def locked(path, kind):
+    """Hold a lock on a file; it is let go explicitly, for children that were forked have it, too."""
+    with open(path, "a") as file:
+        fcntl.flock(file, kind)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+
 
 @pytest.fixture(autouse=True)
-def no_hang():
-    """End the process, with all stacks, if a test takes ten minutes: a hang has to fail."""
+def beside_others(request, tmp_path_factory):
+    """Let a test marked ``alone`` wait until no other worker runs a test, and keep them waiting.
+
+    Every test passes the turnstile and holds the floor with the others; one that is to be alone
+    keeps the turnstile and has the floor to itself.
+    """
+    if not UNDER_XDIST:
+        yield
+        return
+    shared_folder = tmp_path_factory.getbasetemp().parent
+    turnstile, floor = shared_folder / "turnstile", shared_folder / "floor"
+    if request.node.get_closest_marker("alone"):
+        with locked(turnstile, fcntl.LOCK_EX), locked(floor, fcntl.LOCK_EX):
+            yield
+        return
+    with locked(turnstile, fcntl.LOCK_EX):
+        pass
+    with locked(floor, fcntl.LOCK_SH):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_hang(beside_others):
+    """End the process, with all stacks, if a test takes ten minutes: a hang must fail, not wait."""
     faulthandler.dump_traceback_later(600.0, exit=True, file=sys.__stderr__)
     yield
     faulthandler.cancel_dump_traceback_later()

@@ -13,9 +13,10 @@ pytest.importorskip("pytest_benchmark")
 pytest.importorskip("tianshou")
 
 from bench import __main__ as suite
-from bench import campaign, grid, large_batch, runner_ablation, runner_run, scaling
+from bench.harness import campaign, grid, paths
+from bench.harness.timing import Contender, Record, calibrate, interleave_windows, turns
 from bench.rivals import remote
-from bench.timing import Contender, Record, calibrate, interleave_windows, turns
+from bench.runs import large_batch, runner_ablation, runner_run, scaling
 
 CAMPAIGNS = {"scaling": scaling, "large_batch": large_batch, "runner_ablation": runner_ablation}
 
@@ -209,18 +210,20 @@ def test_one_run_in_a_process_of_its_own():
         "seed": 0,
         "settings": settings,
     }
-    record = campaign.run(job, "bench.runner_run")
+    record = campaign.run(job, "bench.runs.runner_run")
     assert "error" not in record, record["error"]
     assert record["env_steps"] == 400 and record["updates"] > 0 and record["solved"]
     assert record["steps_to_threshold"] <= 400
-    failed = campaign.run({**job, "env": "Nonsense-v1"}, "bench.runner_run")
+    failed = campaign.run({**job, "env": "Nonsense-v1"}, "bench.runs.runner_run")
     assert "Nonsense" in failed["error"] and not failed["solved"]
 
 
 def test_every_benchmark_belongs_to_one_part():
     files = [file for part in suite.PARTS.values() for file in part.files]
     assert len(files) == len(set(files))
-    assert set(files) == {path.name for path in suite.BENCH.glob("test_*.py")} | {"ablation"}
+    assert set(files) == {f"calls/{path.name}" for path in suite.BENCH.glob("calls/test_*.py")} | {
+        "ablation"
+    }
     for name in suite.PARTS:
         for full in (False, True):
             for command in suite.commands(name, full, resume=False):
@@ -375,14 +378,14 @@ def test_a_rival_that_does_not_load_is_named_with_the_reason(environments, tmp_p
 
 
 def test_the_page_of_convergence_is_made_of_its_committed_results(tmp_path):
-    results = campaign.RESULTS / "convergence.json"
+    results = paths.RESULTS / "convergence.json"
     command = [
         sys.executable,
         "-m",
-        "bench.convergence.report",
+        "bench.runs.convergence.report",
         str(results),
         "--docs",
         str(tmp_path),
     ]
-    subprocess.run(command, cwd=campaign.ROOT, check=True)
+    subprocess.run(command, cwd=paths.ROOT, check=True)
     assert "## Convergence" in (tmp_path / "runner_benchmarks.md").read_text()

@@ -158,7 +158,7 @@ def test_commands_of_a_page(page):
 @pytest.mark.parametrize(
     "command",
     [
-        "make nonsense", 'pip install ".[nonsense]"', "python -m bench.nonsense", "python -m bench.report --nonsense",
+        "make nonsense", 'pip install ".[nonsense]"', "python -m bench.nonsense", "python -m bench.harness.report --nonsense",
         "kary-replay nonsense", "kary-replay train dqn CartPole-v1 --nonsense 3", "kary-replay train nonsense CartPole-v1",
         "kary-replay play DIRECTORY --nonsense", "rm -rf nonsense",
     ],

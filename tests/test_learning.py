@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-PATH = Path(__file__).resolve().parents[1] / "bench" / "learning" / "cliffwalk.py"
+PATH = Path(__file__).resolve().parents[1] / "bench/runs/learning/cliffwalk.py"
 SEEDS, LIMIT = range(5), 100_000
 
 
@@ -76,7 +76,7 @@ def test_priorities_are_what_helps(cliffwalk):
 
 def test_learning_curves_are_recorded_in_parts(tmp_path, monkeypatch):
     """What is there stays, and only what is missing is run."""
-    curves = pytest.importorskip("bench.learning.curves")
+    curves = pytest.importorskip("bench.runs.learning.curves")
     ran = []
 
     class Pool:

@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from bench import grid
 from bench.ablation.build import load
+from bench.harness import grid
 from bench.rivals.rows import ALPHA, td_errors
 
 DISCIPLINES = {

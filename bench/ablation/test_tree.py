@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from bench.ablation.build import load
-from bench.grid import ARITIES
+from bench.harness.grid import ARITIES
+from bench.harness.timing import Contender
 from bench.rivals.ours import DEFAULT_ARITY, OurTree
 from bench.rivals.rows import ALPHA, td_errors
-from bench.timing import Contender
 
 BATCH = 256
 BATCHES_PER_CALL = 50

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from bench.harness.timing import Contender
 from bench.rivals import python_buffer, remote
 from bench.rivals.cpprb_buffer import CpprbBuffer
 from bench.rivals.ours import OurBuffer
 from bench.rivals.rows import VECTOR, Kind
 from bench.rivals.sb3_buffer import Sb3Buffer
 from bench.rivals.tianshou_buffer import TianshouBuffer
-from bench.timing import Contender
 
 RLLIB_SLOTS = 1_000_000  # it keeps several Python objects per row
 RLLIB_SLOTS_SHORT = 10_000

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from cpprb import PrioritizedReplayBuffer
 
+from bench.harness.timing import Contender
 from bench.rivals.rows import ALPHA, BETA, VECTOR, Kind, Updates, chunks, rows
-from bench.timing import Contender
 
 NAME = "cpprb PrioritizedReplayBuffer"
 

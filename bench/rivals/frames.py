@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import kary_replay as kr
-from bench.timing import Contender
+from bench.harness.timing import Contender
 
 STACK, N_ENVS, CHUNK, EPISODE = 4, 8, 1_000, 1_000
 PIXELS = (84, 84)

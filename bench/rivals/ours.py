@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 import kary_replay as kr
+from bench.harness.timing import Contender
 from bench.rivals.rows import ALPHA, BETA, VECTOR, Kind, Updates, chunks, rows
-from bench.timing import Contender
 
 DEFAULT_ARITY = kr.sum_tree.DEFAULT_ARITY
 TREE = "kary-replay SumTree"

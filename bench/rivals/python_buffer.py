@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from bench.harness.timing import Contender
 from bench.rivals.python_sum_tree import PythonPrioritizedReplayBuffer
 from bench.rivals.rows import ALPHA, BETA, VECTOR, Kind, Updates, td_errors
 from bench.rivals.sb3_buffer import add_arguments, fill, spaces_of
-from bench.timing import Contender
 
 NAME = "plain-Python sum tree"
 

@@ -1,7 +1,7 @@
 """Rivals whose requirements clash with everybody else's: each in a virtual environment and a process of its own.
 
 `make rivals` makes the environments, .venv-rivals/NAME from requirements-NAME.txt. The process
-(server.py) builds the rival and runs the timing loop of bench.timing on it, one repetition at a
+(server.py) builds the rival and runs the timing loop of bench.harness.timing on it, one repetition at a
 time, when it is told to: so it takes its turn in the same rounds as all the others. Between its
 repetitions it waits.
 """
@@ -17,9 +17,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from bench.timing import Before
+from bench.harness.paths import ROOT
+from bench.harness.timing import Before
 
-ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / ".venv-rivals"
 RIVALS = {  # environment -> class that wraps it
     "rllib": "bench.rivals.rllib_buffer:RllibBuffer",

@@ -14,8 +14,8 @@ import numpy as np
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.replay_buffers import PrioritizedEpisodeReplayBuffer
 
+from bench.harness.timing import Contender
 from bench.rivals.rows import ALPHA, BETA, VECTOR, Kind, Updates, rows, td_errors
-from bench.timing import Contender
 
 NAME = "RLlib PrioritizedEpisodeReplayBuffer"
 EPISODE = 1_000  # steps, as HalfCheetah's

@@ -9,8 +9,8 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 
+from bench.harness.timing import Contender
 from bench.rivals.rows import VECTOR, Kind, chunks, rows
-from bench.timing import Contender
 
 torch.set_num_threads(1)  # every contender gets one thread; its small copies gain nothing from more
 

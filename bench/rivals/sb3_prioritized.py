@@ -13,9 +13,9 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 
+from bench.harness.timing import Contender
 from bench.rivals.python_sum_tree import PythonPrioritizedReplayBuffer
 from bench.rivals.rows import ALPHA, BETA, Updates, td_errors
-from bench.timing import Contender
 from kary_replay.adapters.sb3 import PrioritizedReplayBuffer
 
 torch.set_num_threads(1)

@@ -8,8 +8,8 @@ from importlib import import_module, metadata
 from multiprocessing.connection import Connection
 from typing import Any
 
-from bench.machine import without_folders
-from bench.timing import Before, Contender, collector_off
+from bench.harness.machine import without_folders
+from bench.harness.timing import Before, Contender, collector_off
 
 METHODS = ("sample", "update", "cycle", "add")
 LIBRARIES = ("ray", "torchrl", "tensordict", "torch", "numpy", "gymnasium")

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from tianshou.data import Batch, PrioritizedReplayBuffer, PrioritizedVectorReplayBuffer, SegmentTree
 
+from bench.harness.timing import Contender
 from bench.rivals.rows import ALPHA, BETA, VECTOR, Kind, Updates, chunks, rows
-from bench.timing import Contender
 
 TREE = "Tianshou SegmentTree"
 NAME, VECTOR_NAME = "Tianshou PrioritizedReplayBuffer", "Tianshou PrioritizedVectorReplayBuffer"

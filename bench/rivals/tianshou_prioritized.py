@@ -9,8 +9,8 @@ import tianshou.data
 import torch
 from tianshou.data import Batch, ReplayBuffer
 
+from bench.harness.timing import Contender
 from bench.rivals.rows import ACTION, ALPHA, BETA, OBSERVATION, Updates, rows, td_errors
-from bench.timing import Contender
 from kary_replay.adapters import tianshou as adapter
 
 torch.set_num_threads(1)

@@ -14,8 +14,8 @@ from tensordict import TensorDict
 from torchrl import _torchrl  # noqa: F401  (without it the sampler would fail later, and say less)
 from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
 
+from bench.harness.timing import Contender
 from bench.rivals.rows import ALPHA, BETA, VECTOR, Kind, Updates, chunks, rows
-from bench.timing import Contender
 
 torch.set_num_threads(1)
 

@@ -1,0 +1,1 @@
+"""Benchmarks of single calls, with rivals in the same run; pytest-benchmark runs them."""

@@ -1,0 +1,83 @@
+"""Stacks of four Atari frames: what a transition costs in memory, and a batch in time, against rows with both whole stacks."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+import kary_replay as kr
+from bench.harness import resident
+from bench.harness.timing import Record
+from bench.rivals.frames import ONCE, PIXELS, TWICE, Once, Twice
+
+SLOTS, SHORT_SLOTS = 100_000, 5_000  # 6 GB of whole stacks, and a twentieth of it
+MILLION = 1_000_000
+BAR = 7_600  # bytes per transition
+
+
+@pytest.fixture(scope="module")
+def n_rows(short: bool, smoke: bool) -> int:
+    return SHORT_SLOTS if short or smoke else SLOTS
+
+
+@pytest.fixture(scope="module")
+def buffers(n_rows: int) -> Iterator[SimpleNamespace]:
+    built = SimpleNamespace(once=Once(n_rows), three=Once(n_rows, n_step=3), twice=Twice(n_rows))
+    yield built
+    vars(built).clear()
+    gc.collect()
+
+
+@pytest.mark.parametrize("size", [32, 256])
+def test_sample(compare, buffers, size, n_rows):
+    rivals = [buffers.three.sample(size), buffers.twice.sample(size)]
+    compare.times(
+        "frames: sample", {"slots": n_rows, "batch": size}, buffers.once.sample(size), rivals
+    )
+
+
+def test_add(compare, buffers, n_rows):
+    rivals = [buffers.three.add(), buffers.twice.add()]
+    compare.times("frames: add", {"slots": n_rows, "environments": 8}, buffers.once.add(), rivals)
+
+
+RIVALS = {  # with their thriftiest settings, which the classes name
+    "SB3 ReplayBuffer, optimize_memory_usage": "sb3 frames",
+    "Tianshou PrioritizedReplayBuffer, frames once": "tianshou frames",
+    "cpprb PrioritizedReplayBuffer, frames once": "cpprb frames",
+}
+
+
+def test_memory(compare, benchmark, n_rows):
+    """`nbytes` per row against the bar, at 1e5 and, computed from it, at 1e6; and how much a process really grows."""
+
+    def nbytes(slots: int) -> int:
+        return kr.FrameReplayBuffer(
+            slots, kr.Field(PIXELS, "uint8"), {"action": kr.Field((), "int64")}, n_step=3
+        ).nbytes
+
+    tree = {slots: kr.SumTree(slots).nbytes for slots in (n_rows, 2 * n_rows, MILLION)}
+    declared = benchmark.pedantic(nbytes, args=(n_rows,), rounds=1)
+    row = (nbytes(2 * n_rows) - declared - tree[2 * n_rows] + tree[n_rows]) / n_rows
+    million = (declared + (MILLION - n_rows) * row + tree[MILLION] - tree[n_rows]) / MILLION
+    repetitions = {
+        ONCE: [declared / n_rows],
+        f"{ONCE}, 1e6 computed": [million],
+        f"{ONCE}, resident": [resident.growth("frames", n_rows) / n_rows],
+        f"{TWICE}, resident": [resident.growth("stacks", n_rows) / n_rows],
+        **{
+            f"{name}, resident": [resident.growth(key, n_rows) / n_rows]
+            for name, key in RIVALS.items()
+        },
+    }
+    record = Record(
+        "frames: memory", {"slots": n_rows, "n_step": 3}, "bytes per slot", ONCE, repetitions
+    )
+    reached = max(value for name, (value,) in repetitions.items() if name.startswith(ONCE))
+    record.bars.append(
+        {"text": f"≤ {BAR} bytes", "minimum": None, "reached": reached, "met": reached <= BAR}
+    )
+    compare.keep(record)

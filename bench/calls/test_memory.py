@@ -1,0 +1,43 @@
+"""What a slot costs beyond its payload of 165 bytes: as our buffer says, and by how much a process really grows."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.harness import resident
+from bench.harness.grid import MIDDLE
+from bench.harness.timing import Record
+from bench.rivals import cpprb_buffer, ours, sb3_buffer, tianshou_buffer
+from bench.rivals.rows import PAYLOAD_BYTES
+
+BAR = 24  # bytes per slot
+NAMES = {
+    "ours": ours.NAME,
+    "tianshou": tianshou_buffer.NAME,
+    "cpprb": cpprb_buffer.NAME,
+    "sb3": sb3_buffer.NAME,
+}
+
+
+def test_memory(compare, benchmark, slots, short):
+    """`nbytes_overhead / capacity` against the bar; resident growth beside it, for ours and for the rivals."""
+    if short and slots != MIDDLE[0]:
+        pytest.skip(
+            "the short form measures one size: every buffer's process imports its library first"
+        )
+    declared = (
+        benchmark.pedantic(
+            lambda buffer: buffer.nbytes_overhead, args=(ours.OurBuffer(slots).buffer,), rounds=1
+        )
+        / slots
+    )
+    repetitions = {ours.NAME: [declared]}
+    for key, name in NAMES.items():
+        repetitions[f"{name}, resident"] = [resident.growth(key, slots) / slots - PAYLOAD_BYTES]
+    record = Record(
+        "memory beyond the payload", {"slots": slots}, "bytes per slot", ours.NAME, repetitions
+    )
+    record.bars.append(
+        {"text": f"≤ {BAR} bytes", "minimum": None, "reached": declared, "met": declared <= BAR}
+    )
+    compare.keep(record)

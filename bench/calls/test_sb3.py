@@ -1,0 +1,190 @@
+"""Stable-Baselines3: a learner's two calls on the buffer, and whole training runs of stock algorithms."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from stable_baselines3 import DDPG, DQN, SAC, TD3
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.dqn import dqn
+
+from bench.harness.timing import Bar
+from bench.rivals.sb3_prioritized import OURS, PYTHON, UNIFORM, Buffers, fill
+from kary_replay.adapters.sb3 import PrioritizedReplayBuffer
+
+PER_BAR, TRAINING_BAR = 2.0, 0.97
+POINTS = [("HalfCheetah", 1_000_000, 256), ("Atari 4×84×84", 20_000, 32)]
+MORE_POINTS = [
+    ("HalfCheetah", 100_000, 256),
+    ("HalfCheetah", 1_000_000, 32),
+    ("Atari 4×84×84", 20_000, 256),
+]
+SHORT_POINTS = [("HalfCheetah", 100_000, 256), ("Atari 4×84×84", 2_000, 32)]
+SMOKE_POINTS = [(rows, 1_000, batch) for rows, _, batch in SHORT_POINTS]
+FILLED = 100_000  # transitions in the buffer when a training run is timed
+TRAINING_WINDOWS = 21  # of each; single ones scatter by a tenth
+WINDOW = 4  # training windows are this many times longer than those of the threads
+PART_STEPS = 400
+CLASSES = {OURS: PrioritizedReplayBuffer, UNIFORM: ReplayBuffer}
+# Stock settings, but for two. A learning rate of 0 changes no cost and keeps both policies as they
+# were: else the better one is timed with other episodes. Exploration is constant, so that every
+# window has its share of greedy steps.
+RUNS = {
+    "DQN, CartPole-v1": (
+        DQN,
+        "CartPole-v1",
+        {"exploration_initial_eps": 0.05, "exploration_final_eps": 0.05},
+    ),
+    "DDPG, HalfCheetah-v5": (DDPG, "HalfCheetah-v5", {}),
+    "TD3, HalfCheetah-v5": (TD3, "HalfCheetah-v5", {}),
+    "SAC, HalfCheetah-v5": (SAC, "HalfCheetah-v5", {}),
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "buffers" in metafunc.fixturenames:
+        points = POINTS + (MORE_POINTS if metafunc.config.getoption("--full") else [])
+        points = SMOKE_POINTS if metafunc.config.getoption("--benchmark-disable") else points
+        points = SHORT_POINTS if metafunc.config.getoption("--short") else points
+        ids = [
+            f"{rows.split()[0]}-{slots:.0e}-{batch}".replace("+0", "")
+            for rows, slots, batch in points
+        ]
+        metafunc.parametrize(
+            ("buffers", "sb3_batch"), [(p[:2], p[2]) for p in points], indirect=["buffers"], ids=ids
+        )
+
+
+@pytest.fixture
+def buffers(request: pytest.FixtureRequest) -> Iterator[tuple[str, int, Buffers]]:
+    yield *request.param, Buffers(*request.param)
+    gc.collect()
+
+
+def test_cycle(compare, buffers, sb3_batch):
+    rows, slots, built = buffers
+    ours, *others = built.cycles(sb3_batch)
+    parameters = {"rows": rows, "slots": slots, "batch": sb3_batch}
+    notes = {UNIFORM: "sample alone: it has no priorities"}
+    compare.times(
+        "SB3: sample + update_priorities",
+        parameters,
+        ours,
+        others,
+        [Bar((PYTHON,), PER_BAR)],
+        notes,
+    )
+
+
+def trained(run: str, buffer_class: type[ReplayBuffer], filled: int) -> Any:
+    """A model that has begun to train, its buffer filled."""
+    algorithm, env_id, settings = RUNS[run]
+    model: Any = algorithm(
+        "MlpPolicy",
+        env_id,
+        replay_buffer_class=buffer_class,
+        learning_rate=0.0,
+        seed=0,
+        device="cpu",
+        **settings,
+    )
+    fill(model.replay_buffer, filled)
+    return model.learn(model.learning_starts + 100)
+
+
+def training(
+    run: str, buffer_class: type[ReplayBuffer], filled: int, seconds: float
+) -> Callable[[], float]:
+    """A window of training: environment steps per second of `learn()`, after a warm-up."""
+    model = trained(run, buffer_class, filled)
+
+    def rate(n_steps: int) -> float:
+        start = perf_counter()
+        model.learn(n_steps, reset_num_timesteps=False)
+        return n_steps / (perf_counter() - start)
+
+    n_steps = max(20, round(rate(50) * seconds))
+    return lambda: rate(n_steps)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_training(compare, request, run, smoke):
+    """The bar: prioritized replay costs next to nothing over SB3's own uniform replay."""
+    torch.set_num_threads(1)
+    seconds = WINDOW * request.config.getoption("--window")
+    windows = {
+        name: training(run, made, 1_000 if smoke else FILLED, seconds)
+        for name, made in CLASSES.items()
+    }
+    bars = [Bar((UNIFORM,), TRAINING_BAR)]
+    compare.rates(
+        "SB3: training", {"run": run}, OURS, windows, bars, TRAINING_WINDOWS, unit="steps/s"
+    )
+
+
+PARTS = {  # of an environment step or an update of SB3's DQN: who is called, by what name
+    "add": lambda model: (model.replay_buffer, "add"),
+    "sample": lambda model: (model.replay_buffer, "sample"),
+    "loss": lambda _: (dqn.F, "smooth_l1_loss"),
+    "backward": lambda _: (torch.Tensor, "backward"),
+    "train": lambda model: (model, "train"),
+}
+REST = "rest of train()"
+
+
+@pytest.fixture(scope="module")
+def learners(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """DQN in the middle of its training, with either buffer."""
+    torch.set_num_threads(1)
+    filled = 1_000 if request.config.getoption("--benchmark-disable") else FILLED
+    return {name: trained("DQN, CartPole-v1", made, filled) for name, made in CLASSES.items()}
+
+
+def seconds_in_parts(model: Any, n_steps: int) -> dict[str, float]:
+    """Train for so many environment steps; return the seconds of one update that each part takes, where it stands."""
+    seconds = dict.fromkeys(PARTS, 0.0)
+
+    def timed(part: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = perf_counter()
+            result = original(*args, **kwargs)
+            seconds[part] += perf_counter() - start
+            return result
+
+        return call
+
+    n_updates = model._n_updates
+    with pytest.MonkeyPatch.context() as patch:
+        # a name that no other module looks at
+        patch.setattr(dqn, "F", SimpleNamespace(smooth_l1_loss=F.smooth_l1_loss))
+        for part, find in PARTS.items():
+            owner, name = find(model)
+            patch.setattr(owner, name, timed(part, getattr(owner, name)))
+        model.learn(n_steps, reset_num_timesteps=False)
+    seconds[REST] = seconds.pop("train") - seconds["sample"] - seconds["loss"] - seconds["backward"]
+    return {part: value / (model._n_updates - n_updates) for part, value in seconds.items()}
+
+
+@pytest.mark.parametrize("part", ["add", "sample", "loss", "backward", REST])
+def test_part_of_training(compare, part, learners):
+    """Where the time of the smallest update goes, and of the four environment steps before it."""
+    windows = {
+        name: lambda model=model: seconds_in_parts(model, PART_STEPS)[part]
+        for name, model in learners.items()
+    }
+    compare.rates(
+        "SB3: parts of DQN's training",
+        {"part": part},
+        OURS,
+        windows,
+        (),
+        TRAINING_WINDOWS,
+        unit="s",
+    )

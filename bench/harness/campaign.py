@@ -1,0 +1,323 @@
+"""Whole training runs, one after another: each in a process of its own, and written down as soon as it is over.
+
+The order of the jobs is the caller's, who interleaves what is compared: whatever the machine does
+in the meantime, it does it to all of them. Records are gathered in NAME.partial.json, which takes
+the place of NAME.json when all are there; a campaign that was cut off goes on with `--resume`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.harness import machine
+from bench.harness.paths import DOCS, RESULTS, ROOT
+from bench.harness.report import machine_text
+from bench.harness.report import write as write_section
+
+TIMEOUT = 3_600.0  # seconds; a run that takes longer is recorded as failed
+Job = dict[str, Any]
+Record = dict[str, Any]
+
+
+def run(
+    job: Job, worker: str, interpreter: Path | str = sys.executable, timeout: float = TIMEOUT
+) -> Record:
+    """Run `python -m worker JOB` and return the job with what the worker wrote; a failed run has `error` and is not solved."""
+    neighbours = machine.Neighbours()
+    record: Record = {**job, **stamp(), "versions": machine.versions()}
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "outcome.json"
+        sent = json.dumps({**job, "output": str(output), "spawned": time.time()})
+        command = [str(interpreter), "-W", "ignore", "-m", worker, sent]
+        try:
+            subprocess.run(
+                command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=timeout
+            )
+            record |= json.loads(output.read_text())
+        except (subprocess.SubprocessError, OSError, ValueError) as error:
+            record |= {"solved": False, "wall_seconds": None, "curve": [], "error": reason(error)}
+    record["cores_used_by_others"] = round(neighbours.cores_used(), 2)
+    return record
+
+
+def reason(error: Exception) -> str:
+    """Say in one line, without folders, why a run failed."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"it was not over after {error.timeout:,.0f} s"
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = (error.stderr or "").strip().splitlines()
+        return machine.without_folders(lines[-1]) if lines else f"exit status {error.returncode}"
+    return f"it wrote no results ({type(error).__name__})"
+
+
+def stamp() -> Record:
+    """Say when a run began, and of which commit."""
+    return {
+        "began": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": machine.commit(),
+    }
+
+
+def write(path: Path, described: dict[str, Any], records: Sequence[Record]) -> None:
+    """Write what there is so far; a crash leaves the old file or the new one."""
+    lines = ",\n".join(json.dumps(record) for record in records)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text(
+        f'{{"machine": {json.dumps(described, indent=1)},\n"records": [\n{lines}\n]}}\n'
+    )
+    os.replace(fresh, path)
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
+    """Return the machine and the records of a results file; the machine also has its name, and all dates, commits, versions."""
+    document = json.loads(path.read_text())
+    described, records = document["machine"], document["records"]
+    for key, found in (("date", [record["began"][:10] for record in records if "began" in record]),
+                       ("commit", [record["commit"] for record in records if "commit" in record])):  # fmt: skip
+        if found:
+            # of records from before each had its own
+            first = [] if len(found) == len(records) else [described[key]]
+            described[key] = ", ".join(dict.fromkeys([*first, *found]))
+    first = described.get("versions", {})
+    for name in first if records else ():
+        found = [record.get("versions", first).get(name, "none") for record in records]
+        described["versions"] = {**described["versions"], name: " and ".join(dict.fromkeys(found))}
+    return {**described, "results": path.name}, records
+
+
+def partial_of(output: Path) -> Path:
+    """Return where a results file is gathered."""
+    return output.with_suffix(".partial.json")
+
+
+def complete(output: Path) -> None:
+    """Let what was gathered, if anything, take the place of what there was before."""
+    if partial_of(output).exists():
+        os.replace(partial_of(output), output)
+
+
+def earlier(output: Path, before: str, described: dict[str, Any]) -> list[Record]:
+    """Return the records to go on from: of the campaign that was cut off, or else of the finished one."""
+    found = next((path for path in (partial_of(output), output) if path.exists()), None)
+    if found is None or before == "anew":
+        return []
+    if before != "resume":
+        raise SystemExit(
+            f"{found.name} exists: add --resume to go on with it, or --anew to replace it"
+        )
+    old, records = read(found)
+    if old["processor"] != described["processor"]:
+        raise SystemExit(
+            f"{found.name} was measured on another machine; its runs cannot be compared with new ones"
+        )
+    # older ones lack their own
+    return [{"began": old["date"], "commit": old["commit"], **record} for record in records]
+
+
+def agrees(made: Any, wanted: Any) -> bool:
+    """Tell whether everything that is wanted is so in what was made, which may say more."""
+    if isinstance(made, dict) and isinstance(wanted, dict):
+        return all(agrees(made.get(key, value), value) for key, value in wanted.items())
+    return made == wanted
+
+
+def conduct(
+    output: Path,
+    jobs: Iterable[Job],
+    identity: Sequence[str],
+    execute: Callable[[Job], Record],
+    describe: Callable[[Record], str],
+    before: str = "refuse",
+) -> None:
+    """Do the jobs that are not there yet, and write the records after each; `identity` are the keys that tell jobs apart.
+
+    What was measured before is refused, gone on with ("resume") or replaced ("anew"). Jobs that
+    failed are done again; their records keep the errors. An earlier record with other settings is
+    refused.
+    """
+    described = machine.describe()
+    records = earlier(output, before, described)
+    there = {tuple(record[key] for key in identity): record for record in records}
+    planned = [
+        (job, there.get(tuple(job[key] for key in identity)))
+        for job in json.loads(json.dumps(list(jobs)))
+    ]
+    for job, old in planned:
+        if old and "error" not in old and not agrees(old, job):
+            raise SystemExit(
+                f"{output.name} has runs with other settings, such as {describe(old)}: replace it with --anew"
+            )
+    for job, old in planned:
+        if old and "error" not in old:
+            continue
+        record = execute(job)
+        if old:
+            record["earlier_errors"] = [*old.get("earlier_errors", []), old["error"]]
+            records.remove(old)
+        records.append(record)
+        described["cores_used_by_others"] = max(
+            record["cores_used_by_others"] for record in records
+        )
+        write(partial_of(output), described, records)
+        print(describe(record), flush=True)
+    complete(output)
+
+
+def add_going_on(parser: argparse.ArgumentParser) -> None:
+    """Let the user say what is to become of earlier results: `before` of `conduct`."""
+    one = parser.add_mutually_exclusive_group()
+    one.set_defaults(before="refuse")
+    keep, replace = "keep the runs that there are, failed ones excepted", "replace what there is"
+    one.add_argument("--resume", dest="before", action="store_const", const="resume", help=keep)
+    one.add_argument("--anew", dest="before", action="store_const", const="anew", help=replace)
+
+
+def command(
+    name: str,
+    document: str,
+    tasks: Sequence[str],
+    jobs: Callable[[Sequence[str], int, bool], Iterable[Job]],
+    identity: Sequence[str],
+    describe: Callable[[Record], str],
+    report: Callable[[Path, Path], None],
+) -> None:
+    """Be the command line of a campaign of the runner: run what is asked for and not there yet, then write the page."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m bench.{name}", description=document.splitlines()[0]
+    )
+    parser.add_argument("--tasks", nargs="+", choices=tasks, default=list(tasks))
+    parser.add_argument("--seeds", type=int, default=5, help="repetitions (default: %(default)s)")
+    parser.add_argument(
+        "--short", action="store_true", help="fewer and shorter runs, for `make bench`"
+    )
+    parser.add_argument("--output", type=Path, default=RESULTS / f"{name}.json")
+    add_going_on(parser)
+    parser.add_argument("--report", action="store_true", help="only write the page")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="where the page and its images are")
+    arguments = parser.parse_args()
+    if not arguments.report:
+        planned = jobs(arguments.tasks, arguments.seeds, arguments.short)
+        execute = partial(run, worker="bench.runs.runner_run")
+        conduct(arguments.output, planned, identity, execute, describe, arguments.before)
+    (arguments.docs / "images").mkdir(parents=True, exist_ok=True)
+    report(arguments.output, arguments.docs)
+
+
+def threshold_page(
+    name: str,
+    title: str,
+    tasks: Mapping[str, Sequence[Any]],
+    identity: Sequence[str],
+    draw: Callable[[Sequence[Record], Path], None],
+    table: Callable[[Sequence[Record]], list[str]],
+    results: Path,
+    docs: Path,
+) -> None:
+    """Write docs/NAME.md: the picture, and a table for each task (algorithm, environment, threshold, …)."""
+    described, records = read(results)
+    draw(records, docs / "images" / f"{name}.png")
+    lines = [
+        *machine_text(described),
+        "Medians over seeds, in brackets the quartiles; a run that never got there counts as ∞.",
+        "",
+        f"![{title}](images/{name}.png)",
+        "",
+    ]
+    for task, (algorithm, env, threshold, *_) in tasks.items():
+        if some := chosen(records, task=task):
+            lines += [
+                f"## {algorithm.upper()}, {env}, to a mean return of {threshold:g}",
+                "",
+                *table(some),
+            ]
+    write_section(docs / f"{name}.md", title, [*lines, *failures(records, identity)])
+
+
+def interleaved(names: Sequence[str]) -> bool:
+    """Return whether each had its turn before anyone had the next, where the names stand in the order of the runs."""
+    n = len(set(names)) or 1
+    return all(len(set(names[i : i + n])) == len(names[i : i + n]) for i in range(0, len(names), n))
+
+
+def chosen(records: Sequence[Record], **wanted: Any) -> list[Record]:
+    """Return those that have these values."""
+    return [
+        record for record in records if all(record[key] == value for key, value in wanted.items())
+    ]
+
+
+def times(records: Sequence[Record]) -> list[float]:
+    """Seconds until solved; infinity where a run was not."""
+    return [record["wall_seconds"] if record["solved"] else np.inf for record in records]
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the quartiles, interpolated between order statistics; infinite where the upper one of the two is."""
+    ordered = sorted(values)
+
+    def at(share: float) -> float:
+        below, rest = divmod(share * (len(ordered) - 1), 1)
+        low, high = ordered[int(below)], ordered[int(below) + (rest > 0)]
+        return low if rest == 0 or low == high else low + rest * (high - low)
+
+    return at(0.25), at(0.5), at(0.75)
+
+
+def ratio_interval(
+    over: Sequence[float], under: Sequence[float], resamplings: int = 10_000
+) -> tuple[float, float]:
+    """Return between what nine in ten ratios of medians lie when the runs of both are drawn anew, with replacement."""
+    rng = np.random.default_rng(0)
+    medians = (
+        np.median(rng.choice(np.asarray(runs), (resamplings, len(runs))), axis=1)
+        for runs in (over, under)
+    )
+    with np.errstate(invalid="ignore"):
+        ratios = np.divide(*medians)
+    low, high = np.quantile(ratios[~np.isnan(ratios)], [0.05, 0.95], method="nearest")
+    return float(low), float(high)
+
+
+def number(value: float) -> str:
+    """Three digits, thousands apart; infinity where something never happened."""
+    if not np.isfinite(value):
+        return "∞"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Write the median, and the quartiles in brackets."""
+    low, middle, high = quartiles(values)
+    return f"{number(middle)} [{number(low)}–{number(high)}]"
+
+
+def failures(records: Sequence[Record], identity: Sequence[str]) -> list[str]:
+    """Lines that name the failed runs, and those that were made again after they had failed."""
+
+    def named(run: Record) -> str:
+        return " ".join(str(run[key]) for key in identity if run[key] is not None)
+
+    failed = [f"- {named(run)}: {run['error']}" for run in records if "error" in run]
+    again = [
+        f"- {named(run)}: {'; '.join(run['earlier_errors'])}"
+        for run in records
+        if "earlier_errors" in run
+    ]
+    return [
+        *(["Failed runs, counted as not solved:", "", *failed, ""] if failed else []),
+        *(["Runs that failed at first, and were made again:", "", *again, ""] if again else []),
+    ]

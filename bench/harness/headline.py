@@ -1,0 +1,162 @@
+"""Makes the one table of the README from committed results: `python -m bench.harness.headline`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.harness.campaign import chosen, number, quartiles, ratio_interval, read, times
+from bench.harness.paths import RESULTS, ROOT
+from bench.harness.report import load as load_records
+from bench.harness.report import markdown_table, results_links, write
+from bench.harness.table import factor, quantity
+from bench.harness.timing import Record, find
+from bench.runs.convergence.report import seconds
+
+SOURCES = ("buffers.json", "learner.json", "adapters.json", "convergence.json")
+RIVALS = {"Tianshou": "Tianshou", "cpprb": "cpprb", "RLlib": "RLlib", "SB3": "Stable-Baselines3"}
+CONVERGING = {"tianshou": "Tianshou", "rllib": "RLlib", "sb3": "SB3", "runner": "ours"}
+OPERATIONS = {  # of buffers.json, at 1e6 slots and batches of 256
+    "tree sample": "draw 256 of 1e6 leaves from the sum tree",
+    "tree update": "update 256 of them",
+    "buffer sample": "draw a batch of 256 from a buffer of 1e6 rows",
+    "buffer sample + update_priorities": "draw it, then update its priorities",
+}
+ADD = "add one row"
+TWO_THREADS = "the same draw, two threads at once (others: behind one lock)"
+UPDATES = {  # of learner.json: algorithm, units
+    ("dqn", 64): "one DQN update, two layers of 64, batch 64",
+    ("sac", 256): "one SAC update, two layers of 256, batch 256",
+}
+PLUGGED_IN = {  # of adapters.json: environment steps per second of stock algorithms
+    "SB3: training": "Stable-Baselines3's DQN on CartPole-v1, our buffer plugged in",
+    "Tianshou: training": "Tianshou's DQN on CartPole-v1, our buffer plugged in",
+}
+SOLVED = {  # of convergence.json: task, units, start-up included
+    ("cartpole_dqn", 64, False): "CartPole-v1 solved by DQN, two layers of 64",
+    ("cartpole_dqn", 64, True): "the same, start-up included",
+    ("pendulum_sac", 64, False): "Pendulum-v1 solved by SAC, two layers of 64",
+    ("pendulum_sac", 256, False): "the same, two layers of 256",
+    ("lunarlander_dqn", 64, False): "LunarLander-v3 solved by DQN, two layers of 64",
+    ("lunarlander_dqn", 256, False): "the same, two layers of 256",
+}
+Row = list[str]
+
+
+def row(title: str, mine: str, cells: dict[str, str]) -> Row:
+    """One line: our figure, and how many times better it is than each rival's."""
+    return [title, mine, *(cells.get(rival, "–") for rival in RIVALS)]
+
+
+def of_record(title: str, found: Sequence[Record]) -> Row:
+    """One line of a comparison, which must have been made."""
+    if not found:
+        raise SystemExit(f"no results for the line {title!r} of the README's table")
+    (record,) = found
+    cells = {
+        rival: factor(ratio)
+        for name, ratio in record.ratios().items()
+        for rival in RIVALS
+        if name.startswith(rival)
+    }
+    return row(title, quantity(record.medians()[record.ours], record.unit), cells)
+
+
+def operation_rows(records: Sequence[Record]) -> list[Row]:
+    """What the tree and the buffer do, in one thread and in two."""
+    point = {"slots": 1_000_000, "batch": 256}
+    rows = [
+        of_record(title, find(records, scenario, **point)) for scenario, title in OPERATIONS.items()
+    ]
+    rows.append(of_record(ADD, find(records, "buffer add", slots=1_000_000, rows=1)))
+    return [
+        *rows,
+        of_record(TWO_THREADS, find(records, "threads: calls by role", role="sample", threads=2)),
+    ]
+
+
+def update_rows(records: Sequence[Record]) -> list[Row]:
+    """What a learner does."""
+    return [
+        of_record(title, find(records, "learner: update", algorithm=algorithm, units=units))
+        for (algorithm, units), title in UPDATES.items()
+    ]
+
+
+def plugged_in_rows(records: Sequence[Record]) -> list[Row]:
+    """What a change of the buffer alone is worth."""
+    return [
+        of_record(title, find(records, scenario, run="DQN, CartPole-v1"))
+        for scenario, title in PLUGGED_IN.items()
+    ]
+
+
+def solved_rows(records: Sequence[dict[str, Any]]) -> list[Row]:
+    """How long it takes until a task is solved, from the first environment step or from the start of the program."""
+    rows = []
+    for (task, units, startup), title in SOLVED.items():
+        found = {}
+        for rival, name in CONVERGING.items():
+            runs = chosen(records, task=task, units=units, rival=rival)
+            found[name] = [
+                time + startup * run.get("startup_seconds", 0.0)
+                for time, run in zip(times(runs), runs, strict=True)
+            ]
+        mine = found.pop("ours")
+        median = quartiles(mine)[1]
+        if not math.isfinite(median):
+            rows.append(row(title, "not solved", {}))
+            continue
+        cells = {name: slower_by(theirs, mine) for name, theirs in found.items() if theirs}
+        rows.append(row(title, f"{seconds(median)} s", cells))
+    return rows
+
+
+def slower_by(theirs: Sequence[float], mine: Sequence[float]) -> str:
+    """Write the ratio of the medians, how certain it is, and of how few runs it is, if so; ∞ where theirs never got there."""
+    low, high = ratio_interval(theirs, mine)
+    few = "" if len(theirs) >= len(mine) else f", {len(theirs)} run{'s' * (len(theirs) > 1)}"
+    return (
+        f"{factor(quartiles(theirs)[1] / quartiles(mine)[1])} [{number(low)}–{number(high)}{few}]"
+    )
+
+
+def headline() -> list[str]:
+    """Return the lines of the README's table."""
+    (machine, operations), (second, updates), (third, adapters) = map(
+        load_records, ("buffers", "learner", "adapters")
+    )
+    fourth, convergence = read(RESULTS / "convergence.json")
+    processors = [found["processor"] for found in (machine, second, third, fourth)]
+    if any(processor != processors[0] for processor in processors):
+        raise SystemExit(
+            f"{', '.join(SOURCES)} were not all measured on the same processor: the table has room for one"
+        )
+    rows = [
+        *operation_rows(operations),
+        *update_rows(updates),
+        *plugged_in_rows(adapters),
+        *solved_rows(convergence),
+    ]
+    header = ["", "kary-replay", *(f"faster than {name}" for name in RIVALS.values())]
+    return [
+        *markdown_table(header, rows),
+        f"Medians on {processors[0]['cores']} cores of an {processors[0]['model']}, rivals measured in turn with ours, but for "
+        f"runs that [the page](docs/runner_benchmarks.md) names; of runs until solved in brackets: where nine in ten ratios "
+        f"lie when the runs are drawn anew. Stable-Baselines3 draws uniformly: it has no priorities. Every repetition, with "
+        f"dates and commits: {results_links(SOURCES, up='')}; with quartiles: [docs/](docs/benchmarks.md).",
+    ]
+
+
+def main() -> None:
+    """Write the table between the README's markers."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    write(parser.parse_args().readme, "kary-replay", headline())
+
+
+if __name__ == "__main__":
+    main()

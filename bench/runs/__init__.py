@@ -1,0 +1,1 @@
+"""Benchmarks of whole training runs, each run in a process of its own."""

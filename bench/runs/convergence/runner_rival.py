@@ -1,0 +1,88 @@
+"""The parallel runner of this project, with its presets and what is set here."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from bench.runs.convergence.protocol import CONFIRMING_SEEDS, SCREENING_SEEDS, Evaluation, Outcome
+from bench.runs.convergence.tasks import Task
+
+# The presets (kary_replay/runner/presets.py), with other networks. The runner evaluates after
+# training and so goes on when a task is solved: it is given fewer steps than the others. Its
+# CartPole takes many more steps in less time, so a snapshot every 2,000 of them is as often as the
+# others' 500; that a task counts as solved only at the next snapshot is to its disadvantage.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "cartpole_dqn": {"total_env_steps": 100_000, "evaluation_interval": 2_000},
+    "lunarlander_dqn": {"total_env_steps": 400_000, "evaluation_interval": 10_000},
+    "pendulum_ddpg": {"total_env_steps": 8_000},
+    "pendulum_td3": {"total_env_steps": 8_000},
+    "pendulum_sac": {"total_env_steps": 8_000},
+}
+# of the presets
+SHOWN = (
+    "envs_per_actor",
+    "buffer_capacity",
+    "learning_starts",
+    "samples_per_insert",
+    "alpha",
+    "beta",
+)
+COMMON = {"actors": "auto", "learners": 1, "learner_threads": 1}
+
+
+def settings(name: str, units: int) -> dict[str, Any]:
+    """Return everything that is set for a task; `options` are those of the algorithm."""
+    return {**COMMON, **SETTINGS[name], "options": {"hidden": [units, units]}}
+
+
+def train(name: str, task: Task, seed: int, chosen: dict[str, Any]) -> Outcome:
+    """Train for all steps; the runner keeps its own snapshots and plays their episodes when training is over."""
+    from kary_replay.runner import Runner, RunnerConfig
+
+    chosen = {**chosen, "total_env_steps": min(chosen["total_env_steps"], task.budget)}
+    arguments = dict(chosen)
+    changed = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in arguments.pop("options").items()
+    }
+    config = RunnerConfig(algorithm=task.algorithm, env=task.env_id)
+    with tempfile.TemporaryDirectory() as folder:
+        config = replace(
+            config,
+            seed=seed,
+            options=replace(config.options, **changed),
+            evaluate="after",
+            evaluation_episodes=len(SCREENING_SEEDS) + len(CONFIRMING_SEEDS),
+            checkpoint_interval_seconds=0.0,
+            directory=str(Path(folder) / "run"),
+            **{"evaluation_interval": task.snapshot_every, **arguments},
+        )
+        called = time.time()
+        result = Runner(config).run()
+    used = {
+        **chosen,
+        "options": asdict(config.options),
+        **{name: getattr(config, name) for name in SHOWN},
+    }
+    outcome = Outcome(
+        started=called + result.startup_seconds, trained_seconds=result.wall_seconds, settings=used
+    )
+    for found in result.evaluations:
+        outcome.add(judged(found, task.threshold), task.threshold)
+        if outcome.solved:
+            break
+    return outcome
+
+
+def judged(found: Any, threshold: float) -> Evaluation:
+    """Judge a snapshot as the others' are: by its first twenty episodes, and by all of them if those were good enough."""
+    screened = found.returns[: len(SCREENING_SEEDS)]
+    mean = sum(screened) / len(screened)
+    confirmed = round(sum(found.returns) / len(found.returns), 2) if mean >= threshold else None
+    return Evaluation(
+        found.env_steps, found.updates, round(found.wall_seconds, 4), round(mean, 2), confirmed
+    )

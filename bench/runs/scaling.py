@@ -1,0 +1,153 @@
+"""How the runner scales: `python -m bench.runs.scaling [--tasks …] [--seeds N] [--short] [--resume] [--report]`.
+
+Environment steps and updates per second against the number of actors and of learners, with a cheap
+environment and an expensive one. Samples per insert are the preset's in every run: no side can get
+ahead by doing less work per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import pyplot as plt
+
+from bench.harness import campaign, grid
+from bench.harness.campaign import Job, Record, chosen, quartiles, spread
+from bench.harness.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, STYLE
+from bench.harness.report import machine_text, markdown_table, write
+from bench.harness.timing import rotated
+
+# what an environment step costs -> algorithm, environment, environment steps of a run, of a short
+# run
+TASKS = {
+    "cheap": ("dqn", "CartPole-v1", 120_000, 20_000),
+    "expensive": ("sac", "HalfCheetah-v5", 8_000, 1_500),
+}
+LEARNING_STARTS = 500  # environment steps: a small part of any run
+IDENTITY = ("task", "actors", "learners", "seed")
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, GREY)
+
+
+def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
+    """Every combination once, then all of them again."""
+    counts = grid.counts()
+    pairs = [(actors, learners) for learners in ([1] if short else counts) for actors in counts]
+    for seed in range(seeds):
+        for task in tasks:
+            algorithm, env, long_steps, short_steps = TASKS[task]
+            settings = {
+                "total_env_steps": short_steps if short else long_steps,
+                "learning_starts": LEARNING_STARTS,
+            }
+            for actors, learners in rotated(pairs, seed):
+                if 64 % learners == 0:  # divides every preset's batch size, as it must
+                    yield {
+                        "task": task, "algorithm": algorithm, "env": env, "actors": actors, "learners": learners, "seed": seed,
+                        "settings": {**settings, "actors": actors, "learners": learners},
+                    }  # fmt: skip
+
+
+def describe(record: Record) -> str:
+    """One line about a run."""
+    who = f"{record['env']:<14} {record['actors']} actors, {record['learners']} learners, repetition {record['seed']}"
+    if "error" in record:
+        return f"{who}  failed: {record['error']}"
+    return f"{who}  {record['env_steps_per_second']:,.0f} env steps/s, {record['updates_per_second']:,.0f} updates/s"
+
+
+def _combinations(records: Sequence[Record]) -> list[tuple[int, int]]:
+    return sorted({(record["learners"], record["actors"]) for record in records})
+
+
+def table(records: Sequence[Record]) -> list[str]:
+    """One line per combination."""
+    rows = []
+    for learners, actors in _combinations(records):
+        runs = [
+            run for run in chosen(records, learners=learners, actors=actors) if "error" not in run
+        ]
+        if runs:
+            waited = [
+                [run["waited"].get(who, 0.0) for run in runs] for who in ("actors", "learners")
+            ]
+            rates = (
+                spread([run[key] for run in runs])
+                for key in ("env_steps_per_second", "updates_per_second")
+            )
+            shares = (f"{quartiles(values)[1]:.0%}" for values in waited)
+            inserts = quartiles([run["samples_per_insert"] for run in runs])[1]
+            rows.append(
+                [str(actors), str(learners), *rates, *shares, f"{inserts:.1f}", str(len(runs))]
+            )
+    header = [
+        "actors", "learners", "env steps/s", "updates/s", "actors waited", "learners waited", "samples per insert", "runs",
+    ]  # fmt: skip
+    return markdown_table(header, rows)
+
+
+def draw(records: Sequence[Record], path: Path) -> None:
+    """One row per environment: environment steps and updates per second against actors, one line per number of learners."""
+    tasks = [task for task in TASKS if chosen(records, task=task)]
+    with plt.rc_context(STYLE):
+        figure, panels = plt.subplots(
+            len(tasks), 2, figsize=(9, 3.2 * len(tasks)), layout="constrained", squeeze=False
+        )
+        for row, task in zip(panels, tasks, strict=True):
+            some = [run for run in chosen(records, task=task) if "error" not in run]
+            for axes, key, label in zip(
+                row, ("env_steps", "updates"), ("env steps/s", "updates/s"), strict=True
+            ):
+                for colour, learners in zip(
+                    COLOURS, sorted({run["learners"] for run in some}), strict=False
+                ):
+                    _line(
+                        axes, chosen(some, learners=learners), f"{key}_per_second", learners, colour
+                    )
+                axes.set_title(f"{TASKS[task][0].upper()}, {TASKS[task][1]}")
+                axes.set_xlabel("actors")
+                axes.set_ylabel(label)
+                axes.set_ylim(bottom=0)
+                axes.grid()
+            if some:
+                row[0].legend()
+        figure.savefig(path)
+        plt.close(figure)
+
+
+def _line(axes: Any, runs: Sequence[Record], key: str, learners: int, colour: str) -> None:
+    xs = sorted({run["actors"] for run in runs})
+    low, middle, high = zip(
+        *(quartiles([run[key] for run in chosen(runs, actors=x)]) for x in xs), strict=True
+    )
+    axes.fill_between(xs, low, high, color=colour, alpha=0.2, lw=0)
+    axes.plot(
+        xs, middle, "o-", color=colour, lw=1.8, label=f"{learners} learner{'s' * (learners > 1)}"
+    )
+    axes.set_xticks(xs)
+
+
+def report(results: Path, docs: Path) -> None:
+    """Write docs/scaling.md and its picture."""
+    described, records = campaign.read(results)
+    draw(records, docs / "images" / "scaling.png")
+    lines = [*machine_text(described), "Medians over repetitions, in brackets the quartiles.", ""]
+    lines += ["![Scaling](images/scaling.png)", ""]
+    for task, (algorithm, env, *_) in TASKS.items():
+        if some := chosen(records, task=task):
+            lines += [f"## {algorithm.upper()}, {env}", "", *table(some)]
+    write(
+        docs / "scaling.md",
+        "How the runner scales",
+        [*lines, *campaign.failures(records, IDENTITY)],
+    )
+
+
+def main() -> None:
+    """Be the command line."""
+    campaign.command("scaling", __doc__, list(TASKS), jobs, IDENTITY, describe, report)
+
+
+if __name__ == "__main__":
+    main()
