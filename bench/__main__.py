@@ -1,4 +1,4 @@
-"""The whole suite: `python -m bench` in its short form (minutes), `python -m bench --full` in its long form (hours).
+"""Runs every benchmark: `python -m bench` in minutes, `python -m bench --full` in hours.
 
 The long form writes bench/results/NAME.json and the pages in docs/, which are committed. The short
 one, with fewer sizes and repetitions, writes the same files and pages in bench/results/short/, and
@@ -35,7 +35,10 @@ LEARNER = ("calls/test_learner.py",)
 
 @dataclass(frozen=True)
 class Part:
-    """One results file. Micro-benchmarks name their test files; whole training runs are modules, with what makes them short."""
+    """One results file: its test files of single calls, or its module of whole training runs.
+
+    `short` holds the options that make whole training runs short.
+    """
 
     what: str
     files: tuple[str, ...] = ()
@@ -130,7 +133,10 @@ def generated(docs: Path) -> set[str]:
 
 
 def differences(docs: Path, made: Path, parts: Collection[str] = ()) -> list[str]:
-    """Name the sections and tables that only one of two folders of pages has, and, if all parts were run, missing pages."""
+    """Name the sections and tables that only one of two folders of pages has.
+
+    If all parts were run, pages that are missing are named, too.
+    """
     lines = []
     if set(parts) == set(PARTS):
         lines += [
@@ -168,7 +174,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if find_spec("cpprb") is None:
         raise SystemExit(
-            "the rival cpprb is not installed, which has no wheels for Python 3.13: run this with 3.11 or 3.12"
+            "the rival cpprb is not installed, which has no wheels for Python 3.13: "
+            "run this with 3.11 or 3.12"
         )
     seconds, failed = {}, []
     if not chosen.full:

@@ -1,4 +1,4 @@
-"""The glue between pytest-benchmark and bench.harness.timing: options, the `compare` fixture, the table and the JSON at the end."""
+"""What pytest-benchmark needs of bench.harness: options, the `compare` fixture, table and JSON."""
 
 from __future__ import annotations
 
@@ -189,12 +189,13 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     others = config.stash[SESSION].neighbours.cores_used()
     if others > 0.1:
         terminalreporter.write_line(
-            f"\nOther processes used {others:.2f} cores meanwhile: the thread scenarios are not to be trusted."
+            f"\nOther processes used {others:.2f} cores meanwhile: "
+            "the thread scenarios are not to be trusted."
         )
 
 
 def save(config: pytest.Config) -> None:
-    """Write what there is so far, if results are wanted: an interrupt, or too little memory, leaves the others."""
+    """Write the results so far, if they are wanted, so that an interrupt loses only the rest."""
     name, gathered = config.getoption("--results"), config.stash[SESSION]
     if not name:
         return

@@ -17,9 +17,17 @@ from pages import PAGES, ROOT, blocks_of, inline_code_of, name_of
 import kary_replay
 
 PUBLIC_CLASSES = [
-    "Batch", "Field", "FrameReplayBuffer", "FrameStackWriter", "NStepWriter", "PrioritizedReplayBuffer", "RateLimiter",
-    "ReplayBuffer", "SequenceWriter", "SumTree",
-]  # fmt: skip
+    "Batch",
+    "Field",
+    "FrameReplayBuffer",
+    "FrameStackWriter",
+    "NStepWriter",
+    "PrioritizedReplayBuffer",
+    "RateLimiter",
+    "ReplayBuffer",
+    "SequenceWriter",
+    "SumTree",
+]
 
 
 def modules_with_examples():

@@ -84,7 +84,7 @@ def check_python(words):
             source = path.read_text(encoding="utf-8")
             # options of several modules
             if "campaign.command(" in source or "campaign.add_going_on(" in source:
-                source += (ROOT / "bench" / "campaign.py").read_text(encoding="utf-8")
+                source += (ROOT / "bench/harness/campaign.py").read_text(encoding="utf-8")
     else:
         source, rest = (ROOT / words[0]).read_text(encoding="utf-8"), words[1:]
     for word in rest:
@@ -158,11 +158,17 @@ def test_commands_of_a_page(page):
 @pytest.mark.parametrize(
     "command",
     [
-        "make nonsense", 'pip install ".[nonsense]"', "python -m bench.nonsense", "python -m bench.harness.report --nonsense",
-        "kary-replay nonsense", "kary-replay train dqn CartPole-v1 --nonsense 3", "kary-replay train nonsense CartPole-v1",
-        "kary-replay play DIRECTORY --nonsense", "rm -rf nonsense",
+        "make nonsense",
+        'pip install ".[nonsense]"',
+        "python -m bench.nonsense",
+        "python -m bench.harness.report --nonsense",
+        "kary-replay nonsense",
+        "kary-replay train dqn CartPole-v1 --nonsense 3",
+        "kary-replay train nonsense CartPole-v1",
+        "kary-replay play DIRECTORY --nonsense",
+        "rm -rf nonsense",
     ],
-)  # fmt: skip
+)
 def test_commands_that_do_not_exist_are_found(command):
     with pytest.raises(AssertionError):
         check_command(command)

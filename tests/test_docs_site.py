@@ -12,9 +12,14 @@ import kary_replay
 
 DOCS = ROOT / "docs"
 PUBLIC = [
-    "kary_replay", "kary_replay.errors", "kary_replay.prefetch", "kary_replay.adapters.sb3", "kary_replay.adapters.tianshou",
-    "kary_replay.algorithms", "kary_replay.runner",
-]  # fmt: skip
+    "kary_replay",
+    "kary_replay.errors",
+    "kary_replay.prefetch",
+    "kary_replay.adapters.sb3",
+    "kary_replay.adapters.tianshou",
+    "kary_replay.algorithms",
+    "kary_replay.runner",
+]
 
 
 def test_the_site_builds_without_a_warning(tmp_path):

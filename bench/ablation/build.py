@@ -1,4 +1,4 @@
-"""Builds the ablation kernels into _build/, once per change of their sources; `python -m bench.ablation.build` does it too."""
+"""Builds the kernels into _build/ when their sources change; `python -m bench.ablation.build`."""
 
 from __future__ import annotations
 

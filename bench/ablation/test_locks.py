@@ -1,8 +1,7 @@
-"""Coarse lock, split lock, lazy writing, and lazy writing with lock-free descent, at one and two native threads; and the
-batch update without any lock.
+"""Four locking disciplines at one and two native threads, and the batch update without a lock.
 
-After the claims of Zhang, Kuppannagari & Prasanna (2021), arXiv:2110.01101: section IV-D (lazy
-writing).
+The disciplines are a coarse lock, a split lock, lazy writing, and lazy writing with lock-free
+descent, after the claims of Zhang, Kuppannagari & Prasanna (2021), arXiv:2110.01101, section IV-D.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def test_locks(compare, request, buffer, load, threads):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_update(compare, request, threads):
-    """The tree alone: batches of 256 random leaves per second, recomputed under a lock against fixed point without one."""
+    """Batches of 256 random leaves per second, with a lock and, in fixed point, without one."""
     race = load().UpdateRace(SLOTS)
     seconds = request.config.getoption("--window") / 2
     windows = {

@@ -1,4 +1,4 @@
-"""The tree: arity, aligned and padded against naive layout, one search at a time against a level at a time.
+"""The tree: its arity, its layout in memory, and the order of its descent.
 
 After the claims of Zhang, Kuppannagari & Prasanna (2021), arXiv:2110.01101: section IV-B (arity and
 layout).
@@ -91,7 +91,7 @@ def _layouts(
 
 @pytest.mark.parametrize("arity", ARITIES)
 def test_layout_search(compare, kernels, masses, arity):
-    """Native, level by level with prefetch: groups on their own cache lines, or wherever they fall."""
+    """Native, level by level with prefetch: groups on their own cache lines, or unaligned."""
     _layouts(
         compare,
         kernels,
@@ -117,7 +117,7 @@ def test_layout_update(compare, kernels, masses, arity):
 
 @pytest.mark.parametrize("arity", ARITIES)
 def test_order(compare, kernels, masses, arity):
-    """Native, aligned: every search to its end, all searches one level at a time, and that with prefetch."""
+    """Native and aligned: search after search, level after level, and that with prefetch."""
     tree = kernels.Tree(masses, arity, True)
     contenders = {name: _searches(tree, name, order) for name, order in ORDERS.items()}
     ours = contenders.pop(PREFETCH)

@@ -1,4 +1,4 @@
-"""Whole buffers of Atari's rows, two stacks of four frames each: sample, sample and update priorities, add."""
+"""Sample, update and add where a row is two stacks of four frames, as Atari's are."""
 
 from __future__ import annotations
 

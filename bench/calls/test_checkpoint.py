@@ -107,7 +107,7 @@ def test_save_and_load(compare, benchmark, made, n_rounds, tmp_path):
 
 
 def test_pause(compare, benchmark, made, n_rounds, tmp_path):
-    """The longest call of `add`, one row each, of a thread that adds 1000 rows a second meanwhile."""
+    """The longest `add` of a thread that adds 1000 rows a second, one by one, beside a save."""
     name, buffer = made
     row = {key: np.zeros(field.shape, field.dtype) for key, field in buffer.fields.items()}
 

@@ -1,4 +1,4 @@
-"""Stacks of four Atari frames: what a transition costs in memory, and a batch in time, against rows with both whole stacks."""
+"""Stacks of four Atari frames stored once, against rows that hold both whole stacks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ RIVALS = {  # with their thriftiest settings, which the classes name
 
 
 def test_memory(compare, benchmark, n_rows):
-    """`nbytes` per row against the bar, at 1e5 and, computed from it, at 1e6; and how much a process really grows."""
+    """`nbytes` per row at 1e5 rows, computed for 1e6, and by how much a process grows."""
 
     def nbytes(slots: int) -> int:
         return kr.FrameReplayBuffer(

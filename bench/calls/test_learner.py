@@ -1,4 +1,4 @@
-"""A learner's whole update, batch drawn included: ours against Stable-Baselines3's, the same network and batch."""
+"""A learner's whole update, its draw included: ours against SB3's, with the same network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PERIOD = 2  # TD3 updates its actor every other time: a call makes both kinds of
 
 
 def ours(algorithm: str, units: int, batch_size: int) -> Callable[[], object]:
-    """Return a call that makes one update of our learner: two hidden layers of `units`, a batch drawn from FILLED rows."""
+    """Return a call that makes one update: two hidden layers of `units`, FILLED rows."""
     kind, env = ALGORITHMS[algorithm], gym.make(ENVS[algorithm])
     discrete = hasattr(env.action_space, "n")
     options = kind.options_class(hidden=(units, units), batch_size=batch_size)

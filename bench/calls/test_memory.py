@@ -1,4 +1,4 @@
-"""What a slot costs beyond its payload of 165 bytes: as our buffer says, and by how much a process really grows."""
+"""What a slot costs beyond its 165 bytes of data, by the buffer's word and by measurement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = {
 
 
 def test_memory(compare, benchmark, slots, short):
-    """`nbytes_overhead / capacity` against the bar; resident growth beside it, for ours and for the rivals."""
+    """`nbytes_overhead / capacity` against the bar, beside the growth of a process, for all."""
     if short and slots != MIDDLE[0]:
         pytest.skip(
             "the short form measures one size: every buffer's process imports its library first"

@@ -1,4 +1,4 @@
-"""A learner's loop of its own: SAC updates per second, batches drawn by a thread against drawn in between.
+"""SAC updates per second of a learner's own loop, its batches drawn by a thread or in between.
 
 Two cores, torch on one thread; nobody adds meanwhile. The loop without replay, which trains on one
 batch again and again, says how much there is to gain at all.
@@ -28,12 +28,16 @@ PLAIN, NO_REPLAY = "buffer.sample in between", "one batch again and again"
 
 def network(n_inputs: int, n_outputs: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(n_inputs, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, n_outputs)
-    )  # fmt: skip
+        nn.Linear(n_inputs, WIDTH),
+        nn.ReLU(),
+        nn.Linear(WIDTH, WIDTH),
+        nn.ReLU(),
+        nn.Linear(WIDTH, n_outputs),
+    )
 
 
 class Sac:
-    """Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905) with its entropy coefficient learned."""
+    """Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905), its entropy weight learned."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -88,7 +92,7 @@ class Sac:
 
 
 def as_tensors(batch: Batch) -> Any:
-    """Return the batch as a learner without a prefetcher turns it into tensors: sharing the memory."""
+    """Return a batch as tensors that share its memory, as a loop without a prefetcher does."""
     return Batch(
         {
             name: value if name in ("index", "handle") else torch.from_numpy(value)

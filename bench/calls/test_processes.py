@@ -1,4 +1,4 @@
-"""Processes on one shared buffer: rows per second over fixed windows, against one process and against cpprb."""
+"""Processes on one shared buffer: rows per second, against one process and against cpprb."""
 
 from __future__ import annotations
 

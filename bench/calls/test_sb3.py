@@ -1,4 +1,4 @@
-"""Stable-Baselines3: a learner's two calls on the buffer, and whole training runs of stock algorithms."""
+"""Stable-Baselines3: a learner's two calls on the buffer, and whole training runs."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def learners(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def seconds_in_parts(model: Any, n_steps: int) -> dict[str, float]:
-    """Train for so many environment steps; return the seconds of one update that each part takes, where it stands."""
+    """Train for some environment steps; return the seconds that each part of an update takes."""
     seconds = dict.fromkeys(PARTS, 0.0)
 
     def timed(part: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Python threads on one buffer, two against one and as many as there are cores: what they get done in fixed windows."""
+"""Python threads on one buffer: what two, or as many as there are cores, do in fixed windows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Work = Callable[[], int]  # does one piece of work, returns how much that was
 
 
 def rates(works: Sequence[Work], seconds: float) -> list[float]:
-    """How much of its work each thread gets done per second, one thread per entry of `works`, in a window of `seconds`."""
+    """Run one thread per entry of `works` for `seconds`; return what each does per second."""
     barrier = threading.Barrier(len(works) + 1)
     counts, spans = [0] * len(works), [0.0] * len(works)
 
@@ -108,7 +108,8 @@ def test_two_samplers(compare, ours, window):
     )
     low, middle, high = min(round_trips), median(round_trips), max(round_trips)
     record.notes["two threads"] = (
-        f"a cache line took {low:.0f} … {high:.0f} ns to the other core and back (median {middle:.0f})"
+        f"a cache line took {low:.0f} … {high:.0f} ns to the other core and back "
+        f"(median {middle:.0f})"
     )
 
 
@@ -145,7 +146,7 @@ def _actor(ours: OurBuffer, n_rows: int) -> Work:
 
 @pytest.mark.parametrize("mix", ["learner + learner", "learner + actor"])
 def test_mixed(compare, ours, window, mix):
-    """Learners sample and update, actors add 16 rows at a time; against the same two kinds of work one after the other."""
+    """Learners sample and update, actors add 16 rows at a time; against one thread for both."""
     first = _learner(ours, td_errors(BATCH))
     second = (
         _learner(ours, td_errors(BATCH, 9)) if mix == "learner + learner" else _actor(ours, PER_ADD)
@@ -205,7 +206,7 @@ TEAMS = [(role, n) for role in ALONE for n in grid.counts()] + [
 
 
 def team(buffer: Any, role: str, n: int, lock: threading.Lock | None) -> list[Work] | None:
-    """What each of n threads does, the one or those that count first; None if the buffer does not offer it."""
+    """Return the work of n threads, those that count first; None if a buffer lacks the call."""
     methods = (
         [ALONE[role]] * n if role in ALONE else [BESIDE[role][0], *[BESIDE[role][1]] * (n - 1)]
     )
@@ -220,7 +221,7 @@ def team(buffer: Any, role: str, n: int, lock: threading.Lock | None) -> list[Wo
 
 @pytest.mark.parametrize(("role", "n_threads"), TEAMS)
 def test_operations(compare, everybody, window, role, n_threads):
-    """Calls per second of a role: ours as it is, each rival behind one lock, for none says that two threads may enter it."""
+    """Calls per second of a role; each rival is behind a lock, for none allows two threads."""
     windows = {}
     for buffer in everybody[PER_ADD if role in ADDING else 1]:
         is_ours = isinstance(buffer, OurBuffer)

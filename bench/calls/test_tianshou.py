@@ -1,4 +1,4 @@
-"""Tianshou, stock PER against ours: a learner's two calls on the buffer, updates, and whole training runs."""
+"""Tianshou, its buffers against ours: a learner's two calls, updates, and whole training runs."""
 
 from __future__ import annotations
 
@@ -100,14 +100,14 @@ def windows(
 
 
 def test_updates(compare, request, runs):
-    """Context: what an update alone gains, networks included, without environments and without the trainer."""
+    """For context: what an update gains, networks included, without environments or trainer."""
     name, trainings = runs
     measured = windows(trainings, "update", 1, WINDOW / 2 * request.config.getoption("--window"))
     compare.rates("Tianshou: updates", {"run": name}, OURS, measured, unit="updates/s")
 
 
 def test_training(compare, request, runs):
-    """The bar: environment steps per second of Tianshou's own trainer, stepping, updating and checking as it always does."""
+    """The bar: environment steps per second of Tianshou's own trainer, with all that it does."""
     name, trainings = runs
     unit = SETTINGS[name].steps_per_collect
     measured = windows(trainings, "train", unit, WINDOW * request.config.getoption("--window"))

@@ -58,6 +58,5 @@ def _label(record: Record) -> str:
     parameters = record.parameters
     if "run" in parameters:
         return f"{what}\n{parameters['run']}"
-    return f"{what}, batch {parameters['batch']}\n{parameters['rows']}, {parameters['slots']:.0e} slots".replace(
-        "e+0", "e"
-    )
+    slots = f"{parameters['slots']:.0e}".replace("e+0", "e")
+    return f"{what}, batch {parameters['batch']}\n{parameters['rows']}, {slots} slots"

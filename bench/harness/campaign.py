@@ -1,4 +1,4 @@
-"""Whole training runs, one after another: each in a process of its own, and written down as soon as it is over.
+"""Runs whole training runs one after another, and writes each down as soon as it is over.
 
 The order of the jobs is the caller's, who interleaves what is compared: whatever the machine does
 in the meantime, it does it to all of them. Records are gathered in NAME.partial.json, which takes
@@ -35,7 +35,10 @@ Record = dict[str, Any]
 def run(
     job: Job, worker: str, interpreter: Path | str = sys.executable, timeout: float = TIMEOUT
 ) -> Record:
-    """Run `python -m worker JOB` and return the job with what the worker wrote; a failed run has `error` and is not solved."""
+    """Run `python -m worker JOB` and return the job with what the worker wrote.
+
+    A run that failed has `error` and is not solved.
+    """
     neighbours = machine.Neighbours()
     record: Record = {**job, **stamp(), "versions": machine.versions()}
     with tempfile.TemporaryDirectory() as folder:
@@ -83,11 +86,16 @@ def write(path: Path, described: dict[str, Any], records: Sequence[Record]) -> N
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
-    """Return the machine and the records of a results file; the machine also has its name, and all dates, commits, versions."""
+    """Return the machine and the records of a results file.
+
+    The machine also has the file's name, and all the dates, commits and versions of its records.
+    """
     document = json.loads(path.read_text())
     described, records = document["machine"], document["records"]
-    for key, found in (("date", [record["began"][:10] for record in records if "began" in record]),
-                       ("commit", [record["commit"] for record in records if "commit" in record])):  # fmt: skip
+    for key, found in (
+        ("date", [record["began"][:10] for record in records if "began" in record]),
+        ("commit", [record["commit"] for record in records if "commit" in record]),
+    ):
         if found:
             # of records from before each had its own
             first = [] if len(found) == len(records) else [described[key]]
@@ -111,7 +119,7 @@ def complete(output: Path) -> None:
 
 
 def earlier(output: Path, before: str, described: dict[str, Any]) -> list[Record]:
-    """Return the records to go on from: of the campaign that was cut off, or else of the finished one."""
+    """Return the records to go on from: of the campaign that was cut off, or of a finished one."""
     found = next((path for path in (partial_of(output), output) if path.exists()), None)
     if found is None or before == "anew":
         return []
@@ -122,7 +130,8 @@ def earlier(output: Path, before: str, described: dict[str, Any]) -> list[Record
     old, records = read(found)
     if old["processor"] != described["processor"]:
         raise SystemExit(
-            f"{found.name} was measured on another machine; its runs cannot be compared with new ones"
+            f"{found.name} was measured on another machine; "
+            "its runs cannot be compared with new ones"
         )
     # older ones lack their own
     return [{"began": old["date"], "commit": old["commit"], **record} for record in records]
@@ -143,7 +152,9 @@ def conduct(
     describe: Callable[[Record], str],
     before: str = "refuse",
 ) -> None:
-    """Do the jobs that are not there yet, and write the records after each; `identity` are the keys that tell jobs apart.
+    """Do the jobs that were not done yet, and write the records after each of them.
+
+    `identity` names the keys that tell jobs apart.
 
     What was measured before is refused, gone on with ("resume") or replaced ("anew"). Jobs that
     failed are done again; their records keep the errors. An earlier record with other settings is
@@ -159,7 +170,8 @@ def conduct(
     for job, old in planned:
         if old and "error" not in old and not agrees(old, job):
             raise SystemExit(
-                f"{output.name} has runs with other settings, such as {describe(old)}: replace it with --anew"
+                f"{output.name} has runs with other settings, such as {describe(old)}: "
+                "replace it with --anew"
             )
     for job, old in planned:
         if old and "error" not in old:
@@ -195,7 +207,7 @@ def command(
     describe: Callable[[Record], str],
     report: Callable[[Path, Path], None],
 ) -> None:
-    """Be the command line of a campaign of the runner: run what is asked for and not there yet, then write the page."""
+    """Be the command line of a campaign: make the runs that are missing, then write the page."""
     parser = argparse.ArgumentParser(
         prog=f"python -m bench.{name}", description=document.splitlines()[0]
     )
@@ -227,7 +239,7 @@ def threshold_page(
     results: Path,
     docs: Path,
 ) -> None:
-    """Write docs/NAME.md: the picture, and a table for each task (algorithm, environment, threshold, …)."""
+    """Write docs/NAME.md: the picture, and a table for each task (algorithm, environment, …)."""
     described, records = read(results)
     draw(records, docs / "images" / f"{name}.png")
     lines = [
@@ -248,7 +260,7 @@ def threshold_page(
 
 
 def interleaved(names: Sequence[str]) -> bool:
-    """Return whether each had its turn before anyone had the next, where the names stand in the order of the runs."""
+    """Return whether nobody had a second turn before everybody had the first, in this order."""
     n = len(set(names)) or 1
     return all(len(set(names[i : i + n])) == len(names[i : i + n]) for i in range(0, len(names), n))
 
@@ -266,7 +278,7 @@ def times(records: Sequence[Record]) -> list[float]:
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the quartiles, interpolated between order statistics; infinite where the upper one of the two is."""
+    """Return the quartiles between order statistics; infinite where the upper of two is."""
     ordered = sorted(values)
 
     def at(share: float) -> float:
@@ -280,7 +292,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 def ratio_interval(
     over: Sequence[float], under: Sequence[float], resamplings: int = 10_000
 ) -> tuple[float, float]:
-    """Return between what nine in ten ratios of medians lie when the runs of both are drawn anew, with replacement."""
+    """Return where nine in ten ratios of medians lie when both sides' runs are drawn anew."""
     rng = np.random.default_rng(0)
     medians = (
         np.median(rng.choice(np.asarray(runs), (resamplings, len(runs))), axis=1)

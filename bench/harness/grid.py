@@ -11,7 +11,7 @@ MIDDLE = (1_000_000, 256)  # the point the bars are set at
 
 
 def points(full: bool, smoke: bool) -> list[tuple[int, int]]:
-    """(slots, batch): the whole grid, or the bar's row and a smaller buffer; for a smoke test one small point."""
+    """Return (slots, batch): the whole grid, the bar's row with a small buffer, or one point."""
     if smoke:
         return [(SLOTS[0], BATCHES[0])]
     if full:
@@ -27,7 +27,7 @@ def slots(full: bool, smoke: bool) -> list[int]:
 
 
 def counts(most: int | None = None) -> list[int]:
-    """How many threads or processes at once: 1, 2, 4, … and as many as there are cores (or `most`)."""
+    """Return how many threads or processes: 1, 2, 4, … and the cores (or `most`)."""
     most = most or (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )

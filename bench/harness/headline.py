@@ -95,7 +95,7 @@ def plugged_in_rows(records: Sequence[Record]) -> list[Row]:
 
 
 def solved_rows(records: Sequence[dict[str, Any]]) -> list[Row]:
-    """How long it takes until a task is solved, from the first environment step or from the start of the program."""
+    """Return the row of a task: seconds from the first environment step, or from the start."""
     rows = []
     for (task, units, startup), title in SOLVED.items():
         found = {}
@@ -116,7 +116,10 @@ def solved_rows(records: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def slower_by(theirs: Sequence[float], mine: Sequence[float]) -> str:
-    """Write the ratio of the medians, how certain it is, and of how few runs it is, if so; ∞ where theirs never got there."""
+    """Write the ratio of the medians, its interval, and of how few runs it is, if so.
+
+    It is ∞ where none of theirs got there.
+    """
     low, high = ratio_interval(theirs, mine)
     few = "" if len(theirs) >= len(mine) else f", {len(theirs)} run{'s' * (len(theirs) > 1)}"
     return (
@@ -133,7 +136,8 @@ def headline() -> list[str]:
     processors = [found["processor"] for found in (machine, second, third, fourth)]
     if any(processor != processors[0] for processor in processors):
         raise SystemExit(
-            f"{', '.join(SOURCES)} were not all measured on the same processor: the table has room for one"
+            f"{', '.join(SOURCES)} were not all measured on the same processor: "
+            "the table has room for one"
         )
     rows = [
         *operation_rows(operations),
@@ -144,10 +148,12 @@ def headline() -> list[str]:
     header = ["", "kary-replay", *(f"faster than {name}" for name in RIVALS.values())]
     return [
         *markdown_table(header, rows),
-        f"Medians on {processors[0]['cores']} cores of an {processors[0]['model']}, rivals measured in turn with ours, but for "
-        f"runs that [the page](docs/runner_benchmarks.md) names; of runs until solved in brackets: where nine in ten ratios "
-        f"lie when the runs are drawn anew. Stable-Baselines3 draws uniformly: it has no priorities. Every repetition, with "
-        f"dates and commits: {results_links(SOURCES, up='')}; with quartiles: [docs/](docs/benchmarks.md).",
+        f"Medians on {processors[0]['cores']} cores of an {processors[0]['model']}. Rivals were "
+        "measured in turn with ours, but for runs that [the page](docs/runner_benchmarks.md) "
+        "names. The brackets of runs until solved say where nine in ten ratios lie when the runs "
+        "are drawn anew. Stable-Baselines3 draws uniformly: it has no priorities. Every "
+        f"repetition, with dates and commits: {results_links(SOURCES, up='')}; with quartiles: "
+        "[docs/](docs/benchmarks.md).",
     ]
 
 

@@ -1,4 +1,7 @@
-"""What a figure depends on besides the code: processor, memory settings, compiler, versions, commit. No names, no paths."""
+"""What a figure depends on besides the code: processor, memory, compiler, versions, commit.
+
+No name of a machine and no path is recorded.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Return the commit, and whether anything but results and pages made of them differs from it."""
+    """Return the commit, and whether anything but results and their pages differs from it."""
     commit = _first_line("git", "rev-parse", "--short=12", "HEAD")
     others = ("--", ":/", ":/!bench/results", ":/!docs", ":/!README.md")
     if commit and _first_line("git", "status", "--porcelain", "--untracked-files=no", *others):
@@ -105,7 +108,10 @@ def without_folders(text: str) -> str:
 
 
 def _busy_seconds() -> float:
-    """Return the processor seconds used since the machine started, other guests' included; 0 where the system does not tell."""
+    """Return the processor seconds used since the machine started, by other guests, too.
+
+    It is 0 where the system does not tell.
+    """
     line = (_text("/proc/stat") or "").partition("\n")[0].split()
     if not line:
         return 0.0

@@ -61,7 +61,7 @@ def _colour(name: str) -> str:
 
 
 def advantages(axes: Axes, chosen: Sequence[tuple[str, Record]]) -> None:
-    """Draw labelled comparisons as horizontal bars: how many times better ours is than each, quartiles, the bars to clear."""
+    """Draw a horizontal bar for each comparison: our advantage, its quartiles, its bar to clear."""
     ratios = [record.ratios() for _, record in chosen]
     names = {name for each in ratios for name in each}
     y, ticks, seen, extremes = 0.0, [], set(), [1.0]

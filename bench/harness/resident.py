@@ -1,4 +1,4 @@
-"""By how much a process grows when it builds and fills one buffer: `python -m bench.harness.resident ours 1000000`.
+"""By how much a process grows that fills a buffer: `python -m bench.harness.resident ours 1000`.
 
 Each buffer gets a process of its own, so that no memory freed before hides part of the growth.
 """

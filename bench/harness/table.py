@@ -41,7 +41,7 @@ def point(parameters: dict[str, Any]) -> str:
 
 
 def disturbance(record: Record) -> str:
-    """Say how many repetitions other processes disturbed, and what became of these; nothing if there were none."""
+    """Say how many repetitions other processes disturbed, and what became of these."""
     n, disturbed = len(record.repetitions[record.ours]), record.disturbed_rounds()
     if not disturbed:
         return ""
@@ -50,7 +50,7 @@ def disturbance(record: Record) -> str:
 
 
 def render(records: Sequence[Record]) -> str:
-    """One block per scenario; one line per contender with its median, our advantage, its quartiles, and the verdict."""
+    """One block per scenario, one line per contender: median, our advantage, quartiles, verdict."""
     lines: list[str] = []
     scenario = None
     for record in records:

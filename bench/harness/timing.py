@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Contender:
-    """One side of a comparison: a call, and how to make fresh arguments for n calls outside the timing."""
+    """One side of a comparison: a call, and how to make the arguments of n calls beforehand."""
 
     name: str
     call: Callable[..., object]
@@ -97,7 +97,7 @@ class Record:
         return {number for numbers in self.disturbed.values() for number in numbers}
 
     def counted(self) -> list[int]:
-        """Return the rounds that count, the same for all: those in which nobody was disturbed, if these are enough."""
+        """Return the rounds that count for all: the undisturbed ones, if they are enough."""
         rounds = range(len(self.repetitions[self.ours]))
         undisturbed = sorted(set(rounds) - self.disturbed_rounds())
         return undisturbed if len(undisturbed) >= MIN_UNDISTURBED else list(rounds)
@@ -179,7 +179,7 @@ def run(call: Callable[..., object], inputs: Inputs) -> None:
 
 
 class Watch:
-    """Tells whether this thread had its core to itself: then its processor time is the wall time."""
+    """Tell whether this thread had a core to itself: its processor time is then the wall time."""
 
     def __init__(self) -> None:
         self._wall, self._processor = perf_counter(), thread_time()
@@ -210,7 +210,7 @@ def scrub(_: Contender) -> None:
 
 
 def calibrate(contender: Contender) -> tuple[int, Before]:
-    """How many calls make one repetition of about TARGET_SECONDS, and what warms them up for WARM_SECONDS.
+    """Return how many calls take TARGET_SECONDS, and what warms them up for WARM_SECONDS.
 
     First calls may take many times what later ones do: pages that were never touched, somebody
     else's caches, inputs just made. So they are only counted, until WARM_SECONDS have passed; then
@@ -314,7 +314,7 @@ def interleave_windows(
     rounds: int,
     watch: bool = True,
 ) -> Record:
-    """Run each window once per round and keep the rate it returns; ours is the one pytest-benchmark sees.
+    """Run each window once per round and keep its rate; pytest-benchmark sees ours.
 
     `watch=False` where the work is done in processes of our own, which would be taken for others.
     """

@@ -1,4 +1,4 @@
-"""Processes that do one kind of work on a buffer for a while, when told to, and say how much they did."""
+"""Processes that do one kind of work on a buffer when told to, and say how much they did."""
 
 from __future__ import annotations
 

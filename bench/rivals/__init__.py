@@ -1,4 +1,4 @@
-"""One thin wrapper per rival. Each offers the same methods, and fills itself with the same rows and priorities.
+"""One thin wrapper per rival, with the same methods, rows and priorities.
 
 `sample(batch)`, `update(batch)`, `cycle(batch)` and `add()` return a `Contender` whose call is the
 rival's own bound method wherever the rival's method can be called as it is, so that no wrapper is

@@ -38,7 +38,7 @@ def named(block: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 class CpprbBuffer:
-    """Its default, fastest settings: `check_for_update` off, and no `next_of` (which was slower when tried)."""
+    """Its fastest settings: `check_for_update` off, and no `next_of`, which was slower."""
 
     name = NAME
 

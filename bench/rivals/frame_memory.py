@@ -1,4 +1,4 @@
-"""What an Atari transition costs in other buffers, each with its thriftiest settings; only for measuring memory."""
+"""What an Atari transition costs in other buffers with their thriftiest settings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Sb3:
 
 
 class Tianshou:
-    """PrioritizedReplayBuffer with `save_only_last_obs`, `ignore_obs_next` and `stack_num`: each frame once."""
+    """PrioritizedReplayBuffer with the three options that make it keep each frame once."""
 
     def __init__(self, slots: int) -> None:
         from tianshou.data import Batch, PrioritizedReplayBuffer

@@ -14,7 +14,7 @@ ACTION = {"action": kr.Field((), "int64")}
 
 
 class Once:
-    """FrameReplayBuffer, filled by a writer for eight environments with episodes of a thousand steps."""
+    """FrameReplayBuffer, filled for eight environments with episodes of a thousand steps."""
 
     def __init__(self, slots: int, n_step: int = 1) -> None:
         self.name = ONCE if n_step == 1 else f"{ONCE}, n_step={n_step}"

@@ -67,7 +67,7 @@ class OurBuffer:
         return Contender(NAME, self.buffer.sample, lambda n: [(batch,)] * n)
 
     def update(self, batch: int) -> Contender:
-        """Update uniformly drawn slots, as the rivals do: every slot was filled once, so all handles share a generation."""
+        """Update uniformly drawn slots, as the rivals do; every handle has the first generation."""
         drawn = self.buffer.sample(64).handle
         assert len(np.unique(drawn["generation"])) == 1
         generation, updates = drawn["generation"][0], Updates(self._slots, batch)

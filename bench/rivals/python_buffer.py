@@ -15,7 +15,7 @@ NAME = "plain-Python sum tree"
 
 
 class PythonBuffer:
-    """The same rows and priorities as all; whole rows are added one by one, as by the environment it is made for."""
+    """The plain-Python buffer with the same rows, which one environment adds one by one."""
 
     name = NAME
 

@@ -16,7 +16,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 
 
 class SumTree:
-    """Node 1 is the root, nodes 2i and 2i + 1 are the children of node i, and the last half are the leaves."""
+    """Node 1 is the root, the children of node i are 2i and 2i + 1, the last half are leaves."""
 
     def __init__(self, capacity: int) -> None:
         self.first_leaf = 1 << max(capacity - 1, 1).bit_length()
@@ -55,7 +55,7 @@ class SumTree:
 
 
 class PrioritizedSamples(NamedTuple):
-    """SB3's samples, with the importance weights and the indices that `update_priorities` wants back."""
+    """SB3's samples, with importance weights and the indices for `update_priorities`."""
 
     observations: torch.Tensor
     actions: torch.Tensor
@@ -67,7 +67,7 @@ class PrioritizedSamples(NamedTuple):
 
 
 class PythonPrioritizedReplayBuffer(ReplayBuffer):
-    """Proportional prioritization for one environment (Schaul et al. 2016), on SB3's own storage."""
+    """Proportional prioritization (Schaul et al. 2016) for one environment, on SB3's storage."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""Rivals whose requirements clash with everybody else's: each in a virtual environment and a process of its own.
+"""Rivals whose requirements clash with everybody else's, each in an environment of its own.
 
 `make rivals` makes the environments, .venv-rivals/NAME from requirements-NAME.txt. The process
-(server.py) builds the rival and runs the timing loop of bench.harness.timing on it, one repetition at a
-time, when it is told to: so it takes its turn in the same rounds as all the others. Between its
-repetitions it waits.
+(server.py) builds the rival and runs the loop of bench.harness.timing on it, one repetition at a
+time, when it is told to. So it takes its turn in the same rounds as all the others, and waits
+between its repetitions.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RemoteContender:
 
 
 class RemoteRival:
-    """One rival, built in its own process; of `sample`, `update`, `cycle` and `add` it has those that its class has."""
+    """One rival in a process of its own; it has those of the four methods that its class has."""
 
     versions = "its process did not start"
 

@@ -1,4 +1,6 @@
-"""RLlib's PrioritizedEpisodeReplayBuffer, the default of its DQN and SAC: Python objects and a binary tree in a Python list.
+"""RLlib's PrioritizedEpisodeReplayBuffer, the default of its DQN and SAC.
+
+It holds Python objects and a binary tree in a Python list.
 
 Runs in an environment of its own (requirements-rllib.txt). It stores episodes and returns a list of
 episodes of one step, which its learner turns into arrays: that is not timed. It sets priorities of
@@ -71,7 +73,7 @@ class RllibBuffer:
         return Contender(NAME, call, lambda n: [(errors,) for errors in updates.errors(n)])
 
     def add(self) -> Contender:
-        """One step of each environment, as its EnvRunner hands them over: pieces of episodes that go on.
+        """Return one step of each environment, as its EnvRunner hands over pieces of episodes.
 
         Every repetition begins new episodes, which cost a little less than those that go on.
         """

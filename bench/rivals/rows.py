@@ -1,4 +1,4 @@
-"""The rows and priorities every buffer is filled with: HalfCheetah's vectors, or Atari's stacks of four frames."""
+"""The rows and priorities of every buffer: HalfCheetah's vectors, or Atari's stacks of frames."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def rows(n: int, seed: int = 1, kind: Kind = VECTOR) -> dict[str, np.ndarray]:
 
 
 def td_errors(n: int, seed: int = 2) -> np.ndarray:
-    """N heavy-tailed |TD errors|, as in training: most small, a few large. float32, as a loss returns them."""
+    """N heavy-tailed |TD errors| as a loss returns them, float32: most small, a few large."""
     return np.random.default_rng(seed).lognormal(-1.0, 1.0, n).astype(np.float32)
 
 
 def chunks(
     slots: int, kind: Kind = VECTOR
 ) -> Iterator[tuple[slice, dict[str, np.ndarray], np.ndarray]]:
-    """(slots of the chunk, rows, |TD errors|): the rows repeat from chunk to chunk, the priorities do not."""
+    """Yield (slots of the chunk, rows, |TD errors|); only the rows repeat."""
     size = min(kind.chunk, slots)
     block = rows(size, kind=kind)
     for number, start in enumerate(range(0, slots, size)):
@@ -82,7 +82,7 @@ def chunks(
 
 
 class Updates:
-    """Fresh (index, |TD error|) batches: every call of every repetition gets indices that were not used before."""
+    """Batches of (index, |TD error|) that no call has used before."""
 
     def __init__(self, slots: int, batch: int) -> None:
         self._rng = np.random.default_rng(3)

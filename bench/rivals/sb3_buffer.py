@@ -1,4 +1,4 @@
-"""Stable-Baselines3's uniform ReplayBuffer: what its users have today. It has no priorities to update."""
+"""Stable-Baselines3's uniform ReplayBuffer, which its users have today; it has no priorities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stable-Baselines3 buffers under SB3's own interface: ours, one in plain Python, and SB3's uniform one.
+"""Buffers under SB3's own interface: ours, one in plain Python, and SB3's uniform one.
 
 All are built as SB3's algorithms build them, for one environment, and filled through their own
 `add`.
@@ -44,7 +44,7 @@ def draws(space: spaces.Space[Any], n: int, rng: np.random.Generator) -> np.ndar
 
 
 def fill(buffer: ReplayBuffer, n: int, block: int = 512) -> None:
-    """Add n transitions, one by one. The rows repeat after `block`, for none depends on its content."""
+    """Add n transitions, one by one. The rows repeat after `block`: no time depends on them."""
     rng = np.random.default_rng(1)
     observations, next_observations = (
         draws(buffer.observation_space, block, rng) for _ in range(2)
@@ -85,7 +85,7 @@ class Buffers:
         self.python.max_mass = float(masses.max())
 
     def cycles(self, batch: int) -> list[Contender]:
-        """Draw a batch and hand its TD errors back; the uniform one only draws, for it has nothing to hand back."""
+        """Draw a batch and hand its TD errors back; the uniform buffer takes none."""
         ours, python, uniform = self.ours, self.python, self.uniform
         updates = Updates(self._slots, batch)
 

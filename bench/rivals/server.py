@@ -1,4 +1,4 @@
-"""The other end of remote.py, in the rival's environment: `python -m bench.rivals.server FILE_DESCRIPTOR`."""
+"""remote.py's other end, in the rival's environment: `python -m bench.rivals.server DESCRIPTOR`."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class TianshouBuffer:
         self._fill(slots)
 
     def _fill(self, slots: int) -> None:
-        """Write the storage that the first add created: adding 1e7 rows one by one would take a quarter of an hour."""
+        """Write the arrays that the first add made; adding 1e7 rows would take long."""
         buffer, meta = self.buffer, self.buffer._meta
         for where, block, errors in chunks(slots, self._kind):
             meta.obs[where] = block["observation"]

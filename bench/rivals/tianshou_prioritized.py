@@ -1,4 +1,4 @@
-"""Tianshou's prioritized buffers and ours, which have the same constructors: filled alike, called alike."""
+"""Tianshou's prioritized buffers and ours, filled alike and called alike."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS = {  # rows → options of the buffer
 
 
 def transitions(kind: str, n: int) -> Batch:
-    """N transitions, in the dtypes in which an environment would bring them; an episode ends every 200 rows."""
+    """N transitions with the dtypes of an environment; an episode ends every 200 rows."""
     ended = np.arange(1, n + 1) % 200 == 0
     flags = {"terminated": ended, "truncated": np.zeros(n, bool), "done": ended}
     if kind.startswith("HalfCheetah"):
@@ -52,7 +52,7 @@ def transitions(kind: str, n: int) -> Batch:
 
 
 def fill(buffer: ReplayBuffer, kind: str, slots: int) -> None:
-    """Fill by the buffer's own methods: in bulk where it allows that, else environment step by environment step."""
+    """Fill by the buffer's own methods, in bulk where it allows that."""
     if kind == "HalfCheetah":
         block = min(slots, 100_000)
         steps = transitions(kind, block)

@@ -1,4 +1,4 @@
-"""Whole training runs of stock Tianshou algorithms, with the settings of its own examples, on a buffer of either make.
+"""Whole training runs of stock Tianshou algorithms, on Tianshou's buffer or on ours.
 
 Two settings differ, alike for both: a learning rate of 0 changes no cost and keeps the policies as
 they were, so that both are timed with the same kind of episodes; and there is no logger and no
@@ -120,7 +120,7 @@ SETTINGS = {  # name → Tianshou's test_dqn.py, test_rainbow.py and mujoco_sac.
 
 
 class Training:
-    """One run: an algorithm, its environments, and a buffer with `rows` transitions of a random policy."""
+    """An algorithm, its environments, and a buffer with `rows` transitions of a random policy."""
 
     def __init__(self, name: str, ours: bool, rows: int) -> None:
         torch.manual_seed(0)
@@ -155,14 +155,14 @@ class Training:
         self.train(20 * setting.steps_per_collect)
 
     def train(self, n_steps: int) -> float:
-        """Run the trainer for n environment steps and their updates; return environment steps per second."""
+        """Run the trainer for n environment steps with their updates; return steps per second."""
         self._parameters.epoch_num_steps = n_steps
         start = perf_counter()
         self._trainer.execute_epoch()
         return n_steps / (perf_counter() - start)
 
     def update(self, n_updates: int) -> float:
-        """Updates alone, without environments: draw, n-step targets, gradients, priorities; return updates per second."""
+        """Update n times, without environments; return updates per second."""
         with policy_within_training_step(self.algorithm.policy):
             start = perf_counter()
             for _ in range(n_updates):

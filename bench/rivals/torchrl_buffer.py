@@ -1,4 +1,4 @@
-"""TorchRL's prioritized replay buffer (C++ trees, float32), in an environment of its own (requirements-torchrl.txt).
+"""TorchRL's prioritized replay buffer (C++ trees, float32), in an environment of its own.
 
 Its C++ extension works with the torch release it was built against and with no other. Where it does
 not load, the import below fails, and what it says is recorded.

@@ -1,4 +1,4 @@
-"""Large batches: `python -m bench.runs.large_batch [--tasks …] [--seeds N] [--short] [--resume] [--report]`.
+"""Large batches: `python -m bench.runs.large_batch [OPTIONS]`.
 
 Batches of 32 to 4096 rows, the rest of the preset unchanged: samples per insert too, so that a
 batch twice as large means half as many updates from the same experience. The learning rate grows
@@ -54,9 +54,15 @@ def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
                     "evaluation_interval": interval,
                 }
                 yield {
-                    "task": task, "algorithm": algorithm, "env": env, "threshold": threshold, "batch_size": batch_size,
-                    "seed": seed, "options": options, "settings": {**settings, "actors": 1},
-                }  # fmt: skip
+                    "task": task,
+                    "algorithm": algorithm,
+                    "env": env,
+                    "threshold": threshold,
+                    "batch_size": batch_size,
+                    "seed": seed,
+                    "options": options,
+                    "settings": {**settings, "actors": 1},
+                }
 
 
 def describe(record: Record) -> str:
@@ -103,7 +109,7 @@ def table(records: Sequence[Record]) -> list[str]:
 
 
 def draw(records: Sequence[Record], path: Path) -> None:
-    """One panel per task: what it took against the batch size, as multiples of what the preset's batch took."""
+    """One panel per task: what it took at each batch size, as multiples of the preset's."""
     tasks = [task for task in TASKS if chosen(records, task=task)]
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(

@@ -1,4 +1,4 @@
-"""What the runner's parts are worth: `python -m bench.runs.runner_ablation [--tasks …] [--seeds N] [--short] [--resume] [--report]`.
+"""What the runner's parts are worth: `python -m bench.runs.runner_ablation [OPTIONS]`.
 
 The preset, and variants that differ from it in one setting: environment steps and updates per
 second, and what it takes to reach the threshold.
@@ -50,7 +50,7 @@ REACHED = {
 
 
 def tightest(task: str) -> float:
-    """Return the smallest `samples_per_insert_error` that the runner takes: a batch, or what a group's step makes due."""
+    """Return the smallest `samples_per_insert_error` that the runner takes for these settings."""
     from kary_replay.runner import RunnerConfig
 
     config = RunnerConfig(*TASKS[task][:2])
@@ -76,9 +76,14 @@ def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
                     else VARIANTS[name]
                 )
                 yield {
-                    "task": task, "algorithm": algorithm, "env": env, "threshold": threshold, "variant": name, "seed": seed,
+                    "task": task,
+                    "algorithm": algorithm,
+                    "env": env,
+                    "threshold": threshold,
+                    "variant": name,
+                    "seed": seed,
                     "settings": {**common, **changed},
-                }  # fmt: skip
+                }
 
 
 def describe(record: Record) -> str:
@@ -111,7 +116,7 @@ def table(records: Sequence[Record]) -> list[str]:
 
 
 def draw(records: Sequence[Record], path: Path) -> None:
-    """One row per task: each variant's rate and time to the threshold, as multiples of the preset's."""
+    """One row per task: each variant's rate and time to the threshold, over the preset's."""
     tasks = [task for task in TASKS if chosen(records, task=task)]
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(
@@ -134,7 +139,7 @@ def _values(runs: Sequence[Record], key: str) -> list[float]:
 
 
 def _bars(axes: Any, records: Sequence[Record], key: str, title: str, colour: str) -> None:
-    """Median and quartiles of each variant over the preset's median, or ∞ where that is its median."""
+    """Median and quartiles of each variant over the preset's median, or ∞ where that is ∞."""
     names = [name for name in VARIANTS if chosen(records, variant=name)]
     found = {name: quartiles(_values(chosen(records, variant=name), key)) for name in names}
     base = found[PRESET][1] if PRESET in found else np.inf

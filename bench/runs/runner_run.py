@@ -1,4 +1,6 @@
-"""One run of the parallel runner in a process of its own: `python -m bench.runs.runner_run JOB`, JOB as bench.harness.campaign writes it.
+"""One run of the runner in a process of its own: `python -m bench.runs.runner_run JOB`.
+
+bench.harness.campaign writes the JOB.
 
 A job names `algorithm` and `env`, and in `settings` and `options` what differs from their preset.
 With a `threshold` the run keeps snapshots, which are evaluated after it, so that evaluation costs
@@ -18,7 +20,7 @@ EPISODES = 20  # of an evaluation
 
 
 def configured(job: dict[str, Any]) -> Any:
-    """Return the RunnerConfig of a job. What the preset derives from the batch size, such as samples_per_insert, stays."""
+    """Return the RunnerConfig of a job; what the preset derives from the batch size stays."""
     from kary_replay.runner import RunnerConfig
 
     config = RunnerConfig(algorithm=job["algorithm"], env=job["env"])

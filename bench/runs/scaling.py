@@ -1,4 +1,4 @@
-"""How the runner scales: `python -m bench.runs.scaling [--tasks …] [--seeds N] [--short] [--resume] [--report]`.
+"""How the runner scales: `python -m bench.runs.scaling [OPTIONS]`.
 
 Environment steps and updates per second against the number of actors and of learners, with a cheap
 environment and an expensive one. Samples per insert are the preset's in every run: no side can get
@@ -44,17 +44,24 @@ def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
             for actors, learners in rotated(pairs, seed):
                 if 64 % learners == 0:  # divides every preset's batch size, as it must
                     yield {
-                        "task": task, "algorithm": algorithm, "env": env, "actors": actors, "learners": learners, "seed": seed,
+                        "task": task,
+                        "algorithm": algorithm,
+                        "env": env,
+                        "actors": actors,
+                        "learners": learners,
+                        "seed": seed,
                         "settings": {**settings, "actors": actors, "learners": learners},
-                    }  # fmt: skip
+                    }
 
 
 def describe(record: Record) -> str:
     """One line about a run."""
-    who = f"{record['env']:<14} {record['actors']} actors, {record['learners']} learners, repetition {record['seed']}"
+    workers = f"{record['actors']} actors, {record['learners']} learners"
+    who = f"{record['env']:<14} {workers}, repetition {record['seed']}"
     if "error" in record:
         return f"{who}  failed: {record['error']}"
-    return f"{who}  {record['env_steps_per_second']:,.0f} env steps/s, {record['updates_per_second']:,.0f} updates/s"
+    steps, updates = record["env_steps_per_second"], record["updates_per_second"]
+    return f"{who}  {steps:,.0f} env steps/s, {updates:,.0f} updates/s"
 
 
 def _combinations(records: Sequence[Record]) -> list[tuple[int, int]]:
@@ -82,13 +89,20 @@ def table(records: Sequence[Record]) -> list[str]:
                 [str(actors), str(learners), *rates, *shares, f"{inserts:.1f}", str(len(runs))]
             )
     header = [
-        "actors", "learners", "env steps/s", "updates/s", "actors waited", "learners waited", "samples per insert", "runs",
-    ]  # fmt: skip
+        "actors",
+        "learners",
+        "env steps/s",
+        "updates/s",
+        "actors waited",
+        "learners waited",
+        "samples per insert",
+        "runs",
+    ]
     return markdown_table(header, rows)
 
 
 def draw(records: Sequence[Record], path: Path) -> None:
-    """One row per environment: environment steps and updates per second against actors, one line per number of learners."""
+    """One row per environment: both rates against actors, one line per number of learners."""
     tasks = [task for task in TASKS if chosen(records, task=task)]
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(

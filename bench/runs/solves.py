@@ -1,4 +1,4 @@
-"""Do the presets solve their tasks? `python -m bench.runs.solves [--tasks …] [--seeds N] [--resume]` trains each with its settings.
+"""Do the presets solve their tasks? `python -m bench.runs.solves [OPTIONS]` trains each.
 
 A run ends when an evaluation of so many greedy episodes, with seeds of their own, reaches the
 threshold, or when the preset's steps are used up. HalfCheetah takes longer than all others together
@@ -64,14 +64,24 @@ def train(task: str, seed: int) -> dict[str, Any]:
         for found in result.evaluations
     ]
     return {
-        "task": task, "seed": seed, **stamp, "threshold": threshold, "episodes": episodes,
+        "task": task,
+        "seed": seed,
+        **stamp,
+        "threshold": threshold,
+        "episodes": episodes,
         "solved": result.last_return >= threshold,
-        "mean_return": round(result.last_return, 2), "env_steps": result.env_steps, "updates": result.updates,
-        "wall_seconds": round(result.wall_seconds, 2), "startup_seconds": round(result.startup_seconds, 2),
-        "samples_per_insert": round(result.samples_per_insert, 3), "asked_samples_per_insert": config.samples_per_insert,
+        "mean_return": round(result.last_return, 2),
+        "env_steps": result.env_steps,
+        "updates": result.updates,
+        "wall_seconds": round(result.wall_seconds, 2),
+        "startup_seconds": round(result.startup_seconds, 2),
+        "samples_per_insert": round(result.samples_per_insert, 3),
+        "asked_samples_per_insert": config.samples_per_insert,
         "alpha": config.alpha,
-        "curve": curve, "options": asdict(config.options), "cores_used_by_others": round(neighbours.cores_used(), 2),
-    }  # fmt: skip
+        "curve": curve,
+        "options": asdict(config.options),
+        "cores_used_by_others": round(neighbours.cores_used(), 2),
+    }
 
 
 def report(records: list[dict[str, Any]], described: dict[str, Any], docs: Path = DOCS) -> None:
@@ -90,11 +100,19 @@ def report(records: list[dict[str, Any]], described: dict[str, Any], docs: Path 
                 [run["mean_return"] for run in runs],
                 sum(run["solved"] for run in runs),
             )
-            rows.append([
-                algorithm.upper(), env, f"{threshold:g} in {episodes} episodes", f"{n_solved}/{len(runs)}",
-                f"{min(returns):.0f} … {max(returns):.0f}", f"{medians[0]:,.0f}", f"{medians[1]:,.0f}",
-                f"{runs[-1].get('alpha', preset(algorithm, env, None)['alpha']):g}", f"{off:.1%}",
-            ])  # fmt: skip
+            rows.append(
+                [
+                    algorithm.upper(),
+                    env,
+                    f"{threshold:g} in {episodes} episodes",
+                    f"{n_solved}/{len(runs)}",
+                    f"{min(returns):.0f} … {max(returns):.0f}",
+                    f"{medians[0]:,.0f}",
+                    f"{medians[1]:,.0f}",
+                    f"{runs[-1].get('alpha', preset(algorithm, env, None)['alpha']):g}",
+                    f"{off:.1%}",
+                ]
+            )
     header = [
         "",
         "environment",
@@ -137,7 +155,10 @@ def draw(task: str, runs: list[dict[str, Any]], path: Path) -> None:
 
 
 def measure(tasks: Sequence[str], seeds: int, resume: bool) -> None:
-    """Train seed by seed, and keep the records after every run; those of other tasks stay, if they are of this machine."""
+    """Train seed by seed, and keep the records after every run.
+
+    Records of other tasks stay, if they are of this machine.
+    """
     described = machine.describe()
     elsewhere = OUTPUT.exists() and campaign.read(OUTPUT)[0]["processor"] != described["processor"]
     old = campaign.earlier(OUTPUT, "anew" if elsewhere and not resume else "resume", described)

@@ -1,7 +1,8 @@
-"""This version of the core against another checkout of it, in one run: what has a change cost, or gained?
+"""Two versions of the core in one run: what has a change cost, or gained?
 
-    git worktree add --detach ../before v0.1.0 && (cd ../before && python setup.py build_ext
-    --inplace) python -m bench.runs.versions ../before --output versions.json
+    git worktree add --detach ../before v0.1.0
+    (cd ../before && python setup.py build_ext --inplace)
+    python -m bench.runs.versions ../before --output versions.json
 
 Each version lives in a process of its own, pinned to one core. They take turns, the order rotating,
 and each repetition is as many calls as take some milliseconds.
@@ -188,7 +189,8 @@ def main() -> None:
         low, high = interval(ratios, rng)
         result["ratio"] = {"median": median(ratios), "low": low, "high": high}
         print(
-            f"{result['call']:>24}  {1e6 * median(before):6.2f} µs  {1e6 * median(after):6.2f} µs  "
+            f"{result['call']:>24}  "
+            f"{1e6 * median(before):6.2f} µs  {1e6 * median(after):6.2f} µs  "
             f"{median(ratios):.3f} of before [{low:.3f}–{high:.3f}]",
             flush=True,
         )

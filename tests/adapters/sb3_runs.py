@@ -65,12 +65,24 @@ def learn(
     policy_kwargs = {"net_arch": [8]}
     if name in ("QRDQN", "TQC"):
         policy_kwargs["n_quantiles"] = 5
-    model = ALGORITHMS[name](**{
-        "policy": "MlpPolicy", "env": env, "learning_starts": 60, "buffer_size": 150, "batch_size": batch_size, "train_freq": 8,
-        "gradient_steps": 5, "policy_kwargs": policy_kwargs, "replay_buffer_class": buffer_class,
-        "replay_buffer_kwargs": buffer_kwargs, "seed": seed, "device": "cpu",
-        **({"target_update_interval": 40} if name in DISCRETE else {}), **(model_kwargs or {}),
-    })  # fmt: skip
+    model = ALGORITHMS[name](
+        **{
+            "policy": "MlpPolicy",
+            "env": env,
+            "learning_starts": 60,
+            "buffer_size": 150,
+            "batch_size": batch_size,
+            "train_freq": 8,
+            "gradient_steps": 5,
+            "policy_kwargs": policy_kwargs,
+            "replay_buffer_class": buffer_class,
+            "replay_buffer_kwargs": buffer_kwargs,
+            "seed": seed,
+            "device": "cpu",
+            **({"target_update_interval": 40} if name in DISCRETE else {}),
+            **(model_kwargs or {}),
+        }
+    )
     return model.learn(steps)
 
 

@@ -46,10 +46,19 @@ def envs(n_envs, continuous=False):
 
 def learn(algorithm, buffer_class, n_envs=1, steps=300, **buffer_kwargs):
     model = algorithm(
-        "MultiInputPolicy", envs(n_envs, algorithm is SAC), learning_starts=40, buffer_size=120, batch_size=20, train_freq=8,
-        gradient_steps=3, policy_kwargs={"net_arch": [8]}, replay_buffer_class=buffer_class,
-        replay_buffer_kwargs=buffer_kwargs, seed=1, device="cpu",
-    )  # fmt: skip
+        "MultiInputPolicy",
+        envs(n_envs, algorithm is SAC),
+        learning_starts=40,
+        buffer_size=120,
+        batch_size=20,
+        train_freq=8,
+        gradient_steps=3,
+        policy_kwargs={"net_arch": [8]},
+        replay_buffer_class=buffer_class,
+        replay_buffer_kwargs=buffer_kwargs,
+        seed=1,
+        device="cpu",
+    )
     return model.learn(steps)
 
 
@@ -151,9 +160,17 @@ def test_a_strategy_is_named_or_given(buffer_class, strategy):
 def test_goals_may_be_images_or_numbers(buffer_class, space):
     env = make_vec_env(lambda: BitFlippingEnv(n_bits=4, **space), 2)
     model = DQN(
-        "MultiInputPolicy", env, learning_starts=20, batch_size=8, train_freq=8, buffer_size=60, device="cpu", seed=0,
-        replay_buffer_class=buffer_class, policy_kwargs={"net_arch": [8], "features_extractor_kwargs": {"cnn_output_dim": 8}},
-    )  # fmt: skip
+        "MultiInputPolicy",
+        env,
+        learning_starts=20,
+        batch_size=8,
+        train_freq=8,
+        buffer_size=60,
+        device="cpu",
+        seed=0,
+        replay_buffer_class=buffer_class,
+        policy_kwargs={"net_arch": [8], "features_extractor_kwargs": {"cnn_output_dim": 8}},
+    )
     assert_trained(model.learn(80))
 
 
@@ -177,9 +194,21 @@ def test_reset_forgets_the_episodes(n_more):
 def test_bit_flipping_is_solved(buffer_class):
     env = make_vec_env(lambda: BitFlippingEnv(n_bits=7), 2)
     model = DQN(
-        "MultiInputPolicy", env, learning_rate=1e-3, learning_starts=100, batch_size=32, train_freq=1, gradient_steps=2,
-        target_update_interval=200, exploration_final_eps=0.02, buffer_size=10_000, seed=0, device="cpu",
-        policy_kwargs={"net_arch": [64, 64]}, replay_buffer_class=buffer_class, replay_buffer_kwargs={"n_sampled_goal": 5},
-    )  # fmt: skip
+        "MultiInputPolicy",
+        env,
+        learning_rate=1e-3,
+        learning_starts=100,
+        batch_size=32,
+        train_freq=1,
+        gradient_steps=2,
+        target_update_interval=200,
+        exploration_final_eps=0.02,
+        buffer_size=10_000,
+        seed=0,
+        device="cpu",
+        policy_kwargs={"net_arch": [64, 64]},
+        replay_buffer_class=buffer_class,
+        replay_buffer_kwargs={"n_sampled_goal": 5},
+    )
     # measured: 0.99 and 1.0; of the last 100 episodes
     assert np.mean(model.learn(1800).ep_success_buffer) > 0.9

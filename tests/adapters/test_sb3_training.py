@@ -186,9 +186,19 @@ def test_images(kind, buffer_class, name, lean, channels_first, tmp_path):
         channel_first=channels_first,
     )
     model = learn(
-        name, buffer_class, env=env, steps=70, batch_size=8, handle_timeout_termination=not lean,
-        model_kwargs={"policy": "CnnPolicy", "policy_kwargs": TINY_CNN, "optimize_memory_usage": lean, "gradient_steps": 2},
-    )  # fmt: skip
+        name,
+        buffer_class,
+        env=env,
+        steps=70,
+        batch_size=8,
+        handle_timeout_termination=not lean,
+        model_kwargs={
+            "policy": "CnnPolicy",
+            "policy_kwargs": TINY_CNN,
+            "optimize_memory_usage": lean,
+            "gradient_steps": 2,
+        },
+    )
     assert is_vecenv_wrapped(model.get_env(), VecTransposeImage) != channels_first
     assert (model.replay_buffer.observations.dtype, model.replay_buffer.observations.shape[2:]) == (
         np.uint8,

@@ -48,8 +48,17 @@ def test_dqn_trains():
     collector.reset()
     collector.collect(n_step=40, random=True)
     trainer = OffpolicyTrainer(
-        policy=policy, train_collector=collector, test_collector=None, max_epoch=1, step_per_epoch=60, step_per_collect=8,
-        update_per_step=0.5, episode_per_test=1, batch_size=16, verbose=False, show_progress=False,
-    )  # fmt: skip
+        policy=policy,
+        train_collector=collector,
+        test_collector=None,
+        max_epoch=1,
+        step_per_epoch=60,
+        step_per_collect=8,
+        update_per_step=0.5,
+        episode_per_test=1,
+        batch_size=16,
+        verbose=False,
+        show_progress=False,
+    )
     assert trainer.run().gradient_step == buffer.handed_out == 32
     assert len(np.unique(buffer.weight[np.arange(50)])) > 20

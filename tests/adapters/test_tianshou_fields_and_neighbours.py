@@ -271,9 +271,13 @@ def test_copies_of_what_is_not_plain_numbers(module, form, way, tmp_path):
             and one.info.extra[:4].tolist() == [None] * 4
         )
         late = Batch(
-            obs={"at": np.array([9])}, act=9, rew=np.zeros(2), terminated=False, truncated=False,
+            obs={"at": np.array([9])},
+            act=9,
+            rew=np.zeros(2),
+            terminated=False,
+            truncated=False,
             info={"number": {"n": 9}, "late": True},
-        )  # fmt: skip
+        )
         add(one, form, late)
         assert one.act.tolist() == [0, 1, 2, 3, 9, 0] * n
         assert set(one.info.get_keys()) == {"number", "extra", "late"}

@@ -161,8 +161,11 @@ def test_losses_are_weighted_and_priorities_come_back(name, rng):
     weight = (N_ROWS * share) ** -BETA
     weight /= weight.max()
     assert weight.min() < 0.7  # or leaving them out would hardly show
-    stats = [getattr(seen.stats, key) for key in ("critic1_loss", "critic2_loss", "critic_loss", "quantile_loss", "loss")
-             if hasattr(seen.stats, key)]  # fmt: skip
+    stats = [
+        getattr(seen.stats, key)
+        for key in ("critic1_loss", "critic2_loss", "critic_loss", "quantile_loss", "loss")
+        if hasattr(seen.stats, key)
+    ]
     expected = (weight * losses).reshape(-1, BATCH).mean(1)
     if name == "REDQ":
         expected = expected.mean(keepdims=True)  # one loss for the ensemble

@@ -111,18 +111,27 @@ def _discrete(name, env, hidden, optim, extra):
         fractions = FractionProposalNetwork(8, net.input_dim)
         policy = FQFPolicy(model=net, fraction_model=fractions, **spaces, **explore)
         return algorithms.FQF(
-            policy=policy, optim=optim, fraction_optim=AdamOptimizerFactory(lr=1e-4), num_fractions=8,
-            target_update_freq=50, **extra,
-        )  # fmt: skip
+            policy=policy,
+            optim=optim,
+            fraction_optim=AdamOptimizerFactory(lr=1e-4),
+            num_fractions=8,
+            target_update_freq=50,
+            **extra,
+        )
     actor = DiscreteActor(preprocess_net=features, action_shape=n_act, softmax_output=False)
     critics = [
         DiscreteCritic(preprocess_net=Net(state_shape=n_obs, hidden_sizes=hidden), last_size=n_act)
         for _ in range(2)
     ]
     return algorithms.DiscreteSAC(
-        policy=DiscreteSACPolicy(actor=actor, **spaces), policy_optim=optim,
-        critic=critics[0], critic_optim=optim, critic2=critics[1], critic2_optim=optim, **extra,
-    )  # fmt: skip
+        policy=DiscreteSACPolicy(actor=actor, **spaces),
+        policy_optim=optim,
+        critic=critics[0],
+        critic_optim=optim,
+        critic2=critics[1],
+        critic2_optim=optim,
+        **extra,
+    )
 
 
 def _continuous(name, env, hidden, optim, extra):
@@ -191,11 +200,17 @@ def train(
     collector.collect(n_step=warm_up, random=True)
     algorithm.run_training(
         OffPolicyTrainerParams(
-            training_collector=collector, max_epochs=1, epoch_num_steps=steps, batch_size=batch_size,
-            collection_step_num_env_steps=4 * n_envs, update_step_num_gradient_steps_per_sample=updates_per_step,
-            test_collector=None, verbose=False, show_progress=False,
+            training_collector=collector,
+            max_epochs=1,
+            epoch_num_steps=steps,
+            batch_size=batch_size,
+            collection_step_num_env_steps=4 * n_envs,
+            update_step_num_gradient_steps_per_sample=updates_per_step,
+            test_collector=None,
+            verbose=False,
+            show_progress=False,
         )
-    )  # fmt: skip
+    )
     return algorithm
 
 

@@ -51,9 +51,12 @@ assert_type(fields["observation"].nbytes, int)
 def transitions(n: int) -> dict[str, npt.ArrayLike]:
     observation = np.zeros((n, 4), np.float32)
     return {
-        "observation": observation, "action": [0] * n, "reward": np.ones(n), "next_observation": observation,
+        "observation": observation,
+        "action": [0] * n,
+        "reward": np.ones(n),
+        "next_observation": observation,
         "discount": np.full(n, 0.99),
-    }  # fmt: skip
+    }
 
 
 def learn(buffer: PrioritizedReplayBuffer, batch_size: int = 32) -> int:

@@ -1,1 +1,1 @@
-"""How many seconds of training until a task is solved: Stable-Baselines3, Tianshou and the parallel runner."""
+"""How many seconds of training until a task is solved: ours, SB3, Tianshou and RLlib."""

@@ -1,4 +1,4 @@
-"""Runs the benchmark: `python -m bench.runs.convergence [--tasks …] [--rivals …] [--units …] [--seeds N] [--resume]`.
+"""Seconds of training until a task is solved: `python -m bench.runs.convergence [OPTIONS]`.
 
 For every task and width, seed by seed, each rival trains once in a process of its own, in an order
 that rotates with the seed: whatever the machine does in the meantime, it does it to all of them.
@@ -48,15 +48,18 @@ def jobs(
 
 def describe(record: dict[str, Any]) -> str:
     """One line about a run."""
-    who = f"{record['task']:<16} {record['units']:>3} units  {record['rival']:<9} seed {record['seed']}"
+    what = f"{record['task']:<16} {record['units']:>3} units"
+    who = f"{what}  {record['rival']:<9} seed {record['seed']}"
     if "error" in record:
         return f"{who}  failed: {record['error']}"
     if not record["solved"]:
         best = max(
             (evaluation["mean_return"] for evaluation in record["curve"]), default=float("nan")
         )
-        return f"{who}  not solved in {quantity(record['trained_seconds'], 's')}, best mean return {best:.1f}"
-    return f"{who}  {quantity(record['wall_seconds'], 's'):>8}, {record['env_steps']:>7,} steps, {record['updates']:>6,} updates"
+        seconds = quantity(record["trained_seconds"], "s")
+        return f"{who}  not solved in {seconds}, best mean return {best:.1f}"
+    seconds = quantity(record["wall_seconds"], "s")
+    return f"{who}  {seconds:>8}, {record['env_steps']:>7,} steps, {record['updates']:>6,} updates"
 
 
 def execute(job: dict[str, Any]) -> dict[str, Any]:

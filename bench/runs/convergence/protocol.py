@@ -1,4 +1,4 @@
-"""The protocol that every rival in one process runs under: a clock, snapshots, and evaluations while the clock stands still.
+"""The protocol of every rival in one process: a clock that evaluations stop, and snapshots.
 
 A snapshot is a copy of the policy's parameters and the time; it costs microseconds. At the end of a
 chunk of a few snapshots the clock stops and they are evaluated in order with greedy actions, so
@@ -28,12 +28,12 @@ Act = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
 def make(env_id: str) -> gym.Env[Any, Any]:
-    """Make one environment without gymnasium's checks of its conduct, which cost time and change nothing."""
+    """Make an environment without gymnasium's checks, which cost time and change nothing."""
     return gym.make(env_id, disable_env_checker=True)
 
 
 class Judge:
-    """Plays greedy episodes on environments of its own, all at once, with one forward pass for all of them."""
+    """Plays greedy episodes on environments of its own, all with one forward pass."""
 
     def __init__(self, env_id: str) -> None:
         self._env_id = env_id
@@ -145,7 +145,7 @@ class Course:
         return perf_counter() - self._start - self._stopped
 
     def step(self, env_steps: int, updates: int) -> bool:
-        """Keep a snapshot if one is due, evaluate if a chunk is full. Return whether training should go on."""
+        """Keep a snapshot if due, evaluate if a chunk is full; return whether to train on."""
         if env_steps < self._next:
             return True
         now = self.seconds()

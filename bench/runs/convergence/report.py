@@ -1,4 +1,4 @@
-"""Turns bench/results/convergence.json into tables and pictures: `python -m bench.runs.convergence.report`."""
+"""Draws convergence.json as tables and pictures: `python -m bench.runs.convergence.report`."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ OTHERS = tuple(rival for rival in RIVALS if rival != "runner")
 LOGARITHMIC = 30  # times as long as the fastest: on a linear axis one would see the slowest alone
 FLOORS = {"LunarLander-v3": -400.0}  # where a curve starts so low that the rest would look flat
 READING = (
-    "Seconds of training until the mean return of 100 greedy episodes reaches the threshold: median over seeds, in brackets "
-    "the quartiles; a run that never did counts as infinitely long. The clock runs from the first environment step and stands "
-    "still while snapshots of the policy are evaluated; start-up (imports, building, processes) is beside it. The last column "
-    "is the best of the rivals' medians over this one; in brackets, between what nine in ten such ratios lie when the seeds of "
-    "both are drawn anew, with replacement. How it is measured, and where everybody's "
-    "settings come from: [bench/README.md](../bench/README.md#convergence)."
+    "Seconds of training until the mean return of 100 greedy episodes reaches the threshold: "
+    "median over seeds, with quartiles in brackets. A run that never reached it counts as "
+    "infinite. The clock runs from the first environment step and stands still while snapshots of "
+    "the policy are evaluated; start-up (imports, building, processes) is in a column of its own. "
+    "The last column is the best of the rivals' medians over this one; its brackets say where nine "
+    "in ten such ratios lie when the seeds of both sides are drawn anew, with replacement. How it "
+    "is measured, and where everybody's settings come from: "
+    "[bench/README.md](../bench/README.md#convergence)."
 )
 Record = dict[str, Any]
 
@@ -134,7 +136,7 @@ HIDDEN = ("units",)  # said in the heading
 
 
 def band(runs: Sequence[Record], grid: np.ndarray) -> np.ndarray:
-    """Quartiles over seeds of the mean return at each moment [3, T]; a curve that has ended goes on as it ended.
+    """Quartiles over seeds of the mean return at each moment [3, T]; curves that end stay there.
 
     Where a seed has not been evaluated yet, there is nothing to draw.
     """

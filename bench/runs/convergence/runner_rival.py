@@ -40,7 +40,7 @@ def settings(name: str, units: int) -> dict[str, Any]:
 
 
 def train(name: str, task: Task, seed: int, chosen: dict[str, Any]) -> Outcome:
-    """Train for all steps; the runner keeps its own snapshots and plays their episodes when training is over."""
+    """Train for all steps; the runner keeps snapshots and plays their episodes afterwards."""
     from kary_replay.runner import Runner, RunnerConfig
 
     chosen = {**chosen, "total_env_steps": min(chosen["total_env_steps"], task.budget)}
@@ -79,7 +79,7 @@ def train(name: str, task: Task, seed: int, chosen: dict[str, Any]) -> Outcome:
 
 
 def judged(found: Any, threshold: float) -> Evaluation:
-    """Judge a snapshot as the others' are: by its first twenty episodes, and by all of them if those were good enough."""
+    """Judge a snapshot as the others' are: by twenty episodes, then by all if these were good."""
     screened = found.returns[: len(SCREENING_SEEDS)]
     mean = sum(screened) / len(screened)
     confirmed = round(sum(found.returns) / len(found.returns), 2) if mean >= threshold else None

@@ -1,4 +1,4 @@
-"""Stable-Baselines3 with the tuned settings of RL Baselines3 Zoo (rl_zoo3 2.9.2, hyperparams/*.yml).
+"""Stable-Baselines3 with the tuned settings of RL Baselines3 Zoo (rl_zoo3 2.9.2).
 
 What differs from the zoo, besides the width of the network: see SETTINGS. The zoo gives exploration
 as a fraction of its own number of steps; here it is given in steps, so that a longer budget does
@@ -88,7 +88,7 @@ class Progress(BaseCallback):
 
 
 def total(task: Task) -> int:
-    """Return how many steps SB3 is asked for: more than the budget, so that the course and not SB3 ends the run."""
+    """Return more steps than the budget, so that the course ends the run and not SB3."""
     return task.budget + 1_000
 
 

@@ -1,4 +1,4 @@
-"""What has to be learned, when it counts as learned, and how often a policy is kept. No rival is imported here."""
+"""What has to be learned, and when it counts as learned. No rival is imported here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tianshou 2.x with the settings of its own scripts, or faster ones where some were found: see SETTINGS."""
+"""Tianshou 2.x with the settings of its own scripts, or with faster ones: see SETTINGS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Would other settings make Stable-Baselines3 faster than its zoo's? `python -m bench.runs.convergence.tried [--resume]`.
+"""Are other settings faster for SB3 than its zoo's? `python -m bench.runs.convergence.tried`.
 
 Each task that it takes part in is also run with what the others here have: smaller batches, fewer
 random steps, more environments, two threads of torch; with 256 units (`--units 256`), two threads
@@ -68,7 +68,8 @@ def describe(record: Record) -> str:
     found = (
         f"{record['wall_seconds']:.1f} s" if record["solved"] else record.get("error", "not solved")
     )
-    return f"{record['task']:<16} {record['units']:>3} units  {record['variant']:<36} seed {record['seed']}  {found}"
+    what = f"{record['task']:<16} {record['units']:>3} units"
+    return f"{what}  {record['variant']:<36} seed {record['seed']}  {found}"
 
 
 def section() -> list[str]:
@@ -104,11 +105,13 @@ def section() -> list[str]:
                     factor,
                 ]
             )
+    processor = described["processor"]
     return [
         "### Other settings of Stable-Baselines3",
         "",
-        f"Measured {described['date']}, commit {described['commit']}, on {described['processor']['cores']} cores of an "
-        f"{described['processor']['model']}; every run: {results_links([OUTPUT.name])}.",
+        f"Measured {described['date']}, commit {described['commit']}, "
+        f"on {processor['cores']} cores of an {processor['model']}; "
+        f"every run: {results_links([OUTPUT.name])}.",
         "",
         *markdown_table(
             ["task", "units", "settings", "seconds to threshold", "solved", "faster than as tuned"],

@@ -1,4 +1,4 @@
-"""One run in a process of its own: `python -m bench.runs.convergence.worker JOB`, JOB as the conductor writes it."""
+"""One run in a process of its own: `python -m bench.runs.convergence.worker JOB`."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""Blind Cliffwalk (Schaul et al. 2016, arXiv:1511.05952, section 3.1, appendix B.1): one row in 2^(n+1) − 2 has a reward.
+"""Blind Cliffwalk (Schaul et al. 2016, arXiv:1511.05952): one row in 2^(n+1) − 2 has a reward.
 
 There are n states in a row and two actions. The right one, which alternates from state to state,
 leads to the next state; the wrong one ends the episode with reward 0. Past the last state waits
 reward 1. The replay memory holds what all 2^n action sequences meet. A table of Q-values starts
 near 0 and learns from one transition at a time (step size 1/4, discount 1 − 1/n) until its mean
-squared error is below 1e-3. Counted are updates.
+squared error is below 1e-3. The updates until then are counted.
 
-    python -m bench.runs.learning.cliffwalk        # writes bench/results/learning/cliffwalk.json, a
-    minute or two
+    python -m bench.runs.learning.cliffwalk
+
+It takes a minute or two and writes bench/results/learning/cliffwalk.json.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Cliffwalk:
         self.right = [state % 2 for state in range(n_states)]
 
     def memory(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """States and actions of all transitions, [2^(n+1) − 2]; episodes in random order. The rest follows from these two."""
+        """States and actions of all transitions, [2^(n+1) − 2], the episodes in random order."""
         # In how many of the 2^n sequences does the first wrong action come at step k? Halve the
         # rest at each step.
         lengths = [
@@ -62,7 +63,7 @@ class Cliffwalk:
 
 
 class Learner:
-    """A table that follows its own mean squared error, so that every single update can be the last."""
+    """A table that follows its own mean squared error, so that each update can be the last."""
 
     def __init__(self, task: Cliffwalk, rng: np.random.Generator) -> None:
         self.task = task
@@ -117,7 +118,7 @@ def uniform(task: Cliffwalk, rng: np.random.Generator, limit: int) -> int:
 
 
 def prioritized(task: Cliffwalk, rng: np.random.Generator, limit: int, alpha: float = 0.6) -> int:
-    """Updates needed with our buffer: one row drawn by |TD error|, one update, its priority set, and so on."""
+    """Updates needed with our buffer, drawing one row by |TD error| for each update."""
     states, actions = task.memory(rng)
     fields = {"state": kr.Field((), "int64"), "action": kr.Field((), "int64")}
     # A table without noise has no bias to correct: beta is 0, as importance weights below 1 would
@@ -137,7 +138,7 @@ def prioritized(task: Cliffwalk, rng: np.random.Generator, limit: int, alpha: fl
 
 
 def oracle(task: Cliffwalk, rng: np.random.Generator, limit: int) -> int:
-    """Updates needed by one who knows, in hindsight, which transition helps most: a bound, not a method."""
+    """Updates needed by one who knows which transition helps most: a bound, not a method."""
     pairs = [(state, action) for state in range(task.n_states) for action in range(2)]
     learner = Learner(task, rng)
     for n in range(limit):
@@ -178,14 +179,13 @@ def main() -> None:
         results.append(
             {"n_states": n, "transitions": 2 ** (n + 1) - 2, "method": method, "updates": updates}
         )
-        print(
-            f"n {n:2d}  {method:<12} median {median(updates):>10.0f}  [{min(updates)} … {max(updates)}]",
-            flush=True,
-        )
+        spread = f"[{min(updates)} … {max(updates)}]"
+        print(f"n {n:2d}  {method:<12} median {median(updates):>10.0f}  {spread}", flush=True)
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(result) for result in results)
     RESULTS.write_text(
-        f'{{"step_size": {STEP_SIZE}, "tolerance": {TOLERANCE}, "alpha": 0.6, "runs": [\n{lines}\n]}}\n'
+        f'{{"step_size": {STEP_SIZE}, "tolerance": {TOLERANCE}, "alpha": 0.6, '
+        f'"runs": [\n{lines}\n]}}\n'
     )
 
 

@@ -1,7 +1,8 @@
-"""Learning curves of stock Stable-Baselines3 algorithms: SB3's uniform buffer against ours, everything else the same.
+"""Learning curves of stock SB3 algorithms: its uniform buffer against ours, all else the same.
 
-    python -m bench.runs.learning.curves cartpole --seeds 5 --processes 2     # writes
-    bench/results/learning/cartpole.json
+    python -m bench.runs.learning.curves cartpole --seeds 5 --processes 2
+
+It writes bench/results/learning/cartpole.json.
 
 The hyperparameters are those of RL Baselines3 Zoo, tuned there for uniform replay; ours adds alpha
 and beta, its defaults. Every so often the greedy policy is evaluated on environments of its own.
@@ -203,13 +204,14 @@ def recorded(path: Path, but_for: set[tuple[str, int]], steps: int) -> list[dict
     document = json.loads(path.read_text()) if path.exists() else {"steps": steps, "runs": []}
     if document["steps"] != steps:
         raise SystemExit(
-            f"{path.name} has runs of {document['steps']:,} steps: name another folder with --output"
+            f"{path.name} has runs of {document['steps']:,} steps: "
+            "name another folder with --output"
         )
     return [run for run in document["runs"] if (run["buffer"], run["seed"]) not in but_for]
 
 
 def main() -> None:
-    """Train every seed with the buffers, and write after each run; runs of others that are there stay."""
+    """Train every seed with the buffers, and write after each run; other runs stay."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--seeds", type=int, default=5)
@@ -239,10 +241,8 @@ def main() -> None:
             runs.append(run)
             write(output, arguments.task, steps, runs)
             last = run["returns"][-1] if run["returns"] else float("nan")
-            print(
-                f"{run['buffer']:<12} seed {run['seed']}: {last:8.1f} at the end, {run['seconds']:.0f} s",
-                flush=True,
-            )
+            who, seconds = f"{run['buffer']:<12} seed {run['seed']}", f"{run['seconds']:.0f} s"
+            print(f"{who}: {last:8.1f} at the end, {seconds}", flush=True)
 
 
 if __name__ == "__main__":

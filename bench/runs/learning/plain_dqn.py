@@ -1,4 +1,4 @@
-"""A second opinion: SB3's DQN with its loss weighted by hand and the plain-Python sum tree, sharing no code with ours."""
+"""A second opinion: SB3's DQN, its loss weighted by hand, which shares no code with ours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stable_baselines3 import DQN
 
 
 class WeightedDQN(DQN):
-    """DQN whose `train` multiplies each row's loss by its importance weight and hands the TD errors back."""
+    """DQN that weights each row's loss by its importance weight and hands TD errors back."""
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         self.policy.set_training_mode(True)

@@ -1,4 +1,4 @@
-"""Turns bench/results/learning/ into docs/learning.md and its pictures: `python -m bench.runs.learning.report`."""
+"""Draws bench/results/learning/ as docs/learning.md: `python -m bench.runs.learning.report`."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _variant(document: dict[str, Any]) -> str:
 
 
 def cliffwalk_table(document: dict[str, Any]) -> list[str]:
-    """One line per size: median updates of each method, and how many times fewer prioritized needs."""
+    """One line per size: each method's median updates, and how many times fewer ours needs."""
     rows = []
     for n in sorted({run["n_states"] for run in document["runs"]}):
         runs = {run["method"]: run for run in document["runs"] if run["n_states"] == n}
@@ -128,7 +128,7 @@ def cliffwalk_table(document: dict[str, Any]) -> list[str]:
 
 
 def curve_table(documents: dict[str, dict[str, Any]]) -> list[str]:
-    """Final return and mean return over the whole run, by buffer: mean over seeds and its 95 % interval."""
+    """Final return and mean return of each buffer: mean over seeds and its 95 % interval."""
     rows = []
     buffers = [
         name for name in BUFFERS if any(len(curves(one, name)) for one in documents.values())
