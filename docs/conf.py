@@ -1,4 +1,4 @@
-"""Sphinx's settings: ``make docs`` builds the site of these pages and of the docstrings into build/docs."""
+"""Sphinx's settings: ``make docs`` builds these pages and those of docstrings in build/docs."""
 
 import re
 

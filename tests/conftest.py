@@ -57,7 +57,7 @@ def pytest_xdist_auto_num_workers():
 
 @contextmanager
 def locked(path, kind):
-    """Hold a lock on a file; it is let go explicitly, for children that were forked have it, too."""
+    """Hold a lock on a file; it is let go explicitly, because forked children have it, too."""
     with open(path, "a") as file:
         fcntl.flock(file, kind)
         try:

@@ -1,4 +1,4 @@
-"""The pages of the documentation, cut into what tests look at: code blocks, inline code, links, headings, prose."""
+"""The pages of the documentation, cut into code blocks, inline code, links and headings."""
 
 import re
 from pathlib import Path
@@ -46,11 +46,6 @@ def blocks_of(text):
         )
         for found in FENCE.finditer(text)
     ]
-
-
-def prose_of(text):
-    """Return a page without its code blocks and what was generated."""
-    return FENCE.sub("", GENERATED.sub("", text))
 
 
 def inline_code_of(text):

@@ -97,7 +97,9 @@ def test_only_the_ablation_compiles_against_the_core():
 def test_the_reader_of_private_names_sees_them(tmp_path):
     source = tmp_path / "adapter.py"
     source.write_text(
-        "import kary_replay as kr\nfrom kary_replay.core.storage import Storage\nfrom kary_replay import _hidden, SumTree\n"
+        "import kary_replay as kr\n"
+        "from kary_replay.core.storage import Storage\n"
+        "from kary_replay import _hidden, SumTree\n"
         "kr._secret(kr.SumTree)\nfrom kary_replay.types import _shape\n"
     )
     assert sorted(private_uses(source)) == [

@@ -1,4 +1,4 @@
-"""The benchmarks' own machinery, without a measurement: jobs, results, pages, rivals of other environments."""
+"""The benchmarks' machinery, without a measurement: jobs, results, pages, rivals elsewhere."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What the documentation shows, runs: examples in docstrings, and the Python blocks of README and docs/.
+"""What the documentation shows, runs: examples of docstrings, and Python blocks of the pages.
 
 Blocks of one file run in order and share their names, as a reader would type them. Blocks in other
 languages: test_docs_commands.py.
@@ -46,7 +46,7 @@ MODULES = sorted({"kary_replay.errors", *modules_with_examples()})
 
 
 def documented(name):
-    """Names and docstrings in a module: its own, its public functions' and classes', and their members'."""
+    """Names and docstrings of a module, of its public functions and classes, and their members."""
     module = importlib.import_module(name)
     yield name, module.__doc__
     for attribute in getattr(

@@ -1,9 +1,8 @@
-"""Code blocks that are not Python are checked, too: commands name what exists, and messages are those of the source.
+"""Commands in the documentation name what exists, and quoted messages are those of the source.
 
-Commands stand in ``sh`` blocks and in inline code; `make TARGET` must be a target, `kary-replay …`
+Commands stand in ``sh`` blocks and in inline code: `make TARGET` must be a target, `kary-replay …`
 must parse, a module must be there and know its options, an extra must exist. ``text`` blocks are
-messages. No page has a block in any other language, apart from those that the site's own build runs
-(`test_docs_site.py`), nor an indented one, which names no language.
+messages.
 """
 
 import ast
@@ -14,17 +13,14 @@ import shlex
 from unittest import mock
 
 import pytest
-from pages import FENCE, PAGES, ROOT, blocks_of, inline_code_of, name_of, prose_of
+from pages import PAGES, ROOT, blocks_of, inline_code_of, name_of
 
-PYTHON = {"python", "py", "pycon"}  # test_docs.py
-# test_docs_site.py; a directive may have an argument
-SITE = {"{eval-rst}", "{toctree}", "{include}"}
 COMMANDS = ("make", "pip", "python", "kary-replay", "tensorboard")
 PYTEST_OPTIONS = {"--benchmark-only", "--benchmark-disable"}
 
 
 def words_of(command):
-    """Return the words of a command, without variables before it, comments, and what stands for something left out."""
+    """Return the words of a command, without variables, comments and dots that stand for more."""
     words = [word for word in shlex.split(command, comments=True) if word not in ("…", "...")]
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         words.pop(0)
@@ -96,7 +92,7 @@ def check_python(words):
 
 
 def check_command_line(words):
-    """Parse what follows `kary-replay`. Words in capitals stand for others, and options in brackets for any."""
+    """Parse what follows `kary-replay`; words in capitals and options in brackets stand for any."""
     pytest.importorskip("tyro")
     from kary_replay import cli
     from kary_replay.algorithms import ALGORITHMS
@@ -172,19 +168,6 @@ def test_commands_of_a_page(page):
 def test_commands_that_do_not_exist_are_found(command):
     with pytest.raises(AssertionError):
         check_command(command)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_block_is_checked_by_something(page):
-    text = page.read_text(encoding="utf-8")
-    languages = {block.language.split(" ")[0] for block in blocks_of(text)}
-    assert languages <= {"sh", "text"} | PYTHON | SITE
-    assert not re.search(
-        r"\n\n(?: {4,}|\t)(?![-*]|\d+\.)\S",
-        re.sub(r"^ *[-*] .*(?:\n.+)*", "", prose_of(text), flags=re.M),
-    )
-    fences = re.findall(r"^ *(?:```|~~~)", FENCE.sub("", text), re.M)
-    assert not fences, "a block that does not end"
 
 
 # ----------------------------------------------------------------------------------------- messages

@@ -1,4 +1,4 @@
-"""The site can be built without a warning, its links lead somewhere, and it shows everything public."""
+"""The site is built without a warning, its links lead somewhere, and it shows all public names."""
 
 import importlib
 import re

@@ -1,4 +1,4 @@
-"""Prioritized replay learns faster where it should: Blind Cliffwalk (Schaul et al. 2016, section 3.1), in short."""
+"""Prioritized replay learns faster on Blind Cliffwalk (Schaul et al. 2016, section 3.1)."""
 
 import importlib.util
 import json
@@ -69,7 +69,7 @@ def test_prioritized_needs_fewer_updates_than_uniform(cliffwalk, n_states, facto
 
 
 def test_priorities_are_what_helps(cliffwalk):
-    """With alpha 0 the same buffer is uniform, and the advantage is gone: the test above would fail."""
+    """With alpha 0 the same buffer is uniform, and no longer faster: the test above would fail."""
     uniform = updates(cliffwalk, cliffwalk.uniform, 8)
     assert uniform < 2 * updates(cliffwalk, cliffwalk.prioritized, 8, alpha=0.0)
 

@@ -26,7 +26,7 @@ LEAVES = {
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe(path, monkeypatch, tmp_path):
-    """As a user runs it, in an empty folder; and TD errors reach a tree, a batch's after each but perhaps the last."""
+    """A user runs it in an empty folder; and TD errors reach a tree, for almost every batch."""
     pytest.importorskip("tianshou" if "tianshou" in path.stem else "stable_baselines3")
     if "tianshou" in path.stem:
         import kary_replay.adapters.tianshou as adapter

@@ -1,4 +1,4 @@
-"""Short seeded SB3 runs, buffers that repeat each other's draws, and a NumPy account of what priorities should be."""
+"""Short seeded SB3 runs, buffers that repeat draws, and a NumPy account of the priorities."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CLASSES = {  # ours and SB3's, by what they are for
 
 
 def over_classes(*kinds):
-    """Parametrize a test by `kind` and `buffer_class`: what it says must hold for SB3's classes and for ours."""
+    """Parametrize a test by `kind` and `buffer_class`: SB3's classes and ours."""
     pairs = [(kind, each) for kind in kinds or CLASSES for each in CLASSES[kind]]
     return pytest.mark.parametrize(
         ("kind", "buffer_class"), pairs, ids=[each.__name__ for _, each in pairs]
@@ -60,7 +60,7 @@ def learn(
     model_kwargs=None,
     **buffer_kwargs,
 ):
-    """Train a tiny network for `steps`, with several gradient steps between additions and a buffer that wraps."""
+    """Train a tiny network for `steps`, with several gradient steps at a time and a full buffer."""
     env = env or make_vec_env(ENV[name], n_envs)
     policy_kwargs = {"net_arch": [8]}
     if name in ("QRDQN", "TQC"):
@@ -130,7 +130,7 @@ def arrays_of(buffer):
 
 
 def assert_trained(model):
-    """Networks are finite and were updated; with a buffer of ours, its priorities were, too, and without a warning."""
+    """Assert that networks, and a buffer of ours, were updated, stayed finite, and did not warn."""
     assert model._n_updates > 0
     state = state_of(model)
     assert all(torch.isfinite(value).all() for value in state.values())
@@ -143,7 +143,7 @@ def assert_trained(model):
 
 
 def state_of(model):
-    """Every number that training changes: networks, target networks, optimizers, entropy coefficient."""
+    """Every number that training changes: networks, targets, optimizers, entropy coefficient."""
     names, tensor_names = model._get_torch_save_params()
     state = {name: getattr(model, name.split(".")[0]) for name in names}
     for name in names:
@@ -186,7 +186,7 @@ def recorded(base):
 
 
 def repeating(base):
-    """Return the class of one of SB3's buffers, made to draw given slots where it would draw at random."""
+    """Return the class of one of SB3's buffers, made to draw the given slots, in their order."""
 
     class RepeatedDraws(base):
         def __init__(self, *args, draws, **kwargs):
@@ -255,14 +255,14 @@ class Account(PrioritizedReplayBuffer):
         return samples
 
     def check(self, result, by_row, td_error):
-        """Compare a loss with the weighted mean of the rows' losses, [B], and take in their TD errors, [B]."""
+        """Compare a loss with the weighted mean of the rows' losses [B]; note their TD errors."""
         np.testing.assert_allclose(result.item(), np.mean(self.weights * by_row), rtol=1e-5)
         self.td_error = td_error if self.td_error is None else np.maximum(self.td_error, td_error)
         self.n_losses += 1
 
 
 class AuditedFunctional:
-    """`torch.nn.functional` for one algorithm's module, checking each loss against NumPy and noting its TD errors."""
+    """`torch.nn.functional` that checks each loss against NumPy and notes its TD errors."""
 
     rowwise = {  # noqa: RUF012
         "mse_loss": np.square,
@@ -289,7 +289,7 @@ class AuditedFunctional:
 
 
 def audited_quantile_loss(account):
-    """Return sb3-contrib's quantile loss, checked against NumPy: each prediction against each target, by Dabney et al. 2018."""
+    """Return sb3-contrib's quantile loss, checked against NumPy (Dabney et al. 2018)."""
     from sb3_contrib.common.utils import quantile_huber_loss
 
     def loss(current, target, sum_over_quantiles):
@@ -309,7 +309,7 @@ def audited_quantile_loss(account):
 
 
 def audited_run(name, monkeypatch, **kwargs):
-    """Train with an `Account` as the buffer and compare the tree with it at the end; return the model."""
+    """Train with an `Account` as the buffer, compare the tree with it, and return the model."""
     accounts = []
 
     class Noted(Account):

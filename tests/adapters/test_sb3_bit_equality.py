@@ -26,7 +26,7 @@ OURS_ALONE = ("alpha", "beta", "priority_epsilon")
 
 
 def difference(name, classes=(RecordedDraws, RepeatedDraws), **kwargs):
-    """Train with ours, then with SB3's buffer fed the same draws; return what differs, None if nothing does."""
+    """Train with ours, then with SB3's buffer fed the same draws; return what differs, or None."""
     env = kwargs.pop("env", lambda: None)
     theirs = {key: value for key, value in kwargs.items() if key not in OURS_ALONE}
     ours = learn(name, classes[0], env=env(), **kwargs)

@@ -1,4 +1,4 @@
-"""Whatever SB3's own buffers refuse, ours refuse with an error of the same type; a caller's `except` goes on working."""
+"""What SB3's buffers refuse, ours refuse with the same type, for a caller's `except` to work."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Prioritized hindsight replay: who can be drawn, what is drawn, and that it equals SB3's own, given the same draws."""
+"""Prioritized hindsight replay: who is drawn, and that it equals SB3's, given the same draws."""
 
 import copy
 import pickle

@@ -34,7 +34,7 @@ TABLE = {
 
 
 def filled(buffer_class, n_steps, trajectories, rows=None):
-    """Add the steps of one trajectory per environment. Observations are (step, environment), rewards 2**step."""
+    """Add one trajectory per environment: observations (step, environment), rewards 2**step."""
     n_envs = len(trajectories)
     kwargs = {"n_steps": n_steps, "gamma": GAMMA} if buffer_class in CLASSES["n_step"] else {}
     buffer = buffer_class(
@@ -51,7 +51,10 @@ def filled(buffer_class, n_steps, trajectories, rows=None):
 
 
 def transitions(samples):
-    """Return {(step, environment): (steps summed, done)}; rewards double as gamma halves: each step adds the first."""
+    """Return {(step, environment): (steps summed, done)}.
+
+    Rewards double as gamma halves, so each step adds as much as the first one.
+    """
     found = {}
     columns = (
         samples.observations,

@@ -1,4 +1,4 @@
-"""After training, the tree holds (|TD error| + epsilon)**alpha of an account kept in NumPy, and losses were weighted."""
+"""After training, tree and losses are those of an account of the TD errors kept in NumPy."""
 
 import pytest
 import torch

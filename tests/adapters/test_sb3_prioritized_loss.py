@@ -1,4 +1,4 @@
-"""The tensor that carries a batch to its loss: what passes the batch on, what does not, and what the loss becomes."""
+"""The tensor that carries a batch to its loss: what passes the batch on, and what does not."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""The buffer as SB3 sees it: what it stores and returns, beside SB3's own; how it is saved; what it refuses."""
+"""The buffer as SB3 sees it, beside SB3's own: what it stores, returns, saves and refuses."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Saving, loading, copying: models, buffers, checkpoints; what stays, what goes on, and what another version is told."""
+"""Models, buffers and checkpoints are saved, loaded and copied, and other versions are refused."""
 
 import copy
 import io

@@ -1,4 +1,7 @@
-"""Training as users set it up, with SB3's buffers and ours: noise, frequencies, images, dicts, normalizers, seeds, devices."""
+"""Training as users set it up, with SB3's buffers and ours.
+
+Noise, frequencies, images, dicts, normalizers, seeds and devices.
+"""
 
 import copy
 import warnings

@@ -1,4 +1,4 @@
-"""The way of a loss's TD errors into the tree: several losses of a batch, and what no priority can be made of."""
+"""How a loss's TD errors reach the tree: several losses of a batch, and errors that are refused."""
 
 import pickle
 

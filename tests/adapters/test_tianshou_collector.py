@@ -1,4 +1,4 @@
-"""What collectors put into prioritized buffers, Tianshou's and ours: environments that count, so that rows are known."""
+"""What collectors put into prioritized buffers, Tianshou's and ours: environments that count."""
 
 import gymnasium as gym
 import numpy as np
@@ -85,7 +85,7 @@ def collector_for(
 
 
 def counts(buffer, length, ring, n):
-    """Assert that a ring of 20 holds n rows of episodes of `length`, and nothing else; return them."""
+    """Return the rows of a ring of 20, which holds n rows of episodes of `length` and no others."""
     t = np.arange(n) % length
     rows = np.arange(n) + 20 * ring
     assert (

@@ -1,4 +1,4 @@
-"""What is wrong with Tianshou's own prioritized buffers, shown on them, and shown to be right on ours."""
+"""What is wrong with Tianshou's own prioritized buffers, shown on them; ours do it right."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_weight_norm_of_a_vector_buffer(module):
 @BOTH
 @pytest.mark.parametrize("make", [single, vector])
 def test_reset_forgets_priorities(module, make):
-    """Fault 3: after reset old priorities are still there, and rows are drawn that nobody has added since."""
+    """Fault 3: a reset keeps old priorities, so rows are drawn that nobody has added since."""
     buffer = make(module)
     buffer.update_weight(np.arange(20), np.full(20, 50.0))
     buffer.reset()
@@ -93,7 +93,7 @@ def test_sample_avail(module, make):
 
 @BOTH
 def test_the_least_priority_is_raised_to_alpha(module):
-    """Fault 5: get_weight divides masses by a priority, so the weight of the least priority is not 1."""
+    """Fault 5: get_weight divides masses by a priority: the least one's weight is not 1."""
     buffer = single(module, weight_norm=False)
     buffer.update_weight(np.arange(20), np.linspace(0.1, 4.0, 20))
     assert bool(np.isclose(buffer.get_weight(np.arange(20)).max(), 1.0)) is not is_stock(module)
@@ -101,7 +101,7 @@ def test_the_least_priority_is_raised_to_alpha(module):
 
 @BOTH
 def test_update_from_an_empty_buffer(module, monkeypatch):
-    """Fault 6: the first of no rows is looked at, which compiled code does without a check, and may go on for ever."""
+    """Fault 6: compiled code looks at the first of no rows, unchecked, and may never end."""
     monkeypatch.setattr(segtree, "_setitem", segtree._setitem.py_func)  # not compiled: it says so
     buffer, empty = single(module), single(module, steps=0)
     if is_stock(module):
@@ -114,7 +114,7 @@ def test_update_from_an_empty_buffer(module, monkeypatch):
 
 @BOTH
 def test_a_pickled_vector_buffer_goes_on(module):
-    """One more: after a copy the children show rows of their own, and the ends of episodes are lost on them."""
+    """Fault 7: after a copy the children show rows of their own, and lose the ends of episodes."""
     import copy
 
     buffer = copy.deepcopy(vector(module, steps=4))

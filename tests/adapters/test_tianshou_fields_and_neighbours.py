@@ -1,4 +1,4 @@
-"""What is stored, and which rows belong together, as small tables: on Tianshou's prioritized buffers and on ours."""
+"""What is stored, and which rows belong together, as tables, on Tianshou's buffers and ours."""
 
 import copy
 import pickle
@@ -83,7 +83,7 @@ def test_fields_of_ones_own(module):
 
 @BOTH
 def test_nested_observations_and_a_changed_stack_num(module):
-    """Neither obs_next stored nor episodes of one length given: row t is followed by t + 1 unless it ends 0-2, 3-5 or 6-7."""
+    """No obs_next, and episodes 0-2, 3-5 and 6-7: row t is followed by t + 1 unless it ends one."""
     buffer = make(module, "single", 8, ignore_obs_next=True)
     for t in range(8):
         obs = {"at": t, "mask": np.array([t, 1, 0])}
@@ -119,7 +119,7 @@ def test_nested_observations_and_a_changed_stack_num(module):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("only_last", [False, True])
 def test_stacks_in_a_ring_that_has_come_round(module, form, only_last):
-    """12 rows into 7, episodes of 5: a stack goes back to the start of its episode or to the oldest row, t = 5."""
+    """12 rows into 7, episodes of 5: a stack goes back to its episode's start, or to row t = 5."""
     options = {"save_only_last_obs": only_last, "ignore_obs_next": only_last, "stack_num": 3}
     buffers = [make(module, form, 7, sample_avail=avail, **options) for avail in (False, True)]
     for t in range(12):
@@ -236,7 +236,7 @@ def test_stretches_of_rows(module, form):
 @pytest.mark.parametrize("way", ["pickle", "deepcopy", "hdf5"])
 @pytest.mark.parametrize("form", FORMS)
 def test_copies_of_what_is_not_plain_numbers(module, form, way, tmp_path):
-    """Two rewards a step, tensors and None in info; and the copy goes on, with a field that is new."""
+    """Two rewards a step, tensors and None in info; the copy takes a field that is new."""
     buffer, n = make(module, form, 6), 2 if form == "vector" else 1
     for t in range(4):
         info = {"number": {"n": t, "t": torch.tensor([1.0 + t])}, "extra": None}

@@ -1,4 +1,4 @@
-"""One update of every algorithm against NumPy: the loss it minimises, weighted, and the priorities it hands back.
+"""One update of every algorithm against NumPy: its weighted loss, and the priorities it sets.
 
 The networks' answers are overheard; rewards, weights, targets, losses and priorities are worked out
 from the papers.
@@ -21,7 +21,7 @@ EPSILON = np.finfo(np.float32).eps
 
 
 def filled(env, rng):
-    """Made-up rows and priorities, none like another, of episodes that end for good and of ones that are cut."""
+    """Made-up rows and priorities, all different, of episodes that terminate or are truncated."""
     buffer = ours.PrioritizedReplayBuffer(N_ROWS, ALPHA, BETA)
     for t in range(N_ROWS):
         obs, obs_next = rng.normal(size=(2, *env.observation_space.shape)).astype(np.float32)
@@ -106,7 +106,7 @@ def squared_errors(seen, act, returns):
 
 
 def cross_entropy(seen, act, returns):
-    """C51, Bellemare et al. (2017), algorithm 1: each atom's share goes to the two atoms beside where it lands."""
+    """C51 (Bellemare et al. 2017, algorithm 1): each atom goes to the two beside where it lands."""
     first, online = (answer[0] for answer in seen.said["model"])
     best = (first * ATOMS).sum(2).argmax(1)
     share = seen.said["model_old"][0][0][np.arange(BATCH), best]
@@ -124,7 +124,7 @@ def cross_entropy(seen, act, returns):
 
 
 def quantile_huber(seen, act, returns):
-    """QR-DQN, Dabney et al. (2018), equation 10; fractions from the midpoints, from IQN's draws or FQF's proposals."""
+    """QR-DQN (Dabney et al. 2018, equation 10), its fractions midpoints, IQN's draws or FQF's."""
     answer = seen.said["model"][0][0]
     if isinstance(answer, np.ndarray):
         fractions = (np.arange(8) + 0.5) / 8

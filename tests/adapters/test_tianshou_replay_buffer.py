@@ -1,4 +1,4 @@
-"""The buffers as Tianshou sees them, beside its own: rows, neighbours, draws, weights, copies, files, refusals."""
+"""The buffers as Tianshou sees them: rows, neighbours, draws, weights, copies, files, refusals."""
 
 import copy
 import pickle
@@ -215,7 +215,7 @@ def test_files_of_stock(form, tmp_path):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_files_of_other_versions(form):
-    """A later format is refused by name; and nothing in a pickle of ours depends on the version of NumPy's streams."""
+    """A later format is refused by name, and no pickle of ours depends on NumPy's version."""
     buffer = filled(ours, form)
     pickled = pickle.dumps(buffer)
     assert b"MT19937" in pickled and b"_mt19937" not in pickled and b"RandomState" not in pickled

@@ -1,4 +1,4 @@
-"""Returns that Tianshou works out over a prioritized buffer, its own or ours, against a walk along the episodes."""
+"""Returns that Tianshou computes over a prioritized buffer, against a walk along the episodes."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ GAMMA = 0.9
 
 
 def filled(module, form, steps=14, size=10, **kwargs):
-    """A buffer of one ring, or of two of which one ends its episodes earlier; and the rows of each ring, oldest first."""
+    """Return a buffer of one ring or of two, and the rows of each ring, oldest first."""
     n = 2 if form == "vector" else 1
     kwargs |= {"alpha": 0.6, "beta": 0.4}
     buffer = (
@@ -51,7 +51,7 @@ def value(buffer, index):
 @pytest.mark.parametrize("n_step", [1, 2, 10])
 @pytest.mark.parametrize("ignore_obs_next", [False, True])
 def test_n_step_returns(module, form, n_step, ignore_obs_next):
-    """n rewards, or those until the end of the episode or of the buffer; and a value, unless the episode ended for good."""
+    """Sum n rewards, or those until the episode or the buffer ends, and a value if one follows."""
     buffer, rings = filled(module, form, ignore_obs_next=ignore_obs_next)
     expected = {}
     for rows in rings:

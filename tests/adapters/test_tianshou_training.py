@@ -1,4 +1,4 @@
-"""Tianshou's own algorithms and collectors with our buffers: what weighs the loss, and what comes back into the tree."""
+"""Tianshou's own algorithms and collectors with our buffers: weighted losses, new priorities."""
 
 import gymnasium as gym
 import numpy as np
@@ -49,7 +49,7 @@ class Audited(ours.PrioritizedVectorReplayBuffer):
 
 @pytest.mark.parametrize("name", [*DISCRETE, *CONTINUOUS])
 def test_every_algorithm_trains(name):
-    """It runs unchanged; every batch is weighted, and every priority in the tree is the one handed back last."""
+    """It runs unchanged: every batch is weighted, and the tree holds the priorities set last."""
     buffer = Audited(50, 2, alpha=0.6, beta=0.4)  # smaller than the run: rows are overwritten
     algorithm = train(name, buffer, n_step=3 if name == "RainbowDQN" else 1)
     assert buffer.n_updates == 32 and len(np.unique(buffer.account)) > 20

@@ -12,7 +12,7 @@ TIANSHOU_1 = tianshou.__version__.startswith("1.")
 
 
 def step(t, n=None, obs_shape=(3,), episode=7):
-    """Row t of a made-up run, or of n runs side by side: fields that can be told apart, and whose t can be read off."""
+    """Row t of a made-up run, or of n runs: t can be read off every field, and no two are alike."""
     first, leading = (t, ()) if n is None else (t + 100 * np.arange(n), (n,))
     obs = np.broadcast_to(
         np.reshape(first, (*leading, *(1,) * len(obs_shape))), (*leading, *obs_shape)

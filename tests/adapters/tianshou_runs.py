@@ -1,4 +1,4 @@
-"""Tianshou 2's algorithms with tiny networks, and short seeded runs of them. What imports this is skipped under Tianshou 1."""
+"""Short seeded runs of Tianshou 2's algorithms with tiny networks; Tianshou 1 skips them."""
 
 from __future__ import annotations
 

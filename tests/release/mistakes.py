@@ -1,4 +1,4 @@
-"""A user's mistakes, which mypy has to find: on the lines that say so, with that code, and on no other. Never run."""
+"""A user's mistakes, which mypy has to find on the marked lines and on no others. Never run."""
 
 import numpy as np
 

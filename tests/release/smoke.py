@@ -1,4 +1,4 @@
-"""One of everything that the core does, with NumPy alone: python smoke.py. For packages that have just been installed."""
+"""Everything that the core does, once, with NumPy alone: python smoke.py, after an installation."""
 
 import importlib.util
 import multiprocessing
@@ -78,5 +78,6 @@ if __name__ == "__main__":
         check_sharing()
     assert importlib.util.find_spec("kary_replay.adapters.sb3"), "the adapters are not packed"
     print(
-        f"kary-replay {kr.__version__} works on Python {sys.version.split()[0]} and NumPy {np.__version__}"
+        f"kary-replay {kr.__version__} works on Python {sys.version.split()[0]} "
+        f"and NumPy {np.__version__}"
     )

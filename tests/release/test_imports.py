@@ -14,7 +14,10 @@ SLOW = ["asyncio", "hashlib", "multiprocessing", "socket", "subprocess", "tempfi
 
 
 def test_the_core_imports_nothing_slow():
-    code = f"import sys, numpy; old = set(sys.modules); import kary_replay; print(*(set({SLOW}) & set(sys.modules) - old))"
+    code = (
+        "import sys, numpy; old = set(sys.modules); import kary_replay; "
+        f"print(*(set({SLOW}) & set(sys.modules) - old))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not done.stdout.split()
 

@@ -1,4 +1,4 @@
-"""What type checkers make of the package: a user's program is accepted, mistakes are found, the stubs say what is there."""
+"""Type checkers accept a user's program and find mistakes, and the stubs say what is there."""
 
 import os
 import re
@@ -17,7 +17,7 @@ ERROR = re.compile(r"^(.+):(\d+): error: .*\[(\S+)\]$", re.M)
 
 
 def run(module, *arguments):
-    """Run a module of mypy on the sources, which it would not find where they are installed as editable ones."""
+    """Run a module of mypy on the sources, which it does not find as an editable installation."""
     environment = {**os.environ, "MYPYPATH": str(ROOT)}
     command = [sys.executable, "-m", module, *map(str, arguments)]
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""A user's program, which mypy has to accept, --strict, with the package installed; it also runs."""
+"""A user's program, which mypy --strict has to accept, with the package installed; it also runs."""
 
 import tempfile
 from multiprocessing import get_context

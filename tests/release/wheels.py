@@ -1,4 +1,4 @@
-"""The source distribution and wheels, in dist/, each installed and tried: python wheels.py PYTHON ...
+"""Makes and tries the source distribution and wheels, in dist/: python wheels.py PYTHON ...
 
 A Python that is not there, or of a version that had its turn, is passed over. The wheels are built
 from the source distribution, in isolation: nothing but pip is there before. Then every wheel, and
@@ -26,7 +26,7 @@ ENVIRONMENT = {
 
 
 def call(*command, **options):
-    """Run a command outside the sources, so that only what is installed can be imported; end here if it fails."""
+    """Run a command where only what is installed can be imported; end here if it fails."""
     done = subprocess.run(
         [*map(str, command)],
         cwd=BUILD,
@@ -41,7 +41,7 @@ def call(*command, **options):
 
 
 def version_of(python):
-    """Return the version of a CPython that can be started and is new enough, as (3, 12); None of anything else."""
+    """Return the version of a CPython, as (3, 12), or None if it is too old or anything else."""
     code = "import sys; print(sys.implementation.name, *sys.version_info[:2])"
     try:
         done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
@@ -106,7 +106,8 @@ def check(python, archive, name):
     }
     assert {one.partition(" @ ")[0] for one in installed} == {"kary-replay", "numpy"}, installed
     print(
-        f"{archive.name}, {archive.stat().st_size / 2**20:.1f} MiB: {call(python, HERE / 'smoke.py')}",
+        f"{archive.name}, {archive.stat().st_size / 2**20:.1f} MiB: "
+        f"{call(python, HERE / 'smoke.py')}",
         end="",
         flush=True,
     )
@@ -139,7 +140,8 @@ def main():
     pythons.pop(None, None)
     if not pythons:
         sys.exit(
-            f"there is no CPython of at least {'.'.join(map(str, OLDEST))} among {' '.join(arguments.pythons)}"
+            f"there is no CPython of at least {'.'.join(map(str, OLDEST))} "
+            f"among {' '.join(arguments.pythons)}"
         )
     for folder in (DIST, BUILD):
         shutil.rmtree(folder, ignore_errors=True)
