@@ -5,13 +5,15 @@ import re
 import kary_replay
 
 project = "kary-replay"
-author = "The kary-replay developers"
+author = copyright = "The kary-replay developers"
 release = version = kary_replay.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc"]
 
 html_theme = "furo"
 html_title = f"kary-replay {release}"
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["pages.css"]
 
 myst_heading_anchors = 3
 

@@ -12,15 +12,17 @@ cdef extern from "tree_kernels.hpp" namespace "ablation" nogil:
         double** level
         int n_levels
 
-    void descend_batches(const CTree& tree, int order, double* prefix, int64_t* node, int64_t n_batches, int64_t batch)
-    void update_batches(const CTree& tree, int64_t* index, const double* mass, int64_t n_batches, int64_t batch)
+    void descend_batches(const CTree& tree, int order, double* prefix, int64_t* node,
+                         int64_t n_batches, int64_t batch)
+    void update_batches(const CTree& tree, int64_t* index, const double* mass,
+                        int64_t n_batches, int64_t batch)
     void rebuild_all(const CTree& tree)
 
 cdef extern from "lock_kernels.hpp" namespace "ablation" nogil:
     cdef cppclass CBuffer "ablation::Buffer":
         CBuffer(int64_t capacity, const double* mass) except +
-        double rate(int discipline, int n_threads, int64_t n_add, int64_t n_sample, int64_t n_update, double seconds,
-                    int64_t* torn)
+        double rate(int discipline, int n_threads, int64_t n_add, int64_t n_sample,
+                    int64_t n_update, double seconds, int64_t* torn)
 
 cdef extern from "update_kernels.hpp" namespace "ablation" nogil:
     cdef cppclass CUpdateRace "ablation::UpdateRace":
@@ -61,9 +63,13 @@ cdef class Tree:
         return self.tree.level[0][0]
 
     def descend(self, double[:, ::1] prefix, int64_t[:, ::1] leaf, int order):
-        """Search each row of prefixes as one batch; 0 one at a time, 1 by level, 2 by level with prefetch."""
+        """Search each row of prefixes as one batch.
+
+        The order is 0 for one at a time, 1 for level by level, 2 for that with prefetch.
+        """
+        cdef int64_t n_batches = prefix.shape[0], batch = prefix.shape[1]
         with nogil:
-            descend_batches(self.tree[0], order, &prefix[0, 0], &leaf[0, 0], prefix.shape[0], prefix.shape[1])
+            descend_batches(self.tree[0], order, &prefix[0, 0], &leaf[0, 0], n_batches, batch)
 
     def update(self, int64_t[:, ::1] index, double[:, ::1] mass):
         """Set each row of leaves as one batch. ``index`` is used up."""
@@ -82,18 +88,20 @@ cdef class Buffer:
     def __dealloc__(self):
         del self.buffer
 
-    def rate(self, int discipline, int n_threads, int64_t n_add, int64_t n_sample, int64_t n_update, double seconds):
+    def rate(self, int discipline, int n_threads, int64_t n_add, int64_t n_sample,
+             int64_t n_update, double seconds):
         """Rounds of add, sample and update per second, all threads together."""
         cdef int64_t torn = 0
         cdef double result
         with nogil:
-            result = self.buffer.rate(discipline, n_threads, n_add, n_sample, n_update, seconds, &torn)
+            result = self.buffer.rate(discipline, n_threads, n_add, n_sample, n_update, seconds,
+                                      &torn)
         assert torn == 0, f"{torn} torn rows"
         return result
 
 
 cdef class UpdateRace:
-    """Threads that set batches of random leaves: recomputed under a lock, or fixed point without one."""
+    """Threads that set batches of random leaves, under a lock or, in fixed point, without one."""
 
     cdef CUpdateRace* race
 
@@ -108,5 +116,6 @@ cdef class UpdateRace:
         cdef double result
         with nogil:
             result = self.race.rate(kind, n_threads, batch, seconds)
-        assert kind == 0 or self.race.is_exact(), "a node of the fixed-point tree is not the sum of its children"
+        if kind == 1:
+            assert self.race.is_exact(), "a node of the tree is not the sum of its children"
         return result

@@ -1,9 +1,11 @@
 // A replay buffer reduced to its locking: the same tree, rows and copies under four disciplines.
 //
 //   coarse           one lock around every operation, the copying of rows included
-//   split            the lock covers the tree and the writing of rows; a sampler copies its rows outside it
-//   lazy             as split, and writers copy their rows outside it too: reserve, copy, publish (lazy writing)
-//   lazy, lock-free  as lazy, and the descent takes no lock: the lock is for those who change the tree
+//   split            the lock covers the tree and the writing of rows; a sampler copies its rows
+//                    outside it
+//   lazy             as split, and writers, too, copy their rows outside the lock: reserve, copy,
+//                    publish (lazy writing)
+//   lazy, lock-free  as lazy, and the descent takes no lock: only who changes the tree takes it
 //
 // Only `coarse` may copy rows without looking at generations; the other three use the seqlock of
 // kary_replay: words stored with release and loaded with acquire between two looks at the slot's
@@ -65,7 +67,9 @@ private:
 class Buffer {
 public:
     Buffer(int64_t capacity, const double* mass)
-        : capacity_(capacity), tree_(capacity, 2, true), rows_(reinterpret_cast<Row*>(allocate(capacity * sizeof(Row)))) {
+        : capacity_(capacity),
+          tree_(capacity, 2, true),
+          rows_(reinterpret_cast<Row*>(allocate(capacity * sizeof(Row)))) {
         for (int64_t i = 0; i < capacity; ++i) {
             tree_.leaves()[i] = mass[i];
             rows_[i].generation = 2;
@@ -80,10 +84,12 @@ public:
     // Operations per second of n_threads that each add `n_add` rows, sample and update `batch`
     // rows, over and over. Any of the three may be 0 rows. *torn counts sampled rows whose words
     // disagree: it must stay 0.
-    double rate(int discipline, int n_threads, int64_t n_add, int64_t n_sample, int64_t n_update, double seconds, int64_t* torn) {
+    double rate(int discipline, int n_threads, int64_t n_add, int64_t n_sample, int64_t n_update,
+                double seconds, int64_t* torn) {
+        const int64_t batch = n_sample > n_update ? n_sample : n_update;
         std::atomic<int64_t> n_torn{0};
         const double total = race(n_threads, seconds, [&](int number) {
-            return [&, worker = Worker(*this, discipline, number, n_sample > n_update ? n_sample : n_update, n_add)]() mutable {
+            return [&, worker = Worker(*this, discipline, number, batch, n_add)]() mutable {
                 worker.step(n_add, n_sample, n_update);
                 if (worker.torn) n_torn += worker.torn;
             };
@@ -105,8 +111,17 @@ private:
         int64_t torn = 0;
 
         Worker(Buffer& b, int d, int thread, int64_t batch, int64_t n_add)
-            : buffer(b), discipline(d), random{0x9E3779B97F4A7C15ULL * (thread + 1)}, prefix(batch), mass(batch), node(batch),
-              scratch(batch + n_add), slot(n_add), generation(batch), out(batch), number(uint64_t(thread) << 40) {}
+            : buffer(b),
+              discipline(d),
+              random{0x9E3779B97F4A7C15ULL * (thread + 1)},
+              prefix(batch),
+              mass(batch),
+              node(batch),
+              scratch(batch + n_add),
+              slot(n_add),
+              generation(batch),
+              out(batch),
+              number(uint64_t(thread) << 40) {}
 
         void step(int64_t n_add, int64_t n_sample, int64_t n_update) {
             if (n_add > 0) add(n_add);
@@ -137,7 +152,9 @@ private:
                 ++number;
                 // [word] release: pairs with the acquire in copy; carries the odd generation with
                 // it
-                for (uint64_t& word : buffer.rows_[slot[i]].word) __atomic_store_n(&word, number, __ATOMIC_RELEASE);
+                for (uint64_t& word : buffer.rows_[slot[i]].word) {
+                    __atomic_store_n(&word, number, __ATOMIC_RELEASE);
+                }
             }
             if (lazy) buffer.lock_.acquire();
             for (int64_t i = 0; i < n; ++i) {
@@ -151,7 +168,9 @@ private:
 
         void set_generation(int64_t at, int order) {
             uint64_t* generation_at = &buffer.rows_[at].generation;
-            if (order == __ATOMIC_RELAXED) __atomic_store_n(generation_at, *generation_at + 1, __ATOMIC_RELAXED);
+            if (order == __ATOMIC_RELAXED) {
+                __atomic_store_n(generation_at, *generation_at + 1, __ATOMIC_RELAXED);
+            }
             else __atomic_store_n(generation_at, *generation_at + 1, __ATOMIC_RELEASE);
         }
 
@@ -164,8 +183,11 @@ private:
             if (discipline != LAZY_LOCK_FREE) buffer.lock_.acquire();
             const double total = load(buffer.tree_.level[0]);
             for (int64_t i = 0; i < n; ++i) prefix[i] = (i + random()) * (total / n);
-            for (int64_t i = 0; i < n; i += CHUNK)
-                descend<K_LOCKS, BY_LEVEL_PREFETCH, true>(buffer.tree_, &prefix[i], &node[i], n - i < CHUNK ? n - i : CHUNK);
+            for (int64_t i = 0; i < n; i += CHUNK) {
+                const int64_t n_here = n - i < CHUNK ? n - i : CHUNK;
+                descend<K_LOCKS, BY_LEVEL_PREFETCH, true>(buffer.tree_, &prefix[i], &node[i],
+                                                          n_here);
+            }
             if (discipline == SPLIT || discipline == LAZY) buffer.lock_.release();
             for (int64_t i = 0; i < n; ++i) {
                 if (i + AHEAD < n) prefetch_row(node[i + AHEAD]);
@@ -187,9 +209,12 @@ private:
             if (seen & 1) return false;
             // [word] acquire: pairs with the release in add; a newer word makes the second look see
             // a newer generation
-            for (int w = 0; w < N_WORDS; ++w) out[i].word[w] = __atomic_load_n(&row.word[w], __ATOMIC_ACQUIRE);
+            for (int w = 0; w < N_WORDS; ++w) {
+                out[i].word[w] = __atomic_load_n(&row.word[w], __ATOMIC_ACQUIRE);
+            }
             // [generation] relaxed: the acquire of the words orders this second look after them
-            if (discipline != COARSE && __atomic_load_n(&row.generation, __ATOMIC_RELAXED) != seen) return false;
+            const uint64_t now = __atomic_load_n(&row.generation, __ATOMIC_RELAXED);
+            if (discipline != COARSE && now != seen) return false;
             mass[i] = load(buffer.tree_.leaves() + node[i]);
             generation[i] = seen;
             torn += out[i].word[0] != out[i].word[N_WORDS - 1];
@@ -198,7 +223,9 @@ private:
 
         void prefetch_row(int64_t at) {
             const char* row = reinterpret_cast<const char*>(&buffer.rows_[at]);
-            for (size_t byte = 0; byte < sizeof(Row); byte += 64) __builtin_prefetch(row + byte, 0, 3);
+            for (size_t byte = 0; byte < sizeof(Row); byte += 64) {
+                __builtin_prefetch(row + byte, 0, 3);
+            }
         }
 
         void update(int64_t n) {

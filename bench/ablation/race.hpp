@@ -23,7 +23,9 @@ double race(int n_threads, double seconds, MakeWorker make_worker) {
         auto step = make_worker(number);
         step();
         pthread_barrier_wait(&barrier);
-        const auto start = Clock::now(), end = start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+        const std::chrono::duration<double> length(seconds);
+        const auto start = Clock::now();
+        const auto end = start + std::chrono::duration_cast<Clock::duration>(length);
         auto now = start;
         int64_t n = 0;
         while (now < end) {

@@ -44,8 +44,8 @@ inline char* allocate(size_t nbytes) {
 
 // aligned: every level starts on a cache line, so a group of K ≤ 8 siblings lies in one line.
 // naive:   one flat array in which the children of node i are K·i + 1 … K·i + K. The levels are the
-// same, but
-//          level l starts at node (K^l − 1) / (K − 1), so groups straddle cache lines: half of them for K = 4, all for K = 8.
+//          same, but level l starts at node (K^l − 1) / (K − 1), so groups straddle cache lines:
+//          half of them for K = 4, all for K = 8.
 struct Tree {
     double* level[48];
     int64_t width[48];
@@ -72,7 +72,8 @@ struct Tree {
             end += is_aligned ? (stored + 63) / 64 * 64 : full * sizeof(double);
         }
         // The naive layout's last level needs only its used part.
-        memory = allocate(offset[n_levels - 1] + (width[n_levels - 1] + 2 * arity) * sizeof(double) + 64);
+        const int last = n_levels - 1;
+        memory = allocate(offset[last] + (width[last] + 2 * arity) * sizeof(double) + 64);
         for (int l = 0; l < n_levels; ++l) {
             level[l] = reinterpret_cast<double*>(memory + offset[l]);
             const int64_t stored = l == 0 ? 1 : (width[l] + arity - 1) / arity * arity;
@@ -114,7 +115,8 @@ inline int64_t find_child(const double* group, double* prefix) {
     before[0] = 0;
 #pragma GCC unroll 8
     for (int c = 0; c + 1 < n; ++c) {
-        before[c + 1] = before[c] + (block == 1 ? load_node(group + c) : group_sum<block>(group + block * c));
+        const double sum = block == 1 ? load_node(group + c) : group_sum<block>(group + block * c);
+        before[c + 1] = before[c] + sum;
         j += p >= before[c + 1];
     }
     *prefix = p - before[j];
@@ -154,7 +156,9 @@ void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n) {
                 int64_t at = node[i] * K + find_child<K>(level + node[i] * K, prefix + i);
                 at = at < last ? at : last;
                 node[i] = at;
-                if (ORDER == BY_LEVEL_PREFETCH && next != nullptr) prefetch_group<K, IS_ALIGNED>(next + at * K);
+                if (ORDER == BY_LEVEL_PREFETCH && next != nullptr) {
+                    prefetch_group<K, IS_ALIGNED>(next + at * K);
+                }
             }
         }
     }
@@ -169,7 +173,9 @@ void recompute(const Tree& tree, int64_t* node, int64_t n) {
         double* parents = tree.level[l];
         const double* children = tree.level[l + 1];
         if (n >= tree.width[l]) {
-            for (int64_t i = 0; i < tree.width[l]; ++i) store(parents + i, group_sum<K>(children + i * K));
+            for (int64_t i = 0; i < tree.width[l]; ++i) {
+                store(parents + i, group_sum<K>(children + i * K));
+            }
             continue;
         }
         int64_t m = 0, last = -1;
@@ -180,7 +186,9 @@ void recompute(const Tree& tree, int64_t* node, int64_t n) {
         if (merging) {
             merging = m <= n - n / 8;
             n = m;
-            for (int64_t i = 0; i < n; ++i) store(parents + node[i], group_sum<K>(children + node[i] * K));
+            for (int64_t i = 0; i < n; ++i) {
+                store(parents + node[i], group_sum<K>(children + node[i] * K));
+            }
         } else {
             for (int64_t i = 0; i < n; ++i) {
                 node[i] /= K;
@@ -193,7 +201,9 @@ void recompute(const Tree& tree, int64_t* node, int64_t n) {
 template <int K>
 void rebuild(const Tree& tree) {
     for (int l = tree.n_levels - 2; l >= 0; --l)
-        for (int64_t i = 0; i < tree.width[l]; ++i) store(tree.level[l] + i, group_sum<K>(tree.level[l + 1] + i * K));
+        for (int64_t i = 0; i < tree.width[l]; ++i) {
+            store(tree.level[l] + i, group_sum<K>(tree.level[l + 1] + i * K));
+        }
 }
 
 template <int K>
@@ -215,14 +225,18 @@ void descend_as(const Tree& tree, int order, double* prefix, int64_t* node, int6
     }
 
 // The batches one after the other, as separate calls would do them.
-inline void descend_batches(const Tree& tree, int order, double* prefix, int64_t* node, int64_t n_batches, int64_t batch) {
+inline void descend_batches(const Tree& tree, int order, double* prefix, int64_t* node,
+                            int64_t n_batches, int64_t batch) {
     for (int64_t b = 0; b < n_batches; ++b)
         ABLATION_FOR_ARITY(descend_as<K>(tree, order, prefix + b * batch, node + b * batch, batch))
 }
 
-inline void update_batches(const Tree& tree, int64_t* index, const double* mass, int64_t n_batches, int64_t batch) {
+inline void update_batches(const Tree& tree, int64_t* index, const double* mass, int64_t n_batches,
+                           int64_t batch) {
     for (int64_t b = 0; b < n_batches; ++b) {
-        for (int64_t i = b * batch; i < (b + 1) * batch; ++i) store(tree.leaves() + index[i], mass[i]);
+        for (int64_t i = b * batch; i < (b + 1) * batch; ++i) {
+            store(tree.leaves() + index[i], mass[i]);
+        }
         ABLATION_FOR_ARITY(recompute<K>(tree, index + b * batch, batch))
     }
 }

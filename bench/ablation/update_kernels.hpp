@@ -1,8 +1,10 @@
 // Two ways for several threads to set batches of leaves in one tree of arity 4.
 //
-//   recompute under a lock   float64 masses; the leaves are stored and their ancestors recomputed inside one short lock
-//   lock-free, fixed point   uint64 masses; the leaf is exchanged and the difference added to every ancestor, no lock. Integers,
-//                            since only their sums come out the same in every order; a mass is a multiple of 2^-20.
+//   recompute under a lock   float64 masses; the leaves are stored and their ancestors recomputed
+//                            inside one short lock
+//   lock-free, fixed point   uint64 masses; the leaf is exchanged and the difference added to every
+//                            ancestor, without a lock. They are integers, because only the sums of
+//                            integers are the same in every order; a mass is a multiple of 2^-20.
 #pragma once
 #include <cmath>
 
@@ -14,11 +16,14 @@ enum Update { RECOMPUTE = 0, FIXED_POINT = 1 };
 
 class UpdateRace {
 public:
-    explicit UpdateRace(int64_t capacity) : capacity_(capacity), tree_(capacity, 2, true), fixed_(capacity, 2, true) {}
+    explicit UpdateRace(int64_t capacity)
+        : capacity_(capacity), tree_(capacity, 2, true), fixed_(capacity, 2, true) {}
 
     double rate(int kind, int n_threads, int64_t batch, double seconds) {
         return race(n_threads, seconds, [&](int number) {
-            return [this, kind, batch, random = Random{0x9E3779B97F4A7C15ULL * (number + 1)}, node = std::vector<int64_t>(batch),
+            return [this, kind, batch,
+                    random = Random{0x9E3779B97F4A7C15ULL * (number + 1)},
+                    node = std::vector<int64_t>(batch),
                     mass = std::vector<double>(batch)]() mutable {
                 for (int64_t i = 0; i < batch; ++i) {
                     node[i] = static_cast<int64_t>(random() * capacity_);
@@ -72,7 +77,9 @@ private:
         thread_local std::vector<uint64_t> words;
         return words;
     }
-    uint64_t* word(int l, int64_t i) const { return reinterpret_cast<uint64_t*>(fixed_.level[l] + i); }
+    uint64_t* word(int l, int64_t i) const {
+        return reinterpret_cast<uint64_t*>(fixed_.level[l] + i);
+    }
 
     int64_t capacity_;
     Tree tree_, fixed_;  // fixed_: the same layout, its nodes taken for integers

@@ -76,16 +76,15 @@ def draw_cliffwalk(document: dict[str, Any], path: Path) -> None:
 
 
 def draw_curves(documents: dict[str, dict[str, Any]], path: Path) -> None:
-    """One panel per task: mean over seeds, band of one standard error, single seeds faint."""
+    """Two panels in a row: mean over seeds, band of one standard error, single seeds faint."""
+    n_rows = -(-len(documents) // 2)
     with plt.rc_context(STYLE):
         figure, grid = plt.subplots(
-            1,
-            len(documents),
-            figsize=(4.0 * len(documents), 3.4),
-            layout="constrained",
-            squeeze=False,
+            n_rows, 2, figsize=(9.0, 3.2 * n_rows), layout="constrained", squeeze=False
         )
-        for axes, document in zip(grid[0], documents.values(), strict=True):
+        for axes in grid.flat[len(documents) :]:
+            axes.axis("off")
+        for axes, document in zip(grid.flat, documents.values(), strict=False):
             for buffer in BUFFERS:
                 returns, colour = curves(document, buffer), CURVES[buffer]
                 if not len(returns):
@@ -106,7 +105,8 @@ def draw_curves(documents: dict[str, dict[str, Any]], path: Path) -> None:
             axes.set_xlabel("environment steps")
             axes.grid()
             axes.legend(fontsize=8)
-        grid[0, 0].set_ylabel("mean return of the greedy policy")
+        for axes in grid[:, 0]:
+            axes.set_ylabel("mean return of the greedy policy")
         figure.savefig(path)
         plt.close(figure)
 
