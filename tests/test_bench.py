@@ -2,7 +2,6 @@
 
 import json
 import math
-import subprocess
 import sys
 
 import pytest
@@ -12,7 +11,7 @@ pytest.importorskip("pytest_benchmark")
 pytest.importorskip("tianshou")
 
 from bench import __main__ as suite
-from bench.harness import campaign, grid, paths, timing
+from bench.harness import campaign, grid, timing
 from bench.harness.timing import Contender, Record, calibrate, interleave_windows, turns
 from bench.rivals import remote
 from bench.runs import large_batch, runner_ablation, runner_run, scaling
@@ -384,17 +383,3 @@ def test_a_rival_that_does_not_load_is_named_with_the_reason(environments, tmp_p
     (tmp_path / "rllib" / "installed").unlink()
     assert remote.attempt("rllib", {}, 64) is None
     assert remote.status["RLlib"] == "left out, not installed: make rivals"
-
-
-def test_the_page_of_convergence_is_made_of_its_committed_results(tmp_path):
-    results = paths.RESULTS / "convergence.json"
-    command = [
-        sys.executable,
-        "-m",
-        "bench.runs.convergence.report",
-        str(results),
-        "--docs",
-        str(tmp_path),
-    ]
-    subprocess.run(command, cwd=paths.ROOT, check=True)
-    assert "## Convergence" in (tmp_path / "runner_benchmarks.md").read_text()

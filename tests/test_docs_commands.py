@@ -10,6 +10,7 @@ import builtins
 import importlib.util
 import re
 import shlex
+from functools import cache
 from unittest import mock
 
 import pytest
@@ -184,6 +185,7 @@ def pattern_of(node):
     return ".*?"
 
 
+@cache
 def messages_of_source():
     """Patterns of all longer strings of the package."""
     patterns = set()

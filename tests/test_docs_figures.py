@@ -5,7 +5,6 @@ Settings of the code that the text names are those of the code.
 
 import importlib
 import re
-import shutil
 import sys
 
 import pytest
@@ -33,40 +32,55 @@ def bench_can_be_imported(monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
 
 
-def regenerate(results, docs, monkeypatch):
-    """Write the page of a results file anew, as the command line does."""
+def command_of(results):
+    """Return the module that makes the pages of a results file, and its options."""
     kind = results.split("/")[0]
-    arguments = (
-        ["--report"]
-        if kind in REPORTING
-        else []
-        if kind in ("learning", "convergence")
-        else [results]
-    )
-    monkeypatch.setattr(sys, "argv", ["report", *arguments, "--docs", str(docs)])
-    importlib.import_module(GENERATORS.get(kind, "bench.harness.report")).main()
+    module = GENERATORS.get(kind, "bench.harness.report")
+    if kind in REPORTING:
+        return module, ["--report"]
+    if kind == "convergence":
+        return module, [str(ROOT / "bench" / "results" / f"{results}.json")]
+    return module, [] if kind == "learning" else [results]
+
+
+@pytest.fixture(scope="module")
+def made_anew(tmp_path_factory):
+    """Return a function that makes a page anew, in a folder with all pages of its results file."""
+    folders = {}
+
+    def make(page):
+        (generated,) = GENERATED.findall(page.read_text(encoding="utf-8"))
+        is_readme = name_of(page) == "README.md"
+        results = "the table of the README" if is_readme else RESULTS.findall(generated)[0]
+        if results not in folders:
+            folders[results] = folder = tmp_path_factory.mktemp("pages")
+            (folder / "docs" / "images").mkdir(parents=True)
+            for one in MADE:
+                empty = GENERATED.sub(
+                    lambda found: re.sub(r"-->.*<!--", "-->\n<!--", found[0], flags=re.S),
+                    one.read_text(encoding="utf-8"),
+                )
+                (folder / name_of(one)).write_text(empty, encoding="utf-8")
+            if is_readme:
+                module, options = "bench.harness.headline", ["--readme", str(folder / "README.md")]
+            else:
+                module, options = command_of(results)
+                options += ["--docs", str(folder / "docs")]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.syspath_prepend(ROOT)
+                patch.setattr(sys, "argv", [module, *options])
+                importlib.import_module(module).main()
+        return folders[results] / name_of(page)
+
+    return make
 
 
 @pytest.mark.parametrize("page", MADE, ids=name_of)
-def test_generated_sections_are_what_the_generators_make(page, tmp_path, monkeypatch):
+def test_generated_sections_are_what_the_generators_make(page, made_anew):
     pytest.importorskip("matplotlib")
     for module in ("bench.harness.headline", "bench.runs.learning.report"):
         pytest.importorskip(module, exc_type=ModuleNotFoundError)
-    text = page.read_text(encoding="utf-8")
-    (generated,) = GENERATED.findall(text)
-    copy = tmp_path / name_of(page)
-    (tmp_path / "docs" / "images").mkdir(parents=True)
-    shutil.copy(page, copy)
-    copy.write_text(
-        text.replace(generated, re.sub(r"-->.*<!--", "-->\n<!--", generated, flags=re.S)),
-        encoding="utf-8",
-    )
-    if name_of(page) == "README.md":
-        monkeypatch.setattr(sys, "argv", ["headline", "--readme", str(copy)])
-        importlib.import_module("bench.harness.headline").main()
-    else:
-        regenerate(RESULTS.findall(generated)[0], tmp_path / "docs", monkeypatch)
-    assert copy.read_text(encoding="utf-8") == text, (
+    assert made_anew(page).read_text(encoding="utf-8") == page.read_text(encoding="utf-8"), (
         "the page is not what the results say: run its generator"
     )
 
