@@ -23,6 +23,7 @@ def mappings():
     return [link for link in links if os.path.exists(link) and "kary-replay" in os.readlink(link)]
 
 
+@pytest.mark.alone  # others would leave names in /dev/shm meanwhile
 def test_processes_killed_at_random(capsys):
     """Fifty of them: nobody hangs, no row is torn, no priority stale, and nothing is left."""
     before = mappings(), os.listdir("/dev/shm")

@@ -314,6 +314,7 @@ def test_sigterm_to_every_process_saves_all_the_same(tmp_path):
     assert Runner.resume(directory)
 
 
+@pytest.mark.alone  # others would leave names in /dev/shm meanwhile
 def test_a_killed_supervisor_leaves_nothing(tmp_path, monkeypatch):
     """Not even what environments have started."""
     monkeypatch.setenv("CHILD_FILE", str(tmp_path / "child"))
