@@ -48,6 +48,8 @@ setup(
         extensions,
         build_dir=os.environ.get("KARY_REPLAY_BUILD", "build/cython"),
         compiler_directives={"language_level": 3},
-        quiet="-q" in sys.argv,
+        # Its processes need fork, which Linux has had as the default up to Python 3.13.
+        nthreads=cores if sys.platform == "linux" and sys.version_info < (3, 14) else 0,
+        quiet=bool({"-q", "--quiet"} & {*sys.argv}),
     ),
 )
