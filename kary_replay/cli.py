@@ -109,7 +109,7 @@ def _do(arguments: list[str]) -> int:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # for module:function
     from .runner import ConfigError, RunFailedError
-    from .runner.environments.environments import EnvironmentFaultError
+    from .runner.environments.vector import EnvironmentFaultError
 
     try:
         return commands[command](rest)

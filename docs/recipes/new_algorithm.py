@@ -17,17 +17,19 @@ import kary_replay as kr
 from kary_replay.algorithms import (
     ALGORITHMS,
     MLP,
-    Algorithm,
     Minimizer,
-    Options,
+    OffPolicy,
+    OffPolicyOptions,
     UnsuitableSpaceError,
     register,
 )
 
+ROWS = "observation", "action", "reward", "next_observation", "discount"
+
 
 @dataclass(frozen=True)
-class MunchausenOptions(Options):
-    """Hyperparameters; those of `Options` are there as well."""
+class MunchausenOptions(OffPolicyOptions):
+    """Hyperparameters; those of `OffPolicyOptions` are there as well."""
 
     tau: float = 0.01
     temperature: float = 0.03
@@ -39,7 +41,7 @@ class MunchausenOptions(Options):
 
 
 @register
-class MunchausenDQN(Algorithm):
+class MunchausenDQN(OffPolicy):
     """Q-learning with a soft policy, rewarded for being sure of what it does: Vieillard et al. (2020), arXiv:2007.14430."""
 
     name = "munchausen-dqn"
@@ -64,43 +66,35 @@ class MunchausenDQN(Algorithm):
         self.policy = self.q
 
     def loss(self, observation, action, reward, next_observation, discount, weight):
+        rows = observation, action, reward, next_observation, discount
+        q, target = self.values(*rows)
+        loss = F.smooth_l1_loss(q, target, reduction="none")
+        return (weight * loss).mean(), (q - target).abs()
+
+    def values(self, observation, action, reward, next_observation, discount):
+        """Return the value of each row, with its gradient, and the target."""
         options, action = self.options, action.unsqueeze(1)
+        temperature = options.temperature
         with torch.no_grad():
-            log_pi = (
-                (self.q_target(observation) / options.temperature)
-                .log_softmax(1)
-                .gather(1, action)
-                .squeeze(1)
-            )
-            bonus = options.scale * (options.temperature * log_pi).clamp(options.lowest, 0)
+            policy = (self.q_target(observation) / temperature).log_softmax(1)
+            log_pi = policy.gather(1, action).squeeze(1)
+            bonus = options.scale * (temperature * log_pi).clamp(options.lowest, 0)
             # What a soft policy makes of the next values, its entropy included, is their soft
             # maximum.
-            next_value = options.temperature * (
-                self.q_target(next_observation) / options.temperature
-            ).logsumexp(1)
-            target = reward + bonus + discount * next_value
-        q = self.q(observation).gather(1, action).squeeze(1)
-        return (weight * F.smooth_l1_loss(q, target, reduction="none")).mean(), (q - target).abs()
-
-    def columns(self, batch):
-        names = (
-            "observation",
-            "action",
-            "reward",
-            "next_observation",
-            "discount",
-            "importance_weight",
-        )
-        return [batch[name] for name in names if name in batch]
+            soft_maximum = (self.q_target(next_observation) / temperature).logsumexp(1)
+            target = reward + bonus + discount * temperature * soft_maximum
+        return self.q(observation).gather(1, action).squeeze(1), target
 
     def update(self, batch):
-        (td_error,) = self.minimizers["q"].step(*self.columns(batch))
+        rows = [batch[name] for name in ROWS]
+        (td_error,) = self.minimizers["q"].step(*rows, batch["importance_weight"])
         self.move_targets()
         return td_error
 
     @torch.no_grad()
     def td_error(self, batch):
-        return self.loss(*self.columns({**batch, "importance_weight": batch["reward"]}))[1]
+        q, target = self.values(*[batch[name] for name in ROWS])
+        return (q - target).abs()
 
     def act(self, observation, exploration, rng):
         action = self.q.numpy(np.asarray(observation)).argmax(1)

@@ -6,6 +6,7 @@ from .algorithm import Algorithm, Options
 from .ddpg import DDPG, DDPGOptions
 from .dqn import DQN, DQNOptions
 from .networks import MLP, Encoder
+from .off_policy import OffPolicy, OffPolicyOptions
 from .registry import ALGORITHMS, find, register
 from .sac import SAC, SACOptions
 from .spaces import UnsuitableSpaceError
@@ -24,6 +25,8 @@ __all__ = [
     "DQNOptions",
     "Encoder",
     "Minimizer",
+    "OffPolicy",
+    "OffPolicyOptions",
     "Options",
     "SACOptions",
     "Share",

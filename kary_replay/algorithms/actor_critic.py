@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .algorithm import Algorithm, Batch
+from .algorithm import Tensors
 from .networks import MLP, Encoder
+from .off_policy import OffPolicy
 from .spaces import check_actions_are_bounded
 
-__all__ = ["ActorCritic", "Critics", "regression"]
+__all__ = ["ActorCritic", "Critics", "mean_error", "regression"]
 
 
 class Critics(nn.Module):
@@ -45,14 +46,22 @@ class Critics(nn.Module):
 
 
 def regression(q: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weighted squared error of critics [B, n], summed over them, and its mean absolute value of each row."""
-    target = target.unsqueeze(1).expand_as(q)
-    return (weight * F.mse_loss(q, target, reduction="none").sum(1)).mean(), (
-        q.detach() - target
-    ).abs().mean(1)
+    """Return the weighted squared error of critics [B, n], and the `mean_error` of each row.
+
+    The squared errors of a row are summed over the critics, and their weighted mean is taken over
+    the rows.
+    """
+    wanted = target.unsqueeze(1).expand_as(q)
+    squared = F.mse_loss(q, wanted, reduction="none").sum(1)
+    return (weight * squared).mean(), mean_error(q.detach(), target)
 
 
-class ActorCritic(Algorithm):
+def mean_error(q: Tensor, target: Tensor) -> Tensor:
+    """Return |q - target| of each row, [B], as the mean over the critics of ``q``, [B, n]."""
+    return (q - target.unsqueeze(1).expand_as(q)).abs().mean(1)
+
+
+class ActorCritic(OffPolicy):
     """An algorithm for continuous actions."""
 
     @classmethod
@@ -65,7 +74,7 @@ class ActorCritic(Algorithm):
         """How many numbers an action has."""
         return int(np.prod(self.action_space.shape))
 
-    def rows(self, batch: Batch) -> tuple[Any, ...]:
+    def rows(self, batch: Tensors) -> tuple[Any, ...]:
         """Return observation, action, reward, next observation and discount."""
         action = batch["action"].reshape(-1, self.n_actions)
         return (

@@ -1,6 +1,7 @@
-"""What an algorithm is: networks, an update on a batch, and a way to act. It knows nothing of processes.
+"""What every algorithm is: networks, an update on a batch, and a way to act.
 
-To add one, write a class like those beside this file, and `register` it or name it as
+An algorithm knows nothing of processes. To add one, write a class like those beside this file,
+derived from `OffPolicy` where it trains on batches from replay, and `register` it or name it as
 "module:Class".
 """
 
@@ -19,13 +20,14 @@ from torch import Tensor, nn
 
 from ..validation import as_count, as_exponent, as_real
 from .spaces import check_observations
-from .updates.minimizer import Minimizer, Share, flatten, take_up
+from .updates.minimizer import Minimizer, Share
 
-__all__ = ["Algorithm", "Batch", "Options", "check_above_0", "check_finite"]
+__all__ = ["Algorithm", "Options", "Tensors", "check_above_0", "check_finite"]
 
-# enough for what is done only in some updates, as TD3's policy_delay has it by default
+# Some parts of an update are done only every few updates (TD3's policy_delay is 2 by default).
 WARM_UPDATES = 4
-Batch = Mapping[str, Any]  # of tensors with a leading axis B; observations may be dicts of them
+Tensors = Mapping[str, Any]
+"""The columns of a batch: tensors [B, ...]; an observation may be a dict of them."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +42,9 @@ class Options:
     """Rows of one update, over all learners."""
     gamma: float = 0.99
     """Discount of one step, 0 to 1."""
-    n_step: int = 1
-    """Environment steps whose rewards are summed up in one row."""
-    tau: float = 0.005
-    """Share by which target networks move towards the trained ones, after every target_interval updates."""
-    target_interval: int = 1
-    """Updates between two moves of the target networks."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "n_step", "target_interval"):
-            as_count(name, getattr(self, name))
+        as_count("batch_size", self.batch_size)
         if not isinstance(self.hidden, (tuple, list)):
             raise TypeError(
                 f"hidden must be a tuple of widths, such as (64, 64), got {self.hidden!r}"
@@ -57,9 +52,7 @@ class Options:
         for width in self.hidden:
             as_count("a width in hidden", width)
         as_exponent("gamma", self.gamma)
-        for name in ("learning_rate", "tau"):
-            check_above_0(name, getattr(self, name))
-        as_exponent("tau", self.tau)
+        check_above_0("learning_rate", self.learning_rate)
 
 
 def check_above_0(name: str, value: Any) -> None:
@@ -76,21 +69,21 @@ def check_finite(name: str, value: Any, least: float = 0.0) -> None:
 
 
 class Algorithm(ABC):
-    """Networks trained on batches from replay, off-policy.
+    """Networks, how a batch trains them, and how they act.
 
     Parameters
     ----------
     observation_space, action_space : gymnasium.Space
-        Of one environment.
+        The spaces of one environment.
     options : Options
-        Of the class's own kind.
+        Hyperparameters, an instance of the class's ``options_class``.
     seed : int
-        Of the initial weights and of whatever noise an update needs. All actors and learners of a
-        run give the same.
+        Seed of the initial weights and of the noise that an update needs. All actors and learners
+        of a run give the same seed.
     device : str
         Where the networks are.
     share : Share
-        With several learners, which one this is.
+        With several learners, which of them this is.
 
     Raises
     ------
@@ -99,20 +92,20 @@ class Algorithm(ABC):
 
     Notes
     -----
-    A batch has observation, action, reward, next_observation, discount = gamma^k · (1 -
-    terminated), and importance_weight. A subclass makes its networks and `Minimizer`s in ``build``,
-    and lets target networks follow them by ``add_target``.
+    A subclass makes its networks and `Minimizer`s in ``build``. It also names what a run of it
+    looks like: the columns of the rows that actors write (`columns`), what turns steps into such
+    rows (`writer`), and the workers and the streams between them (`flow`).
     """
 
     name: ClassVar[str]
     paper: ClassVar[str]
     options_class: ClassVar[type[Options]] = Options
+    flow: ClassVar[str]
+    """Where the function is that returns the flow of a run, as "module:function"."""
     policy: nn.Module
     """What actors need in order to act."""
     minimizers: dict[str, Minimizer]
-    """One for each loss, by name; their vectors are all that is trained."""
-    targets: dict[str, Tensor]
-    """The flat parameters of target networks, by the name of the minimizer they follow."""
+    """One minimizer for each loss, by name; their vectors are all that is trained."""
 
     def __init__(
         self,
@@ -128,7 +121,7 @@ class Algorithm(ABC):
         self.observation_space, self.action_space = observation_space, action_space
         self.options, self.device, self.share = options, torch.device(device), share or Share()
         self.n_updates = 0
-        self.minimizers, self.targets = {}, {}
+        self.minimizers = {}
         self.generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -137,24 +130,48 @@ class Algorithm(ABC):
     @classmethod
     @abstractmethod
     def check_spaces(cls, observation_space: Any, action_space: Any) -> None:
-        """Raise UnsuitableSpaceError if the algorithm cannot handle these; this looks at the observations."""
+        """Raise UnsuitableSpaceError if the algorithm cannot handle these spaces.
+
+        This method of the base class checks the observations.
+        """
         check_observations(cls.name, observation_space)
+
+    @classmethod
+    @abstractmethod
+    def columns(cls, observation_space: Any, action_space: Any) -> dict[str, Any]:
+        """Return the fields of the rows that actors write, by name."""
+
+    @abstractmethod
+    def writer(self, target: Any, n_envs: int, priority: Any = None) -> Any:
+        """Return what turns the steps of some environments into rows.
+
+        Parameters
+        ----------
+        target : object with ``add`` and ``fields``
+            Where the rows go.
+        n_envs : int
+            How many environments are stepped together.
+        priority : function of columns, optional
+            Returns the initial priorities of new rows.
+
+        Returns
+        -------
+        object
+            It has ``add``, ``reset`` and ``n_step`` as `kary_replay.NStepWriter` does.
+        """
 
     @abstractmethod
     def build(self) -> None:
-        """Make ``policy``, ``minimizers`` and ``targets``."""
+        """Make ``policy`` and ``minimizers``."""
 
     @abstractmethod
-    def update(self, batch: Batch) -> Tensor:
-        """Train on a batch: one step of each loss that is due. Return |TD error| of each row, float [B]."""
+    def update(self, batch: Tensors) -> Tensor:
+        """Train on a batch: one step of each loss that is due.
 
-    @abstractmethod
-    def td_error(self, batch: Batch) -> Tensor:
-        """Return |TD error| of each row, float [B], by the trained networks, without gradients.
-
-        Actors ask for it, before a row has an importance_weight, in order to give new rows their
-        priorities. It must be what `update` returns, on the same scale, where the target networks
-        have caught up with the trained ones: learners replace the one by the other.
+        Returns
+        -------
+        Tensor, float [B]
+            The error of each row: |TD error| where the rows come from prioritized replay.
         """
 
     @abstractmethod
@@ -167,45 +184,36 @@ class Algorithm(ABC):
         ----------
         observation : tensor or array [N, ...], or dict of them
         exploration : float [N]
-            How much each explores, in the algorithm's own unit; with 0 it takes what seems best.
+            How much each environment explores, in the algorithm's own unit. With 0 the action is
+            the one that seems best.
         rng : numpy.random.Generator
-            For exploring.
+            Draws the exploration.
 
         Returns
         -------
         array [N, ...]
-            As the buffer stores them: indices from 0, or numbers from -1 to 1.
+            The actions as the buffer stores them: indices from 0, or numbers from -1 to 1.
         """
 
     @abstractmethod
     def exploration(self, progress: float) -> float:
         """Return how much to explore after this share of the training, 0 to 1."""
 
-    def add_target(self, name: str, module: nn.Module) -> None:
-        """Let a network follow those that a minimizer trains; it begins as the same."""
-        self.targets[name] = flatten([module])
-        self.targets[name].copy_(self.minimizers[name].flat)
+    def warm_up(self, batch: Tensors) -> None:
+        """Record all that updates on such batches need; nothing is learned from this batch.
 
-    def warm_up(self, batch: Batch) -> None:
-        """Have everything recorded that updates on such batches need; nothing is learned from this one.
-
-        Learners that average gradients must all do it.
+        Learners that average gradients must all call it.
         """
         state = self.state_dict()
         for _ in range(WARM_UPDATES):
             self.update(batch)
         self.load_state_dict(state)
 
-    def move_targets(self) -> None:
-        """Move the target networks towards the trained ones if it is time."""
-        self.n_updates += 1
-        if self.n_updates % self.options.target_interval == 0:
-            with torch.no_grad():
-                for name, target in self.targets.items():
-                    target.lerp_(self.minimizers[name].flat, self.options.tau)
-
     def noise(self, n_rows: int, n_columns: int) -> Tensor:
-        """Return standard normal numbers for this learner's rows of a batch: its part of what one learner would draw."""
+        """Return standard normal numbers for this learner's rows of a batch.
+
+        They are this learner's part of what a single learner would draw for the whole batch.
+        """
         whole = torch.randn(self.share.count * n_rows, n_columns, generator=self.generator)
         return whole[self.share.rows(n_rows)].to(self.device)
 
@@ -215,15 +223,13 @@ class Algorithm(ABC):
             "minimizers": {
                 name: minimizer.state_dict() for name, minimizer in self.minimizers.items()
             },
-            "targets": {name: target.clone() for name, target in self.targets.items()},
             "generator": self.generator.get_state(),
             "n_updates": self.n_updates,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a state, in place; ValueError if it is that of networks of other sizes."""
+        """Take up a state, in place; raise ValueError if its networks have other sizes."""
         for name, minimizer in self.minimizers.items():
             minimizer.load_state_dict(state["minimizers"][name])
-        take_up(self.targets, state["targets"])
         self.generator.set_state(state["generator"])
         self.n_updates = state["n_updates"]

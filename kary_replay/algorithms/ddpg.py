@@ -10,16 +10,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from .actor_critic import ActorCritic, Critics, regression
-from .algorithm import Batch, Options, check_finite
+from .actor_critic import ActorCritic, Critics, mean_error, regression
+from .algorithm import Tensors, check_finite
 from .networks import MLP, Encoder
+from .off_policy import OffPolicyOptions
 from .updates.minimizer import Minimizer
 
-__all__ = ["DDPG", "Actor", "DDPGOptions"]
+__all__ = ["DDPG", "DDPGOptions", "DeterministicActor"]
 
 
 @dataclass(frozen=True)
-class DDPGOptions(Options):
+class DDPGOptions(OffPolicyOptions):
     """Hyperparameters of DDPG."""
 
     exploration_noise: float = 0.1
@@ -30,7 +31,7 @@ class DDPGOptions(Options):
         check_finite("exploration_noise", self.exploration_noise)
 
 
-class Actor(nn.Module):
+class DeterministicActor(nn.Module):
     """The action μ(s) of an observation: [B, n_actions], from -1 to 1."""
 
     def __init__(self, observation_space: Any, n_actions: int, hidden: tuple[int, ...]) -> None:
@@ -59,7 +60,7 @@ class DDPG(ActorCritic):
     def build(self) -> None:
         options, spaces = self.options, (self.observation_space, self.n_actions)
         self.actor, self.actor_target = (
-            Actor(*spaces, options.hidden).to(self.device) for _ in range(2)
+            DeterministicActor(*spaces, options.hidden).to(self.device) for _ in range(2)
         )
         self.critic, self.critic_target = (
             Critics(*spaces, options.hidden, self.n_critics).to(self.device) for _ in range(2)
@@ -74,7 +75,7 @@ class DDPG(ActorCritic):
         self.add_target("actor", self.actor_target)
         self.policy = self.actor
 
-    def update(self, batch: Batch) -> Tensor:
+    def update(self, batch: Tensors) -> Tensor:
         weight = batch["importance_weight"]
         (td_error,) = self.minimizers["critic"].step(*self.rows(batch), weight)
         self.minimizers["actor"].step(batch["observation"], weight)
@@ -102,10 +103,10 @@ class DDPG(ActorCritic):
         return (-(weight * self.critic.first(observation, self.actor(observation))).mean(),)
 
     @torch.no_grad()
-    def td_error(self, batch: Batch) -> Tensor:
+    def td_error(self, batch: Tensors) -> Tensor:
         observation, action, reward, next_observation, discount = self.rows(batch)
         next_q = self.critic(next_observation, self.actor(next_observation)).amin(1)
-        return regression(self.critic(observation, action), reward + discount * next_q, reward)[1]
+        return mean_error(self.critic(observation, action), reward + discount * next_q)
 
     def act(
         self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..validation import as_count
-from .algorithm import Algorithm, Batch, Options, check_above_0
+from .algorithm import Tensors, check_above_0
 from .networks import MLP, Encoder
+from .off_policy import OffPolicy, OffPolicyOptions
 from .spaces import check_actions_are_discrete
 from .updates.minimizer import Minimizer
 
@@ -24,7 +25,7 @@ ROWS = "observation", "action", "reward", "next_observation", "discount"
 
 
 @dataclass(frozen=True)
-class DQNOptions(Options):
+class DQNOptions(OffPolicyOptions):
     """Hyperparameters of DQN."""
 
     tau: float = 1.0
@@ -99,7 +100,7 @@ class QNetwork(nn.Module):
         return output
 
 
-class DQN(Algorithm):
+class DQN(OffPolicy):
     """Q-learning for discrete actions.
 
     Mnih et al. (2015), https://doi.org/10.1038/nature14236; double: van Hasselt et al. (2016),
@@ -137,7 +138,7 @@ class DQN(Algorithm):
         )
         self.policy = self.q
 
-    def update(self, batch: Batch) -> Tensor:
+    def update(self, batch: Tensors) -> Tensor:
         rows = [batch[name] for name in ROWS]
         (td_error,) = self.minimizers["q"].step(*rows, batch["importance_weight"])
         self.move_targets()
@@ -236,7 +237,7 @@ class DQN(Algorithm):
         return output if self.options.n_atoms == 1 else (output.softmax(2) * self.atoms).sum(2)
 
     @torch.no_grad()
-    def td_error(self, batch: Batch) -> Tensor:
+    def td_error(self, batch: Tensors) -> Tensor:
         rows = [batch[name] for name in ROWS]
         if self.options.n_atoms > 1:
             return self.divergences(self.q, *rows)[1]

@@ -8,6 +8,7 @@ from dataclasses import is_dataclass
 from typing import TypeVar
 
 from .algorithm import Algorithm
+from .off_policy import OffPolicy, OffPolicyOptions
 
 __all__ = ["ALGORITHMS", "find", "register"]
 
@@ -44,6 +45,12 @@ def register(algorithm: AnyAlgorithm) -> AnyAlgorithm:
     """
     if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
         raise TypeError(f"algorithm must be a subclass of Algorithm, got {algorithm!r}")
+    if not isinstance(getattr(algorithm, "flow", None), str):
+        raise TypeError(
+            f"{algorithm.__name__} names no flow: derive it from kary_replay.algorithms.OffPolicy if "
+            "it learns from replay, and its options from OffPolicyOptions; Algorithm is the base of "
+            "others, too"
+        )
     if inspect.isabstract(algorithm):
         missing = ", ".join(sorted(algorithm.__abstractmethods__))
         raise TypeError(f"{algorithm.__name__} is abstract: it still needs {missing}")
@@ -59,6 +66,13 @@ def register(algorithm: AnyAlgorithm) -> AnyAlgorithm:
     if not is_dataclass(algorithm.options_class):
         raise TypeError(
             f"options_class of {algorithm.__name__} must be a dataclass, got {algorithm.options_class!r}"
+        )
+    if issubclass(algorithm, OffPolicy) and not issubclass(
+        algorithm.options_class, OffPolicyOptions
+    ):
+        raise TypeError(
+            f"options_class of {algorithm.__name__} must be derived from "
+            f"kary_replay.algorithms.OffPolicyOptions, got {algorithm.options_class!r}"
         )
     other = ALGORITHMS.get(name, algorithm)
     if (other.__module__, other.__qualname__) != (algorithm.__module__, algorithm.__qualname__):

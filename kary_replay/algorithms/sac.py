@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .actor_critic import ActorCritic, Critics, regression
-from .algorithm import Batch, Options, check_above_0, check_finite
+from .actor_critic import ActorCritic, Critics, mean_error, regression
+from .algorithm import Tensors, check_above_0, check_finite
 from .networks import MLP, Encoder
+from .off_policy import OffPolicyOptions
 from .updates.minimizer import Minimizer
 from .updates.recorded import Function
 
@@ -24,7 +25,7 @@ LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 
 
 @dataclass(frozen=True)
-class SACOptions(Options):
+class SACOptions(OffPolicyOptions):
     """Hyperparameters of SAC."""
 
     learning_rate: float = 3e-4
@@ -113,7 +114,7 @@ class SAC(ActorCritic):
         self.add_target("critic", self.critic_target)
         self.policy = self.actor
 
-    def update(self, batch: Batch) -> Tensor:
+    def update(self, batch: Tensors) -> Tensor:
         weight = batch["importance_weight"]
         next_noise, noise = self.noise(len(weight), 2 * self.n_actions).chunk(2, dim=1)
         (td_error,) = self.minimizers["critic"].step(*self.rows(batch), weight, next_noise)
@@ -152,13 +153,11 @@ class SAC(ActorCritic):
         return (-(self.alpha.log_alpha * (weight * (log_pi + self.target_entropy))).mean(),)
 
     @torch.no_grad()
-    def td_error(self, batch: Batch) -> Tensor:
+    def td_error(self, batch: Tensors) -> Tensor:
         observation, action, reward, next_observation, discount = self.rows(batch)
         next_action, log_pi = self.actor.sample(next_observation, torch.zeros_like(action))
         next_value = self.critic(next_observation, next_action).amin(1) - self.alpha() * log_pi
-        return regression(self.critic(observation, action), reward + discount * next_value, reward)[
-            1
-        ]
+        return mean_error(self.critic(observation, action), reward + discount * next_value)
 
     def act(
         self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator

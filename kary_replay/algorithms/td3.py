@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..validation import as_count
 from .actor_critic import regression
-from .algorithm import Batch, check_finite
+from .algorithm import Tensors, check_finite
 from .ddpg import DDPG, DDPGOptions
 
 __all__ = ["TD3", "TD3Options"]
@@ -47,7 +47,7 @@ class TD3(DDPG):
     options: TD3Options
     n_critics = 2
 
-    def update(self, batch: Batch) -> Tensor:
+    def update(self, batch: Tensors) -> Tensor:
         weight = batch["importance_weight"]
         (td_error,) = self.minimizers["critic"].step(
             *self.rows(batch), weight, self.noise(len(weight), self.n_actions)

@@ -1,7 +1,7 @@
 """The parallel actor/learner runner: ``kary-replay train`` from Python."""
 
 from .config import ConfigError, RunnerConfig
-from .plan import Evaluation
+from .messages import Evaluation
 from .runner import RunFailedError, Runner, RunResult
 
 __all__ = ["ConfigError", "Evaluation", "RunFailedError", "RunResult", "Runner", "RunnerConfig"]

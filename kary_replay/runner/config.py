@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..algorithms import ALGORITHMS, Algorithm, Options, find
+from ..algorithms import ALGORITHMS, Algorithm, Options, Share, find
 from ..core.shared_memory import is_supported
 from ..prefetch.prefetcher import MAX_DEPTH
 from .presets import preset
@@ -140,9 +140,18 @@ class RunnerConfig:
         """The algorithm."""
         return find(self.algorithm)
 
-    def learner_device(self, index: int) -> str:
-        """Where one of the learners computes."""
-        return f"cuda:{index}" if self.device == "cuda" else self.device
+    def new_algorithm(
+        self, spaces: Any, device: str = "cpu", share: Share | None = None
+    ) -> Algorithm:
+        """Return the algorithm, for ``spaces.observation_space`` and ``spaces.action_space``."""
+        return self.algorithm_class(
+            spaces.observation_space,
+            spaces.action_space,
+            self.options,
+            seed=self.seed,
+            device=device,
+            share=share,
+        )
 
     @property
     def publishes_all(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .config import ConfigError, RunnerConfig
-from .plan import Evaluation
+from .messages import Evaluation
 from .records.run_directory import RunDirectory
 
 __all__ = ["CHANGEABLE", "check_changeable", "why_finished"]

@@ -17,26 +17,33 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from ..algorithms import UnsuitableSpaceError
 from ..version import VERSION
-from .allocation.allocation import Allocation
-from .allocation.measuring import measured_allocation
-from .backends import Backend, ProcessBackend, SerialBackend
+from .allocation.cores import Allocation
+from .allocation.measurement import measured_allocation
+from .backends import BACKENDS, Supervisor
 from .config import ConfigError, RunnerConfig
-from .environments.env_factory import Maker, is_importable, maker
+from .environments.env_factory import EnvFactory, env_factory, is_importable
 from .failures import WorkerFailedError
+from .flow import HostedFlow, device_of
 from .interrupts import Interrupts
-from .plan import Evaluation, Plan
+from .messages import Evaluation
 from .policies.checkpoint_policy import saved_algorithm
 from .records.display import Display
 from .records.monitor import RECENT_EPISODES, Monitor
 from .records.run_directory import EPISODES, RunDirectory
 from .resumption import check_changeable, why_finished
+from .streams import Checkpoint
 
 __all__ = ["RunFailedError", "RunResult", "Runner"]
 
 POLL_SECONDS = 0.1
 # for workers to write their states; the second after Ctrl-C
 SAVE_SECONDS, LAST_SAVE_SECONDS = 30.0, 1.0
+_NOT_IMPORTABLE = (
+    "{} does not lead to env={!r}, so this run cannot be resumed, played or exported later: give a "
+    "function at the top level of a module"
+)
 
 
 class RunFailedError(RuntimeError):
@@ -107,11 +114,10 @@ class Runner:
         RunDirectory.check_free(config)
         _check_device(config)
         self.config = config
-        self._made = _made(config)
+        self._env_factory = _env_factory(config)
         self._console = console
         self._stop = threading.Event()
-        self._folder: Path | None = None  # of the checkpoint to go on from
-        self._counters: dict[str, Any] = {}
+        self._checkpoint = Checkpoint()  # to go on from
         self._changes: dict[str, Any] = {}  # of the settings that the run began with
         self._directory: RunDirectory | None = None
         self._allocation: Allocation | None = None
@@ -148,13 +154,9 @@ class Runner:
                               f"only with the version that it began with")  # fmt: skip
         folder, counters = found.checkpoint(config)
         runner = cls(dataclasses.replace(config, directory=None), console=console)
-        saved_algorithm(folder, config, runner._made)
-        runner._directory, runner._folder, runner._counters, runner._changes = (
-            found,
-            folder,
-            counters,
-            changes,
-        )
+        saved_algorithm(folder, config, runner._env_factory)
+        runner._directory, runner._changes = found, changes
+        runner._checkpoint = Checkpoint(folder, counters)
         return runner
 
     def stop(self) -> None:
@@ -180,175 +182,177 @@ class Runner:
         second Ctrl-C a thread may still be saving the buffer.
         """
         begun = time.monotonic()
-        config = self.config
+        config, counters = self.config, self._checkpoint.counters
         with contextlib.ExitStack() as let_go:
             if self._directory is not None:
                 self._directory.lock()
                 let_go.callback(self._directory.unlock)
-                why = why_finished(self._directory, config, self._counters)
+                why = why_finished(self._directory, config, counters)
                 if why:
                     return self._finished(self._directory, why)
-            n_actors = (
-                config.actors
-                if config.actors != "auto"
-                else self._counters.get("n_actors") or self._measured_actors()
+            n_actors = config.actors
+            if n_actors == "auto":
+                n_actors = counters.get("n_actors") or self._measured_actors()
+            backend = BACKENDS[config.backend](config, self._stop.is_set)
+            let_go.callback(backend.close)
+            flow = HostedFlow(
+                config, self._env_factory, int(n_actors), backend.medium, self._checkpoint
             )
-            plan = self._plan(int(n_actors))
-            let_go.callback(plan.close)
+            let_go.callback(flow.close)
             directory = self._directory or RunDirectory.new(config)
             let_go.callback(directory.unlock)
-            monitor = Monitor(plan, directory, self._counters, self._console, self._allocation)
+            monitor = Monitor(flow, directory, self._console, self._allocation)
             directory.change(self._changes)
-            result = self._run(plan, directory, monitor, begun)
+            supervisor = Supervisor(flow, backend, monitor.warn, self._stop.is_set)
+            result = self._run(supervisor, flow, monitor, begun)
             # nothing to go on from
-            if result.interrupted and not result.env_steps and self._folder is None:
+            if result.interrupted and not result.env_steps and self._checkpoint.folder is None:
                 directory.discard()
             return result
 
     def _run(
-        self, plan: Plan, directory: RunDirectory, monitor: Monitor, begun: float
+        self, supervisor: Supervisor, flow: HostedFlow, monitor: Monitor, begun: float
     ) -> RunResult:
         """Start the workers, train, and end them."""
-        config, interrupted = self.config, self._stop.is_set
-        backend: Backend = (
-            SerialBackend(plan, interrupted)
-            if config.backend == "serial"
-            else ProcessBackend(plan, monitor.warn, interrupted)
-        )
-        threads = torch.get_num_threads()
-        torch.set_num_threads(config.learner_threads if config.backend == "serial" else 1)
+        directory = monitor.directory
         try:
             with Interrupts(self._stop), monitor:
-                if not is_importable(config):
-                    monitor.warn(
-                        f"{config.env_name} does not lead to env={config.env!r}, so this run cannot be resumed, played or "
-                        "exported later: give a function at the top level of a module"
-                    )
-                backend.start(self._folder)
+                if not is_importable(self.config):
+                    monitor.warn(_NOT_IMPORTABLE.format(self.config.env_name, self.config.env))
+                supervisor.start()
                 startup, trains = time.monotonic() - begun, not self._stop.is_set()
                 try:
-                    self._train(backend, plan, monitor)
+                    self._train(supervisor, flow, monitor)
                 except WorkerFailedError as error:
                     if error.spares_learning and trains:
-                        self._save_what_is_whole(backend, plan, monitor)
+                        self._save_what_is_whole(supervisor, flow, monitor)
                     raise
-                seconds, waited = monitor.seconds, plan.board.waited()
-                # otherwise some workers may not have been there, and the checkpoint before has them
-                # all
+                seconds, waited = flow.clock.seconds, flow.waited()
+                # Otherwise some workers may not have been there, and the checkpoint before has
+                # them all.
                 if trains:
-                    self._end(backend, plan, monitor, seconds)
-                ratio = plan.replay.limiter.ratio
+                    self._end(supervisor, flow, monitor, seconds)
+                ratio = flow.figures.get("samples_per_insert", math.nan)
         except WorkerFailedError as error:
             raise RunFailedError(f"{error}\n{_what_is_saved(directory)}") from error.__cause__
         finally:
-            backend.stop()
-            torch.set_num_threads(threads)
+            supervisor.stop()
         return RunResult(
-            monitor.best_return, monitor.last_return, plan.board.env_steps, plan.board.updates, seconds, startup,
-            directory.path, monitor.evaluations, self._allocation, self._stop.is_set(), ratio, waited,
-        )  # fmt: skip
+            best_return=monitor.best_return,
+            last_return=monitor.last_return,
+            env_steps=flow.board.env_steps,
+            updates=flow.board.updates,
+            wall_seconds=seconds,
+            startup_seconds=startup,
+            directory=directory.path,
+            evaluations=monitor.evaluations,
+            allocation=self._allocation,
+            interrupted=self._stop.is_set(),
+            samples_per_insert=ratio,
+            waited=waited,
+        )
 
     def _finished(self, directory: RunDirectory, why: str) -> RunResult:
         """Say that there is nothing to do; return what the run came to."""
         Display(self._console or Console(), self.config, directory.path).say(
             f"the run in {directory.path} is finished: {why}"
         )
-        evaluations = list(directory.evaluations())
-        episodes = [record["episode_return"] for record in directory.records(EPISODES)][
-            -RECENT_EPISODES:
-        ]
+        counters = self._checkpoint.counters
+        records = list(directory.records(EPISODES))[-RECENT_EPISODES:]
+        recent = float(np.mean([r["episode_return"] for r in records])) if records else math.nan
         best, last = directory.policy("best"), directory.policy("last")
-        recent = float(np.mean(episodes)) if episodes else math.nan
-        counters = self._counters
         return RunResult(
-            best.evaluation.mean_return if best else math.nan, last.evaluation.mean_return if last else recent,
-            counters["env_steps"], counters["updates"], counters["seconds"], 0.0, directory.path, evaluations,
-        )  # fmt: skip
+            best_return=best.evaluation.mean_return if best else math.nan,
+            last_return=last.evaluation.mean_return if last else recent,
+            env_steps=counters["env_steps"],
+            updates=counters["updates"],
+            wall_seconds=counters["seconds"],
+            startup_seconds=0.0,
+            directory=directory.path,
+            evaluations=list(directory.evaluations()),
+        )
 
-    def _plan(self, n_actors: int) -> Plan:
-        """Return the plan of the run; ConfigError if there is no memory for it, or its checkpoint is damaged."""
-        try:
-            return Plan.new(self.config, self._made, n_actors, self._folder, self._counters)
-        except ConfigError:
-            raise
-        except (OSError, ValueError, KeyError) as error:
-            if self._folder is None:
-                raise
-            raise ConfigError(f"the checkpoint {self._folder} is damaged: {error}") from None
-
-    def _train(self, backend: Backend, plan: Plan, monitor: Monitor) -> None:
-        """Have the workers work until the steps and their updates are done, the target is reached, or it is interrupted."""
+    def _train(self, supervisor: Supervisor, flow: HostedFlow, monitor: Monitor) -> None:
+        """Have the workers work until all is done, the target is reached, or it is interrupted."""
         while not self._stop.is_set():
-            for report in backend.poll(POLL_SECONDS):
+            for report in supervisor.poll(POLL_SECONDS):
                 monitor.take(report)
             monitor.show()
             if monitor.reached_target:
                 return
-            if plan.is_complete:
+            if flow.is_complete:
                 return
             if monitor.checkpoint_is_due():
                 try:
-                    self._save(backend, plan, monitor, SAVE_SECONDS, monitor.seconds)
+                    self._save(supervisor, flow, monitor, SAVE_SECONDS, flow.clock.seconds)
                 except OSError as error:  # such as a full disk, where somebody may make room
                     monitor.warn(f"no checkpoint, the one before stays: {error}")
                     monitor.saved()
 
-    def _end(self, backend: Backend, plan: Plan, monitor: Monitor, seconds: float) -> None:
+    def _end(
+        self, supervisor: Supervisor, flow: HostedFlow, monitor: Monitor, seconds: float
+    ) -> None:
         """Let the learners end together, save, and evaluate what was put off."""
-        if plan.board.env_steps == 0:  # interrupted before it began
+        if flow.board.env_steps == 0:  # interrupted before it began
             return
-        if plan.board.updates > self._counters.get("updates", 0):
-            for report in backend.finish():
-                monitor.take(report)
+        for report in supervisor.finish():
+            monitor.take(report)
+        within = LAST_SAVE_SECONDS if self._stop.is_set() else SAVE_SECONDS
         try:
-            self._save(
-                backend,
-                plan,
-                monitor,
-                LAST_SAVE_SECONDS if self._stop.is_set() else SAVE_SECONDS,
-                seconds,
-            )
+            self._save(supervisor, flow, monitor, within, seconds)
         except (WorkerFailedError, OSError) as error:
             if not self._stop.is_set():
                 raise WorkerFailedError(f"the last checkpoint could not be made: {error}") from None
             monitor.warn(f"there is no checkpoint of the end: {error}")
-        if plan.config.evaluate != "never" and not (self._stop.is_set() or monitor.reached_target):
-            which = "policies that were kept" if plan.config.evaluate == "after" else "last policy"
+        evaluate = self.config.evaluate
+        if evaluate != "never" and not (self._stop.is_set() or monitor.reached_target):
+            which = "policies that were kept" if evaluate == "after" else "last policy"
             monitor.say(f"evaluating the {which}")
-            for report in backend.evaluate():
+            for report in supervisor.finish_optional():
                 monitor.take(report)
 
-    def _save_what_is_whole(self, backend: Backend, plan: Plan, monitor: Monitor) -> None:
-        """Make a checkpoint although an actor has failed for good: it begins anew when the run goes on."""
-        if plan.board.env_steps == 0:
+    def _save_what_is_whole(
+        self, supervisor: Supervisor, flow: HostedFlow, monitor: Monitor
+    ) -> None:
+        """Make a checkpoint although an actor has failed for good.
+
+        The actor begins anew when the run goes on.
+        """
+        if flow.board.env_steps == 0:
             return
         try:
-            self._save(backend, plan, monitor, SAVE_SECONDS, monitor.seconds)
+            self._save(supervisor, flow, monitor, SAVE_SECONDS, flow.clock.seconds)
         except (WorkerFailedError, OSError) as error:
             monitor.warn(f"there is no checkpoint of the end: {error}")
 
     def _save(
-        self, backend: Backend, plan: Plan, monitor: Monitor, within_seconds: float, seconds: float
+        self,
+        supervisor: Supervisor,
+        flow: HostedFlow,
+        monitor: Monitor,
+        within_seconds: float,
+        seconds: float,
     ) -> None:
         """Make a checkpoint while the workers go on; until it is whole, the one before counts.
 
-        Counters and networks are of its beginning. What comes into the buffer until that is
-        written, is drawn again later, too.
+        Counters and networks are those of its beginning. Rows that come into the buffer until that
+        is written are kept, and collected once more when the run goes on.
         """
-        directory, board = monitor.directory, plan.board
+        directory = monitor.directory
         counters = {
-            "algorithm": plan.config.algorithm, "env": plan.config.env_name, "env_steps": board.env_steps,
-            "updates": board.updates, "seconds": seconds, "n_actors": plan.n_actors,
-            "is_complete": plan.is_complete,
-            "origin": list(plan.replay.limiter.origin), "actor_env_steps": board.column("actor", "env_steps").tolist(),
-        }  # fmt: skip
-        folder = directory.begin_checkpoint(board.env_steps)
+            "algorithm": self.config.algorithm,
+            "env": self.config.env_name,
+            "seconds": seconds,
+            "is_complete": flow.is_complete,
+            **flow.counters(),
+        }
+        folder = directory.begin_checkpoint(flow.board.env_steps)
         try:
-            backend.save(folder, within_seconds)
+            supervisor.save(folder, within_seconds)
             directory.commit(folder, counters)
         finally:
-            # of what could not be made, or has been replaced: a second Ctrl-C may come at any
-            # moment
+            # This removes what could not be made, or has been replaced, although a second Ctrl-C
+            # may come at any moment.
             directory.sweep()
         monitor.saved()
 
@@ -358,7 +362,7 @@ class Runner:
         if config.backend == "serial":
             return 1
         try:
-            self._allocation = measured_allocation(config, self._made)
+            self._allocation = measured_allocation(config, self._env_factory, self._stop.is_set)
         except WorkerFailedError as error:
             nothing = "Nothing has been created: it was to be measured how many actors suit."
             raise RunFailedError(f"{error}\n{nothing}") from error.__cause__
@@ -401,7 +405,7 @@ def _check_device(config: RunnerConfig) -> None:
                 f"device must be there, got {config.device!r}: {reason}; use device='cpu'"
             ) from None
         return
-    devices = {torch.device(config.learner_device(index)) for index in range(config.learners)}
+    devices = {torch.device(device_of(config.device, index)) for index in range(config.learners)}
     if len(devices) < config.learners:
         raise ConfigError(
             f"each of learners={config.learners} needs a GPU of its own: give device='cuda', not {config.device!r}"
@@ -414,11 +418,9 @@ def _check_device(config: RunnerConfig) -> None:
         )
 
 
-def _made(config: RunnerConfig) -> tuple[Maker, Any, Any]:
-    """Return what makes the environment, and its spaces."""
-    from ..algorithms import UnsuitableSpaceError
-
+def _env_factory(config: RunnerConfig) -> EnvFactory:
+    """Return what makes the environment; ConfigError if that, or the algorithm, cannot work."""
     try:
-        return maker(config)
+        return env_factory(config)
     except UnsuitableSpaceError as error:
         raise ConfigError(str(error)) from None

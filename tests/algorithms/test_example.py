@@ -11,7 +11,15 @@ torch = pytest.importorskip("torch")
 gym = pytest.importorskip("gymnasium")
 from algorithm_runs import BOX, DISCRETE, VECTOR, forward, make, make_batch, parameters  # noqa: E402
 
-from kary_replay.algorithms import ALGORITHMS, DQN, Algorithm, UnsuitableSpaceError, register  # noqa: E402
+from kary_replay.algorithms import (  # noqa: E402
+    ALGORITHMS,
+    DQN,
+    Algorithm,
+    OffPolicy,
+    Options,
+    UnsuitableSpaceError,
+    register,
+)
 
 RECIPE = Path(__file__).resolve().parents[2] / "docs" / "recipes" / "new_algorithm.py"
 NAME = "munchausen-dqn"
@@ -28,7 +36,7 @@ def registered():
 
 
 def test_it_is_found_by_its_name_and_short():
-    assert issubclass(ALGORITHMS[NAME], Algorithm) and ALGORITHMS[NAME].__mro__[1] is Algorithm
+    assert ALGORITHMS[NAME].__mro__[1:3] == (OffPolicy, Algorithm)
     assert RECIPE.read_text(encoding="utf-8").split("def main()")[0].count("\n") < 100
 
 
@@ -109,7 +117,15 @@ def test_a_class_defined_anew_takes_its_own_place():
 
 
 def test_what_is_no_algorithm_is_refused():
-    class Abstract(Algorithm):
+    class Former(Algorithm):
+        """As an algorithm was written before Algorithm became the base of others, too."""
+
+        name, paper = "former", "https://example.org"
+
+    class FormerOptions(DQN):
+        name, options_class = "former", Options
+
+    class Abstract(OffPolicy):
         name, paper = "abstract", "https://example.org"
 
     class Nameless(DQN):
@@ -119,6 +135,8 @@ def test_what_is_no_algorithm_is_refused():
         name, options_class = "optionless", dict
 
     cases = {
+        "Former names no flow: derive it from kary_replay.algorithms.OffPolicy": Former,
+        "must be derived from kary_replay.algorithms.OffPolicyOptions": FormerOptions,
         "is abstract: it still needs act, build": Abstract,
         "needs the class attributes name and paper": Nameless,
         "options_class of Optionless must be a dataclass": Optionless,
@@ -128,4 +146,4 @@ def test_what_is_no_algorithm_is_refused():
     for message, case in cases.items():
         with pytest.raises(TypeError, match=message):
             register(case)
-    assert not {"abstract", "", "optionless"} & set(ALGORITHMS)
+    assert not {"abstract", "", "optionless", "former"} & set(ALGORITHMS)

@@ -1,5 +1,6 @@
 """Small runs for the tests of the runner."""
 
+import dataclasses
 import threading
 import time
 
@@ -7,7 +8,11 @@ import torch
 
 from kary_replay.algorithms import ALGORITHMS
 from kary_replay.runner import Runner, RunnerConfig
+from kary_replay.runner.backends.memory import OwnMemory, SharedMemory
+from kary_replay.runner.environments.env_factory import env_factory
+from kary_replay.runner.flow import HostedFlow
 from kary_replay.runner.records.run_directory import load_state
+from kary_replay.runner.streams import Checkpoint
 
 SMALL = {
     "actors": 1, "backend": "serial", "envs_per_actor": 4, "groups": 2, "learning_starts": 100, "evaluate": "never",
@@ -30,6 +35,19 @@ def config(algorithm, env, directory, options=None, **settings):
 
 def run(*args, **kwargs):
     return Runner(config(*args, **kwargs)).run()
+
+
+def hosted(settings, n_actors=1):
+    """The flow of a run, in the memory of this process; close it after use."""
+    factory = env_factory(settings)
+    medium = OwnMemory() if settings.backend == "serial" else SharedMemory()
+    return HostedFlow(settings, factory, n_actors, medium, Checkpoint())
+
+
+def worker(flow, kind, index=0, report=lambda message: None):
+    """A worker of a flow, in this process."""
+    role = next(role for role in flow.roles if role.kind == kind)
+    return role.worker(dataclasses.replace(flow.seat(role, index), report=report))
 
 
 def stopped(runner, enough, seconds=60):

@@ -16,7 +16,7 @@ from kary_replay import PrioritizedReplayBuffer, cli
 from kary_replay.algorithms import DQNOptions, SACOptions, TD3Options
 from kary_replay.runner import ConfigError, Runner, RunnerConfig
 from kary_replay.runner.config import as_json, from_json
-from kary_replay.runner.environments.env_factory import maker
+from kary_replay.runner.environments.env_factory import env_factory
 from kary_replay.runner.presets import PRESETS
 from kary_replay.runner.records.run_directory import RunDirectory
 
@@ -230,7 +230,7 @@ def test_what_json_would_change_stays_in_the_partial():
 def test_ids_that_cannot_be_pickled_are_left_to_who_registers_them():
     gymnasium.register("Lambda-v0", entry_point=lambda: make())
     try:
-        make_it = maker(RunnerConfig("dqn", "Lambda-v0", backend="process"))[0]
+        make_it = env_factory(RunnerConfig("dqn", "Lambda-v0", backend="process"))
         assert make_it.env == "Lambda-v0" and pickle.loads(pickle.dumps(make_it)).env == "Lambda-v0"
     finally:
         del gymnasium.registry["Lambda-v0"]

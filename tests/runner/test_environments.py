@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from faulty_envs import Faulty
 
-from kary_replay.runner.environments import environments
-from kary_replay.runner.environments.environments import (
+from kary_replay.runner.environments import vector as environments
+from kary_replay.runner.environments.vector import (
     EnvironmentFaultError,
     Environments,
     action_scale,

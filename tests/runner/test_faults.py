@@ -13,7 +13,7 @@ import pytest
 from runs import config
 
 from kary_replay.runner import RunFailedError, Runner
-from kary_replay.runner.backends import process as process_backend
+from kary_replay.runner.backends import supervisor
 
 HERE = Path(__file__).parent
 
@@ -147,7 +147,7 @@ def test_an_actor_that_hangs_does_not_hold_up_ctrl_c(tmp_path):
 
 def test_checkpoints_do_not_excuse_an_actor_that_hangs(tmp_path, monkeypatch):
     """They wait for its state longer than it may be away."""
-    monkeypatch.setattr(process_backend, "AWAY_SECONDS", 0.5)
+    monkeypatch.setattr(supervisor, "AWAY_SECONDS", 0.5)
     monkeypatch.setattr("kary_replay.runner.runner.SAVE_SECONDS", 3.0)
     with pytest.raises(RunFailedError, match="hung: no step or reset ended for"):
         Runner(
@@ -203,7 +203,7 @@ def test_a_learner_that_is_killed_ends_the_run_and_the_checkpoint_is_named(tmp_p
 
 
 def test_a_learner_that_hangs_ends_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(process_backend, "UPDATE_SECONDS", 1.0)
+    monkeypatch.setattr(supervisor, "UPDATE_SECONDS", 1.0)
     runner = Runner(faulty(tmp_path / "run", "none", total_env_steps=1_000_000))
     thread = threading.Thread(
         target=lambda: signalled(b"learner", signal.SIGSTOP, tmp_path / "run")

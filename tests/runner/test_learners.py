@@ -2,7 +2,6 @@
 
 import multiprocessing
 import tempfile
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +11,8 @@ from runs import SMALL, config
 
 from kary_replay.algorithms import ALGORITHMS, DQNOptions
 from kary_replay.runner import RunFailedError, Runner, RunnerConfig
-from kary_replay.runner.backends.worker_process import join
+from kary_replay.runner.backends.memory import OwnNumbers
+from kary_replay.runner.streams.gradients import Gradients
 
 OBSERVATION = spaces.Box(-1, 1, (4,), np.float32)
 ACTIONS = {"dqn": spaces.Discrete(3)}
@@ -51,8 +51,7 @@ def batch_of(name, number, rows=slice(None)):
 
 def learn(index, count, meeting, pipe):
     torch.set_num_threads(1)
-    plan = SimpleNamespace(config=SimpleNamespace(learners=count, device="cpu"))
-    share = join(plan, index, meeting)
+    share = Gradients(count, OwnNumbers(1), meeting).share(index, "cpu")
     for name in ALGORITHMS:
         algorithm = algorithm_of(name, share)
         rows = share.rows(BATCH // count)

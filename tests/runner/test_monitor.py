@@ -13,13 +13,14 @@ from rich.console import Console
 from runs import config, run
 
 from kary_replay.runner import Evaluation, Runner, display
-from kary_replay.runner.allocation.allocation import allocate
+from kary_replay.runner.allocation.cores import allocate
+from kary_replay.runner.backends.memory import OwnMemory
 from kary_replay.runner.records.display import Display, duration, number
 from kary_replay.runner.records.learning_curve import MOST_POINTS, Points
 from kary_replay.runner.records.monitor import Monitor
 from kary_replay.runner.records.progress import Figures, Progress
 from kary_replay.runner.records.run_directory import RunDirectory
-from kary_replay.runner.streams.board import Board
+from kary_replay.runner.streams import BoardStream, Checkpoint
 
 FIGURES = Figures(
     seconds=75.0, seconds_left=3700.0, env_steps=20_480, env_steps_per_second=1702.4, updates=9_740, updates_per_second=812.0,
@@ -109,26 +110,26 @@ def test_numbers_are_short():
 
 
 def test_figures_are_read_off_the_board(monkeypatch):
-    board = Board(2, 1)
-    replay = SimpleNamespace(buffer=range(10), limiter=SimpleNamespace(ratio=8.0))
-    settings = SimpleNamespace(total_env_steps=1000, learners=1)
-    plan = SimpleNamespace(board=board, replay=replay, config=settings, n_actors=2, seconds=5.0)
-    progress = Progress(plan)
+    stream = BoardStream({"actor": 2, "learner": 1})
+    board = stream.host(OwnMemory(), Checkpoint()).source()
+    flow = SimpleNamespace(
+        board=board,
+        figures={"size": 10, "samples_per_insert": 8.0},
+        config=SimpleNamespace(total_env_steps=1000),
+        clock=SimpleNamespace(seconds=5.0),
+    )
+    progress = Progress(flow)
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     first = progress.look()
     assert np.isnan(
         [first.env_steps_per_second, first.behind, first.actors_waited, first.seconds_left]
     ).all()
-    now[0], plan.seconds = 110.0, 15.0
+    now[0], flow.clock.seconds = 110.0, 15.0
     for index, version in enumerate((40, 20)):
         row = board.row("actor", index)
-        row.first_step, row.env_steps, row.parameter_version, row.waited_seconds = (
-            100.0,
-            50,
-            version,
-            4.0,
-        )
+        row.has_stepped, row.env_steps = 1, 50
+        row.parameter_version, row.waited_seconds = version, 4.0
     board.row("learner", 0).updates = 50
     figures = progress.look()
     assert (figures.env_steps_per_second, figures.updates_per_second) == (10.0, 5.0)

@@ -6,15 +6,14 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from runs import config, run, stopped
+from runs import config, hosted, run, stopped, worker
 
 from kary_replay.runner import ConfigError, Runner, play
-from kary_replay.runner.environments.env_factory import maker
-from kary_replay.runner.plan import Evaluated, Plan
-from kary_replay.runner.policies.checkpoint_policy import trained
+from kary_replay.runner.messages import Evaluated
+from kary_replay.runner.policies.checkpoint_policy import checkpoint_policy
 from kary_replay.runner.policies.export import export
 from kary_replay.runner.records.run_directory import RunDirectory, load_state
-from kary_replay.runner.workers import Actor, Evaluator, Learner, evaluator
+from kary_replay.runner.workers import evaluator
 
 EVALUATED = {"evaluate": "during", "evaluation_interval": 200, "evaluation_episodes": 3}
 TASKS = {"dqn": "CartPole-v1", "sac": "Pendulum-v1", "ddpg": "Pendulum-v1"}
@@ -78,14 +77,14 @@ def test_no_policy_is_evaluated_after_the_one_that_reached_the_target(tmp_path):
         total_env_steps=3_000,
         **EVALUATED,
     )
-    plan = Plan.new(settings, maker(settings), 1, None, {})
-    reports = []
-    actor, learner, judge = (kind(plan, 0, reports.append) for kind in (Actor, Learner, Evaluator))
-    while plan.board.env_steps < 2_000:
+    flow, reports = hosted(settings), []
+    kinds = "actor", "learner", "evaluator"
+    actor, learner, judge = (worker(flow, kind, report=reports.append) for kind in kinds)
+    while flow.board.env_steps < 2_000:
         assert actor.work(0) | learner.work(0)
         judge.work(0)
     assert sum(isinstance(report, Evaluated) for report in reports) == 1 and judge.reached_target
-    plan.close()
+    flow.close()
 
 
 def test_the_best_policy_and_the_last_one_are_kept(worse_every_time, tmp_path, capsys):
@@ -181,7 +180,7 @@ def test_export_takes_the_policy_that_is_asked_for(worse_every_time, tmp_path):
     networks = []
     for name in ("best", "last"):
         model = sb3.DQN.load(export(tmp_path / "run", policy=name))
-        ours = trained(tmp_path / "run", name).algorithm.q.state_dict()
+        ours = checkpoint_policy(tmp_path / "run", name).algorithm.q.state_dict()
         networks.append(torch.cat([part.reshape(-1) for part in model.policy.q_net.parameters()]))
         assert torch.equal(networks[-1], torch.cat([part.reshape(-1) for part in ours.values()]))
     assert not torch.equal(*networks)

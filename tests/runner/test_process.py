@@ -8,16 +8,15 @@ import threading
 import time
 
 import pytest
-from runs import config, run, stopped
+from runs import config, hosted, run, stopped
 
 from kary_replay import PrioritizedReplayBuffer
-from kary_replay.runner import RunFailedError, Runner
-from kary_replay.runner.backends import ProcessBackend
-from kary_replay.runner.backends import process as process_backend
+from kary_replay.runner import ConfigError, RunFailedError, Runner
+from kary_replay.runner.backends import ProcessBackend, Supervisor, memory
+from kary_replay.runner.backends import supervisor as supervisor_module
 from kary_replay.runner.backends.guard import Guard
-from kary_replay.runner.environments.env_factory import maker
 from kary_replay.runner.failures import WorkerFailedError
-from kary_replay.runner.plan import Plan
+from kary_replay.runner.messages import Problem
 
 
 def checkpoint(directory):
@@ -54,36 +53,67 @@ def test_a_run_that_was_stopped_goes_on(learners, tmp_path):
 
 
 @pytest.fixture
-def backend(tmp_path):
+def supervisor(tmp_path):
     """One with two actors, whose processes have not been started."""
     settings = config("dqn", "CartPole-v1", tmp_path / "run", actors=2, backend="process")
-    plan = Plan.new(settings, maker(settings), 2, None, {})
-    backend = ProcessBackend(plan, print, lambda: False)
-    yield backend
-    backend.stop()
-    plan.close()
+    backend, flow = ProcessBackend(settings, lambda: False), hosted(settings, 2)
+    supervisor = Supervisor(flow, backend, print, lambda: False)
+    yield supervisor
+    supervisor.stop()
+    backend.close()
+    flow.close()
 
 
-def test_a_start_may_take_long_while_episodes_are_played_again(backend):
-    actors = [member for member in backend._members if member.kind == "actor"]
-    backend._plan.board.row("actor", 0).alive()
-    backend._check_starting(actors[:1])
-    backend._plan.board.row("actor", 1).beat = time.monotonic() - process_backend.START_SECONDS - 1
+def test_a_start_may_take_long_while_episodes_are_played_again(supervisor, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(supervisor_module.time, "monotonic", lambda: now[0])
+    actors = [member for member in supervisor._members if member.role.kind == "actor"]
+    for actor in actors:
+        actor.beat_at = now[0]
+    now[0] += supervisor_module.START_SECONDS + 1
+    supervisor._flow.board.row("actor", 0).beat += 1
+    supervisor._receive(0)
+    supervisor._check_starting(actors[:1])
     with pytest.raises(WorkerFailedError, match="actor-1 did not start within 120 s"):
-        backend._check_starting(actors)
+        supervisor._check_starting(actors)
+
+
+class Silent:
+    """Stands in for the handle of a worker that lives and does not answer."""
+
+    answers_at_once = False
+
+    def order(self, order, argument=None):
+        pass
+
+    def reports(self):
+        return []
+
+    def cause_of_death(self):
+        return None
+
+    def kill(self):
+        pass
+
+    def wait(self, seconds):
+        pass
 
 
 def test_a_checkpoint_that_ctrl_c_interrupts_is_no_failure_of_the_learner(
-    backend, monkeypatch, tmp_path
+    supervisor, monkeypatch, tmp_path
 ):
     pressed = iter([False, True, True])
-    monkeypatch.setattr(backend, "_interrupted", lambda: next(pressed))
-    monkeypatch.setattr(backend, "_await", lambda what, members, seconds, give_up=None: members)
+    for member in supervisor._members:
+        member.handle = Silent()
+    monkeypatch.setattr(supervisor, "_interrupted", lambda: next(pressed))
+    monkeypatch.setattr(
+        supervisor, "_await", lambda answer, members, seconds, give_up=None: members
+    )
     with pytest.raises(OSError, match="the run was to end"):
-        backend.save(tmp_path, 30.0)
+        supervisor.save(tmp_path, 30.0)
 
 
-def test_a_second_ctrl_c_does_not_wait_for_a_large_buffer(backend, monkeypatch, tmp_path):
+def test_a_second_ctrl_c_does_not_wait_for_a_large_buffer(supervisor, monkeypatch, tmp_path):
     """While a buffer is saved, which here takes for ever, KeyboardInterrupt gets through at once."""
 
     def press_again(seconds):
@@ -93,11 +123,11 @@ def test_a_second_ctrl_c_does_not_wait_for_a_large_buffer(backend, monkeypatch, 
     monkeypatch.setattr(
         PrioritizedReplayBuffer, "save", lambda self, path: (written.set(), done.wait(60))
     )
-    monkeypatch.setattr(backend, "_await", lambda what, members, seconds, give_up=None: [])
-    monkeypatch.setattr(backend, "_receive", press_again)
+    monkeypatch.setattr(supervisor, "_await", lambda answer, members, seconds, give_up=None: [])
+    monkeypatch.setattr(supervisor, "_receive", press_again)
     before = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        backend.save(tmp_path, 30.0)
+        supervisor.save(tmp_path, 30.0)
     assert time.monotonic() - before < 5 and written.wait(5)
     done.set()
 
@@ -115,37 +145,48 @@ def test_the_last_policy_is_published_and_evaluated(tmp_path):
 
 def test_policies_that_are_lost_are_told_of(tmp_path, capsys):
     settings = config("dqn", "CartPole-v1", tmp_path / "run", backend="process", evaluate="after")
-    plan = Plan.new(settings, maker(settings), 1, None, {})
-    backend = ProcessBackend(plan, print, lambda: False)
-    backend._failed(backend._members[-1], "killed by SIGKILL")
+    backend, flow = ProcessBackend(settings, lambda: False), hosted(settings)
+    supervisor = Supervisor(flow, backend, print, lambda: False)
+    supervisor._failed(supervisor._members[-1], Problem("killed by SIGKILL"))
     assert (
-        "the policies that waited for their evaluation are lost: killed by SIGKILL"
+        "the policies that wait for their evaluation are lost: killed by SIGKILL"
         in capsys.readouterr().out
     )
-    plan.close()
+    backend.close()
+    flow.close()
 
 
-def test_a_process_that_cannot_be_started_anew_is_tried_again(backend, monkeypatch, capsys):
-    def full(member):
+def test_a_process_that_cannot_be_started_anew_is_tried_again(supervisor, monkeypatch, capsys):
+    def full(*arguments):
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr(backend, "_spawn", full)
-    actor = next(member for member in backend._members if member.kind == "actor")
+    monkeypatch.setattr(supervisor._backend, "start", full)
+    actor = next(member for member in supervisor._members if member.role.kind == "actor")
     actor.restart_at = time.monotonic()
-    backend._watch(actor)
+    supervisor._watch(actor)
     assert actor.restart_at > time.monotonic() and actor.failures == 1
     assert "actor-0 is started anew, in 0.1 s: it could not be started" in capsys.readouterr().out
 
 
 def test_workers_that_cannot_be_started_end_the_run(tmp_path, monkeypatch):
-    def full(prefix):
+    def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(process_backend.tempfile, "mkdtemp", full)
+    monkeypatch.setattr(ProcessBackend, "start", full)
     with pytest.raises(
         RunFailedError, match=r"could not be started: .*No space left.*\nNo checkpoint yet"
     ):
         Runner(config("dqn", "CartPole-v1", tmp_path / "run", backend="process", learners=2)).run()
+
+
+def test_without_a_place_for_learners_to_meet_nothing_is_created(tmp_path, monkeypatch):
+    def full(prefix):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(memory.tempfile, "mkdtemp", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        Runner(config("dqn", "CartPole-v1", tmp_path / "run", backend="process", learners=2)).run()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_start_that_is_interrupted_leaves_the_checkpoint_as_it_is(tmp_path):
@@ -160,7 +201,7 @@ def test_a_start_that_is_interrupted_leaves_the_checkpoint_as_it_is(tmp_path):
 def test_the_guard_kills_the_groups_it_was_told_of_last(tmp_path):
     one, other = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
     (tmp_path / "a folder").mkdir()
-    guard = Guard(str(tmp_path / "a folder"))
+    guard = Guard(tmp_path / "a folder")
     guard.watch([one.pid, other.pid])
     guard.watch([other.pid])
     guard._shell.stdin.close()  # as the kernel does when the supervisor is killed

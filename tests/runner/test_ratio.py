@@ -4,10 +4,9 @@ import time
 
 import gymnasium
 import pytest
-from runs import config
+from runs import config, hosted
 
 from kary_replay.runner import Runner
-from kary_replay.runner.streams.board import Board
 
 
 class Slow(gymnasium.Wrapper):
@@ -44,13 +43,13 @@ def test_samples_per_insert_are_held_within_two_per_cent(slower, tmp_path):
     assert set(result.waited) == {"actors", "learners"}
 
 
-def test_the_side_that_is_held_back_is_the_one_that_waited(monkeypatch):
+def test_the_side_that_is_held_back_is_the_one_that_waited(monkeypatch, tmp_path):
     """By a clock of the test's own: how long a run's sides wait for each other is the machine's affair."""
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    board = Board(n_actors=2, n_learners=1)
-    actor, learner = board.row("actor", 0), board.row("learner", 0)
-    board.column("actor", "first_step")[:] = clock
+    flow = hosted(config("dqn", "CartPole-v1", tmp_path / "run", actors=2), 2)
+    flow.clock.start(0.0)
+    actor, learner = flow.board.row("actor", 0), flow.board.row("learner", 0)
 
     def may_after(seconds):
         def may(_n, patience_seconds):
@@ -60,7 +59,7 @@ def test_the_side_that_is_held_back_is_the_one_that_waited(monkeypatch):
         return may
 
     assert actor.wait(may_after(0.0), 8, patience_seconds=5.0)
-    assert board.waited() == {"actors": 0.0, "learners": 0.0}
+    assert flow.waited() == {"actors": 0.0, "learners": 0.0}
     assert learner.wait(may_after(3.0), 32, patience_seconds=5.0)
     assert not actor.wait(may_after(3.0), 8, patience_seconds=0.0), (
         "who has no patience does not wait"
@@ -68,4 +67,5 @@ def test_the_side_that_is_held_back_is_the_one_that_waited(monkeypatch):
     assert not actor.wait(may_after(3.0), 8, patience_seconds=1.0), "and in vain is waited, too"
     clock[0] = 110.0
     # of two actors one, 1 s of 10
-    assert board.waited() == {"actors": pytest.approx(0.05), "learners": pytest.approx(0.3)}
+    assert flow.waited() == {"actors": pytest.approx(0.05), "learners": pytest.approx(0.3)}
+    flow.close()

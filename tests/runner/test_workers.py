@@ -1,28 +1,25 @@
-"""Workers alone, on a plan of their own: how far actors explore, and that each side asks before it goes on."""
+"""Workers alone, on a flow of their own: how far actors explore, and that each side asks before it goes on."""
 
 import numpy as np
 import pytest
 import torch
-from runs import config, run
+from runs import config, hosted, run, worker
 
-from kary_replay.runner.environments.env_factory import maker
 from kary_replay.runner.failures import DivergedError
-from kary_replay.runner.plan import Plan
-from kary_replay.runner.workers import Actor, Learner
 
 
 @pytest.fixture
-def plan_of(tmp_path):
-    plans = []
+def flow_of(tmp_path):
+    flows = []
 
     def make(n_actors=1, **settings):
         settings = config("dqn", "CartPole-v1", tmp_path / "run", actors=n_actors, **settings)
-        plans.append(Plan.new(settings, maker(settings), n_actors, None, {}))
-        return plans[-1]
+        flows.append(hosted(settings, n_actors))
+        return flows[-1]
 
     yield make
-    for plan in plans:
-        plan.close()
+    for flow in flows:
+        flow.close()
 
 
 def asked_for(actor, monkeypatch):
@@ -38,10 +35,10 @@ def asked_for(actor, monkeypatch):
 
 
 @pytest.mark.parametrize("spread", [0.0, 7.0])
-def test_actors_explore_by_the_schedule_and_their_rank(spread, plan_of, monkeypatch):
+def test_actors_explore_by_the_schedule_and_their_rank(spread, flow_of, monkeypatch):
     """Ape-X, section 4.1: epsilon to the power of 1 + spread · i / (N - 1), over the environments of all actors."""
     options = {"exploration_fraction": 0.9}
-    plan = plan_of(
+    flow = flow_of(
         2,
         options=options,
         exploration_spread=spread,
@@ -49,11 +46,11 @@ def test_actors_explore_by_the_schedule_and_their_rank(spread, plan_of, monkeypa
         samples_per_insert_error=1e6,
     )
     for index in range(2):
-        actor = Actor(plan, index, lambda report: None)
+        actor = worker(flow, "actor", index)
         seen = asked_for(actor, monkeypatch)
         steps = []
-        while plan.board.env_steps < 200 * (index + 1):
-            steps.append(plan.board.env_steps)
+        while flow.board.env_steps < 200 * (index + 1):
+            steps.append(flow.board.env_steps)
             assert actor.work(0)
         exponent = 1 + spread * (4 * index + np.arange(4)) / 7
         # each was asked for when its group had been stepped, two pieces of work before
@@ -65,24 +62,26 @@ def test_actors_explore_by_the_schedule_and_their_rank(spread, plan_of, monkeypa
         actor.close()
 
 
-def test_actions_are_explored_as_asked(plan_of):
+def test_actions_are_explored_as_asked(flow_of):
     """With a network that always wants action 0, the share of the other one is half of epsilon."""
     options = {"exploration_initial": 0.4, "exploration_final": 0.4}
-    plan = plan_of(options=options, total_env_steps=10_000, samples_per_insert_error=1e6)
-    learner, actor = Learner(plan, 0, lambda report: None), Actor(plan, 0, lambda report: None)
+    flow = flow_of(options=options, total_env_steps=10_000, samples_per_insert_error=1e6)
+    learner, actor = worker(flow, "learner"), worker(flow, "actor")
     with torch.no_grad():
         learner.algorithm.q.advantage[-1].bias.copy_(torch.tensor([1e3, -1e3]))
     learner.publish()
-    while plan.board.env_steps < 5_000:
+    while flow.board.env_steps < 5_000:
         assert actor.work(0)
-    action = plan.replay.buffer.field_view("action")[100:5_000]  # the first ones are all random
+    action = flow.streams["experience"]._buffer.field_view("action")[
+        100:5_000
+    ]  # the first ones are all random
     assert action.mean() == pytest.approx(0.2, abs=6 * 0.4 / 70)
     actor.close()
 
 
-def test_an_actor_that_has_not_begun_has_no_episodes_to_go_on_with(plan_of):
-    plan = plan_of(total_env_steps=400)
-    first, second = (Actor(plan, 0, lambda report: None) for _ in range(2))
+def test_an_actor_that_has_not_begun_has_no_episodes_to_go_on_with(flow_of):
+    flow = flow_of(total_env_steps=400)
+    first, second = (worker(flow, "actor") for _ in range(2))
     second.load_state_dict(first.state_dict())
     assert not second.started and second.work(0)
     assert (
@@ -94,17 +93,17 @@ def test_an_actor_that_has_not_begun_has_no_episodes_to_go_on_with(plan_of):
     second.close()
 
 
-def test_actors_wait_for_the_learner_and_it_for_them(plan_of):
-    plan = plan_of(total_env_steps=10_000, samples_per_insert=32.0, samples_per_insert_error=640.0)
-    actor, learner = Actor(plan, 0, lambda report: None), Learner(plan, 0, lambda report: None)
+def test_actors_wait_for_the_learner_and_it_for_them(flow_of):
+    flow = flow_of(total_env_steps=10_000, samples_per_insert=32.0, samples_per_insert_error=640.0)
+    actor, learner = worker(flow, "actor"), worker(flow, "learner")
     assert not learner.work(0)  # there is nothing to draw
     while actor.work(0):
         pass
     # what learning starts with, and as far as they may be ahead
-    assert plan.replay.buffer.n_added == 100 + 640 / 32
+    assert flow.streams["experience"]._buffer.n_added == 100 + 640 / 32
     while learner.work(0):
         pass
-    assert plan.board.updates == 2 * 640 / 32
+    assert flow.board.updates == 2 * 640 / 32
     assert not learner.work(0) and actor.work(0)
     actor.close()
 
@@ -122,23 +121,25 @@ def test_a_learner_may_draw_ahead(tmp_path):
     assert result.updates >= 290
 
 
-def test_a_learner_sets_priorities_and_anneals_beta(plan_of):
-    plan = plan_of(total_env_steps=400, samples_per_insert_error=1e6)
-    actor, learner = Actor(plan, 0, lambda report: None), Learner(plan, 0, lambda report: None)
-    while plan.board.env_steps < 200:
+def test_a_learner_sets_priorities_and_anneals_beta(flow_of):
+    flow = flow_of(total_env_steps=400, samples_per_insert_error=1e6)
+    actor, learner = worker(flow, "actor"), worker(flow, "learner")
+    while flow.board.env_steps < 200:
         assert actor.work(0)
-    assert plan.replay.buffer.total_mass == 200  # every row has the largest priority, 1
+    assert (
+        flow.streams["experience"]._buffer.total_mass == 200
+    )  # every row has the largest priority, 1
     for _ in range(100):
         assert learner.work(0)
-    assert plan.replay.buffer.total_mass < 190
-    assert plan.replay.buffer.beta == pytest.approx(0.4 + 0.5 * (1 - 0.4))
+    assert flow.streams["experience"]._buffer.total_mass < 190
+    assert flow.streams["experience"]._buffer.beta == pytest.approx(0.4 + 0.5 * (1 - 0.4))
     actor.close()
 
 
-def test_actors_act_by_what_was_published_last(plan_of):
-    plan = plan_of(total_env_steps=400, publish_interval=10, samples_per_insert_error=1e6)
-    actor, learner = Actor(plan, 0, lambda report: None), Learner(plan, 0, lambda report: None)
-    while plan.board.env_steps < 200:
+def test_actors_act_by_what_was_published_last(flow_of):
+    flow = flow_of(total_env_steps=400, publish_interval=10, samples_per_insert_error=1e6)
+    actor, learner = worker(flow, "actor"), worker(flow, "learner")
+    while flow.board.env_steps < 200:
         assert actor.work(0)
     for _ in range(25):
         assert learner.work(0)
@@ -168,11 +169,11 @@ def test_a_run_ends_when_its_target_is_reached(target, tmp_path):
     )
 
 
-def test_a_learner_whose_td_errors_are_not_finite_says_that_it_diverged(plan_of):
+def test_a_learner_whose_td_errors_are_not_finite_says_that_it_diverged(flow_of):
     """And writes no checkpoint of parameters that are not finite."""
-    plan = plan_of(total_env_steps=400, samples_per_insert_error=1e6)
-    actor, learner = Actor(plan, 0, lambda report: None), Learner(plan, 0, lambda report: None)
-    while plan.board.env_steps < 200:
+    flow = flow_of(total_env_steps=400, samples_per_insert_error=1e6)
+    actor, learner = worker(flow, "actor"), worker(flow, "learner")
+    while flow.board.env_steps < 200:
         assert actor.work(0)
     assert learner.work(0) and learner.state_dict()["updates"] == 1
     with torch.no_grad():

@@ -1,29 +1,23 @@
-"""Where workers run. Only backends know."""
+"""Where workers run, which only backends know; `backend` says what a backend is.
+
+Public are the backends by the names that `RunnerConfig.backend` has, and the supervisor, which is
+the same for all of them.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable
 
+from ..config import RunnerConfig
+from .backend import Backend, Handle
 from .process import ProcessBackend
 from .serial import SerialBackend
+from .supervisor import Supervisor
 
-__all__ = ["Backend", "ProcessBackend", "SerialBackend"]
+__all__ = ["BACKENDS", "Backend", "Handle", "ProcessBackend", "SerialBackend", "Supervisor"]
 
-
-class Backend(Protocol):
-    """Runs the workers of a plan.
-
-    ``start`` makes them, from the states in a folder if there is one. ``poll`` has them work, or
-    watches them work, for about so long, and returns their reports. ``save`` writes their states
-    and the buffer to a folder, while they go on. ``finish`` lets learners come to an end together;
-    ``evaluate`` plays the evaluations that were put off; both return reports. ``stop`` ends all,
-    however they are.
-    """
-
-    def start(self, states: Path | None) -> None: ...
-    def poll(self, seconds: float) -> list[Any]: ...
-    def save(self, folder: Path, within_seconds: float) -> None: ...
-    def finish(self) -> list[Any]: ...
-    def evaluate(self) -> list[Any]: ...
-    def stop(self) -> None: ...
+BACKENDS: dict[str, Callable[[RunnerConfig, Callable[[], bool]], Backend]] = {
+    "process": ProcessBackend,
+    "serial": SerialBackend,
+}
+"""What makes the backend of a run, by the name that its configuration has."""

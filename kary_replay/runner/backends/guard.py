@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from collections.abc import Iterable
+from pathlib import Path
 
 __all__ = ["Guard"]
 
@@ -15,19 +16,19 @@ PROGRAM = 'while read list; do groups=$list; done; kill -9 $groups 2> /dev/null;
 
 
 class Guard:
-    """A small process beside the supervisor that outlives it and then kills the groups of processes it was told of.
+    """A small process that outlives the supervisor and then kills groups of processes.
 
-    A worker dies with its supervisor by itself. What its environments started does not, and is
-    found by its process group.
+    A worker dies with its supervisor by itself. What its environments have started does not, and
+    is found by its process group.
 
     Parameters
     ----------
-    folder : str, optional
+    folder : Path, optional
         Is removed, too.
     """
 
-    def __init__(self, folder: str | None = None) -> None:
-        command = ["/bin/sh", "-c", PROGRAM, "guard", folder or ""]
+    def __init__(self, folder: Path | None = None) -> None:
+        command = ["/bin/sh", "-c", PROGRAM, "guard", str(folder or "")]
         self._shell = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
         )

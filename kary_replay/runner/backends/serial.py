@@ -1,15 +1,22 @@
-"""All workers in this process, one piece of work after another: slower, and the same bit for bit every time."""
+"""All workers in this process, taking turns: slower, and the same bit for bit every time."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..failures import WorkerFailedError, failing_ends_the_run
-from ..plan import Plan
+import torch
+
+from ..config import RunnerConfig
+from ..failures import problem_of
+from ..flow import Role
+from ..messages import Finished, Problem, Saved, Started
 from ..records.run_directory import load_state, save_state
-from ..workers import WORKERS, Evaluator, Learner, Worker
+from ..workers import Seat, Worker
+from .backend import Order
+from .memory import OwnMemory
 
 __all__ = ["SerialBackend"]
 
@@ -19,72 +26,108 @@ class SerialBackend:
 
     Parameters
     ----------
-    plan : Plan
-        The run.
+    config : RunnerConfig
+        The settings of the run.
     interrupted : function
         Whether the run is to end; evaluations that were put off are given up then.
     """
 
-    def __init__(self, plan: Plan, interrupted: Callable[[], bool]) -> None:
-        self._plan, self._interrupted = plan, interrupted
-        self._workers: dict[str, Worker] = {}
+    starts_anew = False  # what broke would break at the same step again
+
+    def __init__(self, config: RunnerConfig, interrupted: Callable[[], bool]) -> None:
+        self.medium, self._interrupted = OwnMemory(), interrupted
+        self._handles: list[SerialHandle] = []
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(config.learner_threads)
+
+    def start(self, role: Role, index: int, seat: Seat, state: Path | None) -> SerialHandle:
+        """Make a worker."""
+        self._handles.append(SerialHandle(role, seat, state, self._interrupted))
+        return self._handles[-1]
+
+    def wait(self, seconds: float) -> None:
+        """Give every worker one turn, unless there is no time at all."""
+        for handle in self._handles:
+            if seconds and not handle.turn():
+                break
+
+    def close(self) -> None:
+        """Set the number of threads back."""
+        torch.set_num_threads(self._threads)
+
+
+class SerialHandle:
+    """A worker of this process."""
+
+    answers_at_once = True
+
+    def __init__(
+        self, role: Role, seat: Seat, state: Path | None, interrupted: Callable[[], bool]
+    ) -> None:
+        self._interrupted, self._name = interrupted, seat.name
         self._reports: list[Any] = []
+        self._worker: Worker | None = None
+        self._problem: Problem | None = None
+        try:
+            self._worker = role.worker(dataclasses.replace(seat, report=self._reports.append))
+            if state is not None:
+                self._worker.load_state_dict(load_state(state))
+            self._reports.append(Started())
+        except Exception as error:
+            self._fail(error)
 
-    def start(self, states: Path | None) -> None:
-        """Make the workers; the learner first, whose parameters actors begin with."""
-        for kind, n in self._plan.n_workers.items():
-            for index in range(n):
-                with failing_ends_the_run(f"{kind}-{index}"):
-                    self._workers[f"{kind}-{index}"] = WORKERS[kind](
-                        self._plan, index, self._reports.append
-                    )
-        for name, worker in self._workers.items():
-            if states is not None and (name == "learner-0" or (states / f"{name}.pt").exists()):
-                with failing_ends_the_run(name):
-                    worker.load_state_dict(load_state(states / f"{name}.pt"))
-
-    def poll(self, seconds: float) -> list[Any]:
-        """Give every worker one turn."""
-        for name, worker in list(self._workers.items()):
+    def turn(self) -> bool:
+        """Have the worker do one piece of work; return False if it has failed."""
+        if self._worker is not None:
             try:
-                with failing_ends_the_run(name):
-                    worker.work(0)
-            except (
-                WorkerFailedError
-            ):  # starting nothing anew: what broke would break at the same step again
-                self._workers.pop(name).close()
-                raise
-        return self._taken()
+                self._worker.work(0)
+            except Exception as error:
+                self._fail(error)
+        return self._problem is None
 
-    def save(self, folder: Path, within_seconds: float) -> None:
-        """Write the states of all workers that have not failed, and the buffer."""
-        for name, worker in self._workers.items():
-            with failing_ends_the_run(name):
-                state = worker.state_dict()
-            save_state(folder / f"{name}.pt", state)
-        self._plan.replay.buffer.save(folder / "replay")
+    def order(self, order: Order, argument: Any = None) -> None:
+        """Have the worker do what it is told."""
+        worker = self._worker
+        if worker is None:
+            return
+        try:
+            if order == "save":
+                self._reports.append(self._saved(worker, argument))
+            elif order == "finish":
+                worker.finish(self._interrupted)
+                self._reports.append(Finished())
+            elif order == "stop":
+                self.kill()
+        except Exception as error:
+            self._fail(error)
 
-    def finish(self) -> list[Any]:
-        """Do nothing: no piece of work is ever half done here."""
-        return self._taken()
-
-    def evaluate(self) -> list[Any]:
-        """Play the evaluations that were put off, and of the last policy."""
-        learner, evaluator = self._workers["learner-0"], self._workers.get("evaluator-0")
-        if isinstance(learner, Learner) and isinstance(evaluator, Evaluator):
-            with failing_ends_the_run("evaluator-0"):
-                if int(learner.row.updates) % self._plan.config.publish_interval:
-                    learner.publish()
-                evaluator.finish(self._interrupted)
-        return self._taken()
-
-    def stop(self) -> None:
-        """Close the workers."""
-        for worker in self._workers.values():
-            worker.close()
-        self._workers.clear()
-
-    def _taken(self) -> list[Any]:
+    def reports(self) -> list[Any]:
+        """Return what the worker has reported since."""
         reports = self._reports[:]
         self._reports.clear()
         return reports
+
+    def cause_of_death(self) -> Problem | None:
+        """Return the error by which the worker has ended."""
+        return self._problem
+
+    def kill(self) -> None:
+        """Close the worker."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+    def wait(self, seconds: float) -> None:
+        """Do nothing: a worker that was told to stop has ended."""
+
+    def _saved(self, worker: Worker, folder: str) -> Saved:
+        state = worker.state_dict()
+        try:
+            save_state(Path(folder) / f"{self._name}.pt", state)
+        except OSError as error:
+            return Saved(folder, str(error))
+        return Saved(folder)
+
+    def _fail(self, error: Exception) -> None:
+        self._problem = problem_of(error)._replace(error=error)
+        self.kill()

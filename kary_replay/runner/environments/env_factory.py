@@ -1,4 +1,7 @@
-"""Making environments: by id, by an importable function, by a function; and what is wrong where that cannot work."""
+"""Makes environments, named by an id or an importable function, or given by a function.
+
+Where that cannot work, the error says what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 from ..config import ConfigError, RunnerConfig, suggestion
 from .running_statistics import check_no_running_statistics
 
-__all__ = ["Maker", "is_importable", "maker"]
+__all__ = ["EnvFactory", "env_factory", "is_importable"]
 
 
 # What ids of other packages begin with: how pip calls the package, and the module that registers
@@ -27,10 +30,16 @@ PACKAGES = {
 }  # fmt: skip
 
 
-class Maker:
-    """Makes the environment of a configuration; picklable."""
+class EnvFactory:
+    """Makes the environment of a configuration; picklable.
+
+    ``observation_space`` and ``action_space`` are those of the environment, once `env_factory` has
+    made it.
+    """
 
     def __init__(self, config: RunnerConfig) -> None:
+        self.observation_space: Any = None
+        self.action_space: Any = None
         self.options, self.name = dict(config.env_options), config.env_name
         self.env: Any = config.env
         if isinstance(self.env, str):
@@ -69,8 +78,16 @@ def imported(path: str) -> Callable[..., Any] | str:
     return value  # type: ignore[no-any-return]
 
 
-def maker(config: RunnerConfig) -> tuple[Maker, Any, Any]:
-    """Return what makes the environment, and its spaces; ConfigError if that cannot work."""
+def env_factory(config: RunnerConfig) -> EnvFactory:
+    """Return what makes the environment, once it has made one.
+
+    Raises
+    ------
+    ConfigError
+        If the environment cannot be made, or sent to other processes.
+    UnsuitableSpaceError
+        If the algorithm cannot handle its spaces.
+    """
     env = config.env
     if isinstance(env, str) and ":" not in env and env not in gymnasium.registry:
         hint = _package_hint(env) or suggestion(env, gymnasium.registry)
@@ -85,11 +102,11 @@ def maker(config: RunnerConfig) -> tuple[Maker, Any, Any]:
                 f"env={env!r} cannot be imported: {type(error).__name__}: {error}. Write module:function or module:id, with "
                 f"a module that Python finds from here"
             ) from None
-    make = Maker(config)
+    factory = EnvFactory(config)
     if config.backend != "serial":
-        _check_picklable(env, make)
+        _check_picklable(env, factory)
     try:
-        made = make()
+        made = factory()
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"env={config.env_name!r} could not be made: {type(error).__name__}: {error}"
@@ -107,7 +124,8 @@ def maker(config: RunnerConfig) -> tuple[Maker, Any, Any]:
         made.close()
     check_no_running_statistics(made, config.env_name)
     config.algorithm_class.check_spaces(observation_space, action_space)
-    return make, observation_space, action_space
+    factory.observation_space, factory.action_space = observation_space, action_space
+    return factory
 
 
 def _package_hint(env: str) -> str:
@@ -134,15 +152,15 @@ def is_importable(config: RunnerConfig) -> bool:
         return False
 
 
-def _check_picklable(env: Any, make: Maker) -> None:
+def _check_picklable(env: Any, factory: EnvFactory) -> None:
     try:
-        pickle.dumps(make)
+        pickle.dumps(factory)
     except Exception as error:
         raise ConfigError(
             f"env={env!r} cannot be sent to other processes ({error}). Put the function that makes the environment at the top "
             f'level of a module, and pass it, or "module:function"; or use backend="serial"'
         ) from None
-    if getattr(make.function, "__module__", None) == "__main__" and not _main_is_a_file():
+    if getattr(factory.function, "__module__", None) == "__main__" and not _main_is_a_file():
         raise ConfigError(
             f"env={env!r} is defined in an interactive session, where other processes cannot import it. Put it into a module, "
             f'and pass "module:function"; or use backend="serial"'

@@ -1,4 +1,4 @@
-"""What a run has learned, for those who only use it."""
+"""Reads what a run has learned, for those who only use it."""
 
 from __future__ import annotations
 
@@ -11,31 +11,30 @@ import numpy.typing as npt
 
 from ...algorithms import Algorithm
 from ..config import ConfigError, RunnerConfig
-from ..environments.env_factory import Maker, maker
-from ..plan import Evaluation
+from ..environments.env_factory import EnvFactory, env_factory
+from ..messages import Evaluation
 from ..records.run_directory import PolicyName, RunDirectory, load_state
-from ..streams.inference import as_tensors, published
-from ..streams.parameters import load_vector
+from ..streams.inference import as_tensors
+from ..streams.parameters import load_vector, published
 
-__all__ = ["Trained", "saved_algorithm", "trained"]
+__all__ = ["CheckpointPolicy", "checkpoint_policy", "saved_algorithm"]
 
 
-class Trained(NamedTuple):
+class CheckpointPolicy(NamedTuple):
     """A run's algorithm with the parameters of a policy that was kept, on the CPU."""
 
     path: Path
     config: RunnerConfig
-    make: Maker
+    env_factory: EnvFactory
     algorithm: Algorithm
     evaluation: Evaluation | None
-    """Of the policy; None if there was none, and it is that of the last checkpoint."""
+    """The policy's evaluation; None for the policy of the last checkpoint."""
 
     def act(self, observation: Any) -> npt.NDArray[Any]:
-        """Choose what seems best for observations [N, ...], as algorithms choose it."""
-        n = len(next(iter(observation.values())) if isinstance(observation, dict) else observation)
-        return self.algorithm.act(
-            as_tensors(observation), np.zeros(n, np.float32), np.random.default_rng(0)
-        )
+        """Choose what seems best for observations [N, ...], as the algorithm chooses it."""
+        column = next(iter(observation.values())) if isinstance(observation, dict) else observation
+        greedy = np.zeros(len(column), np.float32)
+        return self.algorithm.act(as_tensors(observation), greedy, np.random.default_rng(0))
 
     @property
     def described(self) -> str:
@@ -47,36 +46,47 @@ class Trained(NamedTuple):
         return f"the policy of step {evaluation.env_steps:,}, evaluated at {evaluation.mean_return:.1f} in {n} episodes"
 
 
-def trained(
+def checkpoint_policy(
     directory: str | os.PathLike[str], policy: PolicyName = "best", *, whole: bool = False
-) -> Trained:
-    """Read a policy of a run, or that of its last checkpoint if none was evaluated; ConfigError if there is neither.
+) -> CheckpointPolicy:
+    """Read a policy of a run, or that of its last checkpoint if none was evaluated.
 
     Networks that are not part of the policy are those of the last checkpoint; only ``whole``
     insists on having them.
+
+    Raises
+    ------
+    ConfigError
+        If the run has neither an evaluated policy nor a checkpoint, or a file is damaged.
     """
     found, config = RunDirectory.existing(Path(directory))
     evaluated = found.policy(policy)
     needs_checkpoint = whole or evaluated is None or found.has_checkpoint
     folder = found.checkpoint(config)[0] if needs_checkpoint else None
-    made = maker(config)
-    algorithm = (
-        _algorithm(config, made) if folder is None else saved_algorithm(folder, config, made)
-    )
+    factory = env_factory(config)
+    if folder is None:
+        algorithm = config.new_algorithm(factory)
+    else:
+        algorithm = saved_algorithm(folder, config, factory)
     if evaluated is not None:
-        tensors, name = (
-            published(algorithm, config.publishes_all),
-            f"{found.path / policy}_policy.pt",
-        )
-        if sum(tensor.numel() for tensor in tensors) != len(evaluated.parameters):
+        vectors = published(algorithm, config.publishes_all)
+        if sum(vector.numel() for vector in vectors) != len(evaluated.parameters):
+            name = f"{found.path / policy}_policy.pt"
             raise _other_networks(name, "another number of parameters")
-        load_vector(tensors, evaluated.parameters)
-    return Trained(found.path, config, made[0], algorithm, evaluated and evaluated.evaluation)
+        load_vector(vectors, evaluated.parameters)
+    evaluation = evaluated and evaluated.evaluation
+    return CheckpointPolicy(found.path, config, factory, algorithm, evaluation)
 
 
-def saved_algorithm(folder: Path, config: RunnerConfig, made: tuple[Maker, Any, Any]) -> Algorithm:
-    """Return the algorithm of a checkpoint, on the CPU; ConfigError if that has other networks than the configuration says."""
-    algorithm = _algorithm(config, made)
+def saved_algorithm(folder: Path, config: RunnerConfig, factory: EnvFactory) -> Algorithm:
+    """Return the algorithm of a checkpoint, on the CPU.
+
+    Raises
+    ------
+    ConfigError
+        If the checkpoint has other networks than the configuration makes.
+    """
+    algorithm = config.new_algorithm(factory)
     try:
         algorithm.load_state_dict(load_state(folder / "learner-0.pt")["algorithm"])
     except (KeyError, TypeError, ValueError) as error:
@@ -84,13 +94,8 @@ def saved_algorithm(folder: Path, config: RunnerConfig, made: tuple[Maker, Any, 
     return algorithm
 
 
-def _algorithm(config: RunnerConfig, made: tuple[Maker, Any, Any]) -> Algorithm:
-    _, observation_space, action_space = made
-    return config.algorithm_class(observation_space, action_space, config.options, seed=config.seed)
-
-
 def _other_networks(what: str, reason: object) -> ConfigError:
     return ConfigError(
-        f"{what} is of other networks than config.json and the environment make ({reason}): set back what was changed, or "
-        f"begin a run of its own"
+        f"{what} is of other networks than config.json and the environment make ({reason}): set "
+        "back what was changed, or begin a run of its own"
     )

@@ -13,9 +13,9 @@ from torch import nn
 
 from ...algorithms.spaces import is_image
 from ..config import ConfigError
-from ..environments.environments import action_scale
+from ..environments.vector import action_scale
 from ..records.run_directory import PolicyName
-from .checkpoint_policy import Trained, trained
+from .checkpoint_policy import CheckpointPolicy, checkpoint_policy
 
 __all__ = ["export"]
 
@@ -58,7 +58,7 @@ def export(
         raise ConfigError(
             'export to sb3 needs Stable-Baselines3: pip install "kary-replay[sb3]"'
         ) from None
-    found = trained(directory, policy, whole=True)
+    found = checkpoint_policy(directory, policy, whole=True)
     path = output or found.path / "sb3.zip"
     if path.suffix != ".zip" or not path.parent.is_dir():
         raise ConfigError(f"output must end in .zip and be in a folder that exists, got {path}")
@@ -75,7 +75,7 @@ def export(
     return path
 
 
-def _check(policy: Trained) -> None:
+def _check(policy: CheckpointPolicy) -> None:
     """Raise ConfigError if Stable-Baselines3 has no place for the policy."""
     config, algorithm = policy.config, policy.algorithm
     if config.algorithm not in COPY:
@@ -117,7 +117,7 @@ def _check(policy: Trained) -> None:
             )
 
 
-def _model(cls: Any, policy: Trained) -> Any:
+def _model(cls: Any, policy: CheckpointPolicy) -> Any:
     """Return an untrained model whose networks are like ours."""
     config, algorithm = policy.config, policy.algorithm
     options: Any = config.options
@@ -217,7 +217,7 @@ def _copy(ours: nn.Module, theirs: nn.Module) -> None:
             goal.copy_(source)
 
 
-def _compare(policy: Trained, model: Any) -> None:
+def _compare(policy: CheckpointPolicy, model: Any) -> None:
     """Make sure that both act alike."""
     space, action_space = policy.algorithm.observation_space, policy.algorithm.action_space
     space.seed(0)

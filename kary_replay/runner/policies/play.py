@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..config import ConfigError
-from ..environments.env_factory import Maker
-from ..environments.environments import Environments
+from ..environments.env_factory import EnvFactory
+from ..environments.vector import Environments
 from ..records.run_directory import PolicyName
 from ..workers.evaluator import FIRST_SEED, n_together
-from .checkpoint_policy import Trained, trained
+from .checkpoint_policy import CheckpointPolicy, checkpoint_policy
 
 __all__ = ["play"]
 
@@ -62,11 +62,11 @@ def play(
         raise ConfigError(
             f"episodes must be at least 1 and seed at least 0, got {episodes} and {seed}"
         )
-    found = trained(directory, policy)
+    found = checkpoint_policy(directory, policy)
     path = output or found.path / "play.gif"
     if not window:
         _check_output(path)
-    env, trouble = _rendered(found.make, "human" if window else "rgb_array", seed)
+    env, trouble = _rendered(found.env_factory, "human" if window else "rgb_array", seed)
     if trouble and (window or output):
         raise ConfigError(f"{found.config.env_name} cannot be shown: {trouble}")
     film = None if window or trouble else _Film(path, env.metadata.get("render_fps", 30))
@@ -103,7 +103,7 @@ def play(
 
 
 def _act_as_in_evaluations(
-    policy: Trained, row: int, n_rows: int
+    policy: CheckpointPolicy, row: int, n_rows: int
 ) -> Callable[[Any], npt.NDArray[Any]]:
     """Return what acts for one environment as it did in the row of a batch: how sums are rounded depends on that."""
 
@@ -130,7 +130,7 @@ def _check_output(path: Path) -> None:
         raise ConfigError(f"output must be in a folder that exists, got {path}")
 
 
-def _rendered(make: Maker, mode: str, seed: int) -> tuple[Any, str]:
+def _rendered(make: EnvFactory, mode: str, seed: int) -> tuple[Any, str]:
     """Return an environment that can be seen, and nothing; or one that cannot, and why."""
     env = make()
     if mode not in (env.metadata.get("render_modes") or ()):

@@ -15,9 +15,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..allocation.allocation import Allocation
+from ..allocation.cores import Allocation
 from ..config import RunnerConfig
-from ..plan import Evaluation
+from ..messages import Evaluation
 from .progress import Figures
 
 __all__ = ["Display", "number", "title"]
@@ -173,13 +173,13 @@ def allocation_table(allocation: Allocation) -> Table:
     )
     for name in ("actors", "actors collect", "learners keep up with", "so together"):
         table.add_column(name, justify="right")
-    at = allocation.options.index(allocation.chosen)
-    first = max(0, min(at - SPLITS // 2, len(allocation.options) - SPLITS))
-    for option in allocation.options[first : first + SPLITS]:
-        chosen = option is allocation.chosen
+    at = allocation.splits.index(allocation.chosen)
+    first = max(0, min(at - SPLITS // 2, len(allocation.splits) - SPLITS))
+    for split in allocation.splits[first : first + SPLITS]:
+        chosen = split is allocation.chosen
         mark = "→ " if chosen else ""
         table.add_row(
-            f"{mark}{option.actors}", number(option.collected), number(option.learned), number(option.env_steps_per_second),
+            f"{mark}{split.actors}", number(split.collected), number(split.learned), number(split.env_steps_per_second),
             style="bold" if chosen else "dim",
         )  # fmt: skip
     return table

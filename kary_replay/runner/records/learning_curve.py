@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..plan import Evaluation
+from ..messages import Evaluation
 
 __all__ = ["Points", "draw"]
 

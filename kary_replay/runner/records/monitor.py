@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from ..allocation.allocation import Allocation
-from ..plan import Ended, Evaluated, Evaluation, Plan
+from ..allocation.cores import Allocation
+from ..flow import HostedFlow
+from ..messages import EpisodeEnded, Evaluated, Evaluation
 from . import learning_curve
 from .display import Display, title
 from .progress import Progress
@@ -46,13 +47,10 @@ class Monitor:
 
     Parameters
     ----------
-    plan : Plan
-        The run.
+    flow : HostedFlow
+        The run. Where it goes on from a checkpoint, records of what came after that are dropped.
     directory : RunDirectory
         Where records go: lines of JSON, TensorBoard's scalars, and in the end the learning curve.
-    counters : mapping
-        Of the checkpoint that the run goes on from; empty for a new one. Records of what came after
-        it are dropped.
     console : rich.console.Console or None
         Where the run is shown; by default on standard output.
     allocation : Allocation or None
@@ -61,17 +59,16 @@ class Monitor:
 
     def __init__(
         self,
-        plan: Plan,
+        flow: HostedFlow,
         directory: RunDirectory,
-        counters: Mapping[str, Any],
         console: Any,
         allocation: Allocation | None,
     ) -> None:
-        self.plan, self.directory = plan, directory
-        self._progress = Progress(plan)
-        self._display = Display(
-            Console() if console is None else console, plan.config, directory.path
-        )
+        self.flow, self.config, self.directory = flow, flow.config, directory
+        counters = flow.checkpoint.counters
+        self._progress = Progress(flow)
+        console = Console() if console is None else console
+        self._display = Display(console, flow.config, directory.path)
         self._scalars = Scalars(directory.path, int(counters.get("env_steps", 0)))
         self._allocation = allocation
         self.recent: deque[float] = deque(maxlen=RECENT_EPISODES)
@@ -80,15 +77,15 @@ class Monitor:
         """The evaluations of the policies that are kept."""
         self._episodes = learning_curve.Points()
         self.reached_target = self._has_complained = self._has_told_of_cuts = False
-        self._saved, self._saved_steps = time.monotonic(), plan.board.env_steps
+        self._saved, self._saved_steps = time.monotonic(), flow.board.env_steps
         self._next_look = self._next_scalars = 0.0
         if counters:
             self._go_on_from(int(counters["env_steps"]))
 
     def take(self, report: Any) -> None:
         """Keep a report."""
-        if isinstance(report, Ended):
-            seconds = self.seconds
+        if isinstance(report, EpisodeEnded):
+            seconds = self.flow.clock.seconds
             self.recent.append(report.episode_return)
             self._episodes.add(report.env_steps, seconds, report.episode_return)
             self._keep(EPISODES, {**report._asdict(), "wall_seconds": round(seconds, 3)})
@@ -105,13 +102,8 @@ class Monitor:
                 self._has_told_of_cuts = True
                 self.warn(
                     f"{evaluation.n_cut} of {len(evaluation.returns)} evaluation episodes were cut off after "
-                    f"evaluation_max_steps={self.plan.config.evaluation_max_steps:,} steps; their returns are those until then"
+                    f"evaluation_max_steps={self.config.evaluation_max_steps:,} steps; their returns are those until then"
                 )
-
-    @property
-    def seconds(self) -> float:
-        """Since the run's first step of an environment, over all sessions."""
-        return self.plan.seconds
 
     @property
     def last_return(self) -> float:
@@ -125,15 +117,15 @@ class Monitor:
 
     def checkpoint_is_due(self) -> bool:
         """Return whether it is time for a checkpoint."""
-        config = self.plan.config
+        config = self.config
         seconds, steps = config.checkpoint_interval_seconds, config.checkpoint_interval_env_steps
         if seconds and time.monotonic() - self._saved >= seconds:
             return True
-        return bool(steps) and self.plan.board.env_steps // steps > self._saved_steps // steps
+        return bool(steps) and self.flow.board.env_steps // steps > self._saved_steps // steps
 
     def saved(self) -> None:
         """Note that a checkpoint was made."""
-        self._saved, self._saved_steps = time.monotonic(), self.plan.board.env_steps
+        self._saved, self._saved_steps = time.monotonic(), self.flow.board.env_steps
 
     def show(self) -> None:
         """Show how it goes, now and then; costs next to nothing in between."""
@@ -176,7 +168,7 @@ class Monitor:
         with self._forgiving():
             self.directory.close()
         if learning_curve.available and (self._episodes.kept or self.evaluations):
-            config, path = self.plan.config, self.directory.path / "learning_curve.png"
+            config, path = self.config, self.directory.path / "learning_curve.png"
             with self._forgiving():
                 learning_curve.draw(
                     path, title(config), self._episodes, self.evaluations, config.target_return
@@ -210,7 +202,7 @@ class Monitor:
                 self.warn(f"records are incomplete: {error}")
 
     def _compare(self, evaluation: Evaluation) -> None:
-        target = self.plan.config.target_return
+        target = self.config.target_return
         self.reached_target |= target is not None and evaluation.mean_return >= target
 
     def _look(self, last: bool = False) -> None:
@@ -228,7 +220,7 @@ class Monitor:
                 "speed/updates_per_second": figures.updates_per_second,
                 "replay/size": figures.buffer_size,
                 "replay/samples_per_insert": figures.samples_per_insert,
-                "replay/beta": self.plan.replay.buffer.beta,
+                "replay/beta": self.flow.figures.get("beta", math.nan),
                 "workers/updates_behind": figures.behind,
                 "workers/actors_waited": figures.actors_waited,
                 "workers/learners_waited": figures.learners_waited,
@@ -247,8 +239,8 @@ class Monitor:
         for evaluation in self.directory.evaluations():
             self.evaluations.append(evaluation)
             self._compare(evaluation)
-        if self.evaluations:
-            self.plan.board.row("evaluator", 0).updates = self.evaluations[-1].updates
+        if self.evaluations and self.config.evaluate != "never":
+            self.flow.board.row("evaluator", 0).parameter_version = self.evaluations[-1].updates
         for record in self.directory.records(EPISODES):
             self.recent.append(record["episode_return"])
             self._episodes.add(

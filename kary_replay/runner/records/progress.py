@@ -1,4 +1,4 @@
-"""How a run goes right now, read off the board."""
+"""How a run goes right now, as the board and the streams show it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import NamedTuple
 
-from ..plan import Plan
+from ..flow import HostedFlow
 
 __all__ = ["Figures", "Progress"]
 
@@ -36,43 +36,39 @@ class Progress:
 
     Parameters
     ----------
-    plan : Plan
+    flow : HostedFlow
         The run.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, flow: HostedFlow) -> None:
+        self.flow = flow
         self._looks: deque[tuple[float, ...]] = deque(maxlen=WINDOW)
 
     def look(self) -> Figures:
-        """Return how it goes; rates are those since a few looks ago."""
-        plan, board = self.plan, self.plan.board
-        waited = (
-            float(board.column(kind, "waited_seconds").sum()) for kind in ("actor", "learner")
-        )
-        now = (time.monotonic(), board.env_steps, board.updates, *waited)
+        """Return how the run goes; rates are those since a few looks ago."""
+        flow, board = self.flow, self.flow.board
+        waited = (board.column(kind, "waited_seconds").mean() for kind in ("actor", "learner"))
+        now = (time.monotonic(), board.env_steps, board.updates, *map(float, waited))
         self._looks.append(now)
         passed, steps, updates, actors, learners = (
             new - old for new, old in zip(now, self._looks[0], strict=True)
         )
         rate = steps / passed if passed else math.nan
-        behind = (
-            board.updates
-            - board.column("actor", "parameter_version")[board.column("actor", "first_step") > 0]
-        )
+        steps_left = flow.config.total_env_steps - board.env_steps
+        has_stepped = board.column("actor", "has_stepped") > 0
+        behind = board.updates - board.column("actor", "parameter_version")[has_stepped]
+        figures = flow.figures
         return Figures(
-            seconds=plan.seconds,
-            seconds_left=(plan.config.total_env_steps - board.env_steps) / rate
-            if rate > 0
-            else math.nan,
+            seconds=flow.clock.seconds,
+            seconds_left=steps_left / rate if rate > 0 else math.nan,
             env_steps=board.env_steps,
             env_steps_per_second=rate,
             updates=board.updates,
             updates_per_second=updates / passed if passed else math.nan,
             behind=float(behind.mean()) if len(behind) else math.nan,
             most_behind=float(behind.max()) if len(behind) else math.nan,
-            buffer_size=len(plan.replay.buffer),
-            samples_per_insert=plan.replay.limiter.ratio,
-            actors_waited=actors / passed / plan.n_actors if passed else math.nan,
-            learners_waited=learners / passed / plan.config.learners if passed else math.nan,
+            buffer_size=int(figures.get("size", 0)),
+            samples_per_insert=figures.get("samples_per_insert", math.nan),
+            actors_waited=actors / passed if passed else math.nan,
+            learners_waited=learners / passed if passed else math.nan,
         )

@@ -34,7 +34,7 @@ except ImportError:  # Windows
 
 from ... import version
 from ..config import ConfigError, RunnerConfig, as_json, from_json
-from ..plan import Evaluated, Evaluation
+from ..messages import Evaluated, Evaluation
 
 __all__ = ["EPISODES", "EVALUATIONS", "PolicyName", "RunDirectory", "load_state", "save_state"]
 

@@ -1,6 +1,25 @@
-"""What flows between workers: transitions, parameters; later requests for actions, and rollouts."""
+"""The named edges between workers; `stream` says what a stream is.
 
+Public are the descriptions of the streams, of which a flow is made. Workers get their ends from
+their seat, backends only host them.
+"""
+
+from .board import BoardStream
+from .gradients import GradientStream
+from .inference import LocalInferenceStream
 from .parameters import ParameterStream
 from .replay import ReplayStream
+from .stream import Checkpoint, Hosted, HostedStream, Medium, Stream
 
-__all__ = ["ParameterStream", "ReplayStream"]
+__all__ = [
+    "BoardStream",
+    "Checkpoint",
+    "GradientStream",
+    "Hosted",
+    "HostedStream",
+    "LocalInferenceStream",
+    "Medium",
+    "ParameterStream",
+    "ReplayStream",
+    "Stream",
+]

@@ -8,24 +8,25 @@ nobody.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from multiprocessing.context import SpawnContext
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Board", "Row"]
+from .stream import Checkpoint, HostedStream, Medium, Numbers
+
+__all__ = ["Board", "BoardStream", "HostedBoard", "Row"]
 
 COLUMNS = (
-    "beat",
+    "beat",  # grows as long as the worker is not stuck
     "env_steps",
     "episodes",
     "updates",
     "waited_seconds",
-    "parameter_version",
-    "first_step",
-    "announced",
+    "parameter_version",  # updates of the parameters that an actor or evaluator used last
+    "has_stepped",  # 1 after the first step of an environment in this session
 )
 INDEX = {name: number for number, name in enumerate(COLUMNS)}
 
@@ -48,7 +49,7 @@ class Row:
         self._numbers[INDEX[name]] = value
 
     def wait(self, may: Callable[[int, float], bool], n: int, patience_seconds: float) -> bool:
-        """Return ``may(n, patience_seconds)``; unless it may at once, the time that takes is added to ``waited_seconds``."""
+        """Return ``may(n, patience_seconds)``; what that takes is added to ``waited_seconds``."""
         if may(n, 0.0):
             return True
         started = time.monotonic()
@@ -56,40 +57,51 @@ class Row:
         self.waited_seconds += time.monotonic() - started
         return may_now
 
-    def alive(self) -> None:
-        """Say that the worker is not stuck, in seconds of the machine's monotonic clock."""
-        self._numbers[0] = time.monotonic()
 
-
-class Board:
-    """The rows of all workers of a run.
+@dataclass(frozen=True)
+class BoardStream:
+    """The numbers of all workers of a run.
 
     Parameters
     ----------
-    n_actors, n_learners : int
-        Workers of each kind; there is one evaluator.
-    context : multiprocessing context, optional
-        For processes; without one the board is this process's own.
+    n_workers : mapping
+        How many workers there are of each kind.
+    steps, trains : str
+        The kinds whose environment steps and whose updates are those of the run.
     """
 
-    def __init__(self, n_actors: int, n_learners: int, context: SpawnContext | None = None) -> None:
-        self._counts = {"actor": n_actors, "learner": n_learners, "evaluator": 1}
-        n_numbers = sum(self._counts.values()) * len(COLUMNS)
-        self._memory: Any = context.RawArray("d", n_numbers) if context is not None else None
-        self._open(np.zeros(n_numbers) if self._memory is None else np.frombuffer(self._memory))
+    n_workers: Mapping[str, int]
+    steps: str = "actor"
+    trains: str = "learner"
 
-    def _open(self, numbers: npt.NDArray[np.float64]) -> None:
-        self._numbers = numbers.reshape(-1, len(COLUMNS))
-        self._env_steps = self.column("actor", "env_steps")
+    def host(self, medium: Medium, checkpoint: Checkpoint) -> HostedBoard:
+        """Make the rows, and set what an earlier session of the run has counted."""
+        numbers = medium.numbers(sum(self.n_workers.values()) * len(COLUMNS))
+        board = Board(self, numbers)
+        n_steppers = self.n_workers[self.steps]
+        for index, steps in enumerate(checkpoint.counters.get(f"{self.steps}_env_steps", ())):
+            # The user may have set another number of actors in config.json.
+            board.row(self.steps, index % n_steppers).env_steps += steps
+        board.column(self.trains, "updates")[:] = checkpoint.counters.get("updates", 0)
+        return HostedBoard(board)
+
+
+class Board:
+    """The rows of all workers; all workers have the same end."""
+
+    def __init__(self, stream: BoardStream, numbers: Numbers) -> None:
+        self._stream, self._numbers = stream, numbers
+        self._rows = numbers.array.reshape(-1, len(COLUMNS))
+        self._env_steps = self.column(stream.steps, "env_steps")
 
     def row(self, kind: str, index: int) -> Row:
         """Return the row of one worker."""
-        return Row(self._numbers[self._start(kind) + index])
+        return Row(self._rows[self._start(kind) + index])
 
     def column(self, kind: str, name: str) -> npt.NDArray[np.float64]:
         """Return one number of all workers of a kind, a view."""
         start = self._start(kind)
-        return self._numbers[start : start + self._counts[kind], INDEX[name]]
+        return self._rows[start : start + self._stream.n_workers[kind], INDEX[name]]
 
     @property
     def env_steps(self) -> int:
@@ -99,31 +111,36 @@ class Board:
     @property
     def updates(self) -> int:
         """Updates of the networks; all learners do each of them together."""
-        return int(self.column("learner", "updates")[0])
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the first step of an environment; 0 before."""
-        begun = self.column("actor", "first_step")
-        return time.monotonic() - float(begun[begun > 0].min()) if (begun > 0).any() else 0.0
-
-    def waited(self) -> dict[str, float]:
-        """Return the share of their time that "actors" and "learners" spent waiting for each other so far."""
-        seconds = self.seconds
-        return {
-            f"{kind}s": float(self.column(kind, "waited_seconds").mean()) / seconds
-            if seconds
-            else 0.0
-            for kind in ("actor", "learner")
-        }
+        return int(self.column(self._stream.trains, "updates")[0])
 
     def _start(self, kind: str) -> int:
-        kinds = list(self._counts)
-        return sum(self._counts[other] for other in kinds[: kinds.index(kind)])
+        counts, kinds = self._stream.n_workers, list(self._stream.n_workers)
+        return sum(counts[other] for other in kinds[: kinds.index(kind)])
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"counts": self._counts, "memory": self._memory}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Board, (self._stream, self._numbers)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._counts, self._memory = state["counts"], state["memory"]
-        self._open(np.frombuffer(self._memory))
+
+class HostedBoard(HostedStream):
+    """A board in the memory of this machine."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def sink(self) -> Board:
+        """Return the board."""
+        return self._board
+
+    def source(self) -> Board:
+        """Return the board."""
+        return self._board
+
+    def counters(self) -> dict[str, Any]:
+        """Return what the run has counted, and how many workers have stepped its environments."""
+        board, steps = self._board, self._board._stream.steps
+        return {
+            "env_steps": board.env_steps,
+            "updates": board.updates,
+            f"n_{steps}s": board._stream.n_workers[steps],
+            f"{steps}_env_steps": board.column(steps, "env_steps").tolist(),
+        }

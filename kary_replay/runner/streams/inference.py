@@ -1,11 +1,13 @@
-"""Choosing actions: asked for one group of environments, collected later, so that others can be stepped in between.
+"""Where actors get their actions from.
 
-`LocalInference` computes in the worker itself, when the actions are collected. A stream to a worker
-that does it for many actors would be another `Inference`.
+Actions are asked for one group of environments and collected later, so that other groups can be
+stepped in between. With `LocalInference` the actor computes them itself. A stream to a worker that
+computes them for many actors has ends with the same two methods.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,36 +15,61 @@ import numpy.typing as npt
 import torch
 
 from ...algorithms import Algorithm
-from .parameters import ParameterStream, load_vector
+from .parameters import Parameters, load_vector, published
+from .stream import Checkpoint, HostedStream, Medium
 
-__all__ = ["Inference", "LocalInference", "as_tensors", "published"]
+__all__ = ["Inference", "LocalInference", "LocalInferenceStream", "as_tensors"]
 
 
 class Inference(Protocol):
     """Chooses actions for groups of environments: all that an actor knows of it."""
 
     updates: int
-    """Of the parameters by which the actions that were collected last have been chosen."""
+    """Updates of the parameters by which the actions collected last were chosen."""
 
     def request(self, group: int, observation: Any, exploration: npt.NDArray[np.float32]) -> None:
-        """Ask for the actions of a group; returns at once."""
+        """Ask for the actions of a group; return at once."""
 
     def collect(self, group: int) -> npt.NDArray[Any]:
         """Return the actions that were asked for."""
+
+
+@dataclass(frozen=True)
+class LocalInferenceStream(HostedStream):
+    """Inference in the process of the actor, which copies the parameters whenever they are newer.
+
+    Parameters
+    ----------
+    whole : bool
+        Whether the parameter stream carries all networks, or only the policy.
+    """
+
+    whole: bool
+
+    def host(self, medium: Medium, checkpoint: Checkpoint) -> LocalInferenceStream:
+        """Return the stream itself, for it needs no memory between workers."""
+        return self
+
+    def sink(self) -> LocalInferenceStream:
+        """Return the actors' end."""
+        return self
+
+    def source(self) -> LocalInferenceStream:
+        """Return the other end, which nobody reads."""
+        return self
+
+    def client(self, seat: Any, algorithm: Algorithm, rng: np.random.Generator) -> LocalInference:
+        """Return what an actor asks for its actions."""
+        return LocalInference(algorithm, seat.streams["parameters"], rng, self.whole)
 
 
 class LocalInference:
     """The worker's own copy of the networks, renewed whenever newer parameters are published."""
 
     def __init__(
-        self,
-        algorithm: Algorithm,
-        parameters: ParameterStream,
-        rng: np.random.Generator,
-        whole: bool,
+        self, algorithm: Algorithm, parameters: Parameters, rng: np.random.Generator, whole: bool
     ) -> None:
-        """Act by ``algorithm``, whose trained networks are received ``whole``, or only its policy."""
-        self.algorithm, self._stream, self._rng = algorithm, parameters, rng
+        self.algorithm, self._parameters, self._rng = algorithm, parameters, rng
         self._targets = published(algorithm, whole)
         self._asked: dict[int, tuple[Any, npt.NDArray[np.float32]]] = {}
         self._version = 0
@@ -59,22 +86,14 @@ class LocalInference:
         return self.algorithm.act(as_tensors(observation), exploration, self._rng)
 
     def _renew(self) -> None:
-        """Take over newer parameters, if there are."""
-        version = self._stream.version
+        """Take over newer parameters, if there are any."""
+        version = self._parameters.version
         if version != self._version:
-            newest = self._stream.fetch()
+            newest = self._parameters.newest()
             if newest is not None:
                 vector, self.updates = newest
                 load_vector(self._targets, vector)
                 self._version = version
-
-
-def published(algorithm: Algorithm, whole: bool) -> list[torch.Tensor]:
-    """Return the vectors that a parameter stream carries: all that is trained, or what trains the policy."""
-    minimizers = algorithm.minimizers.values()
-    return [
-        minimizer.flat for minimizer in minimizers if whole or algorithm.policy in minimizer.modules
-    ]
 
 
 def as_tensors(observation: Any) -> Any:

@@ -1,22 +1,34 @@
 """Parameters on their way from the learner to those who act.
 
-A stream is a shared replay buffer of one row: adding overwrites the row, drawing copies it whole or
-not at all, and how often it was written is its version.
+The memory of the stream is a replay buffer of one row: adding overwrites the row, drawing copies it
+whole or not at all, and how often it was written is its version.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...algorithms import Algorithm
 from ...buffers.replay_buffer import ReplayBuffer
 from ...errors import EmptyBufferError
 from ...types import Field
+from .stream import Checkpoint, HostedStream, Medium
 
-__all__ = ["ParameterStream", "as_vector", "load_vector"]
+__all__ = [
+    "HostedParameters",
+    "ParameterStream",
+    "Parameters",
+    "as_vector",
+    "load_vector",
+    "published",
+]
 
 
+@dataclass(frozen=True)
 class ParameterStream:
     """The newest parameters of some networks, as one vector.
 
@@ -24,18 +36,47 @@ class ParameterStream:
     ----------
     n_parameters : int
         Length of the vector.
-    shared : bool
-        Whether other processes take part.
+    """
+
+    n_parameters: int
+
+    def host(self, medium: Medium, checkpoint: Checkpoint) -> HostedParameters:
+        """Make room for one vector; the learner publishes what its own checkpoint has."""
+        vector = Field((self.n_parameters,), np.float32)
+        fields = {"parameters": vector, "updates": Field((), np.int64)}
+        return HostedParameters(ReplayBuffer(1, fields, seed=0, shared=medium.is_shared))
+
+
+class HostedParameters(HostedStream):
+    """A parameter stream in the memory of this machine."""
+
+    def __init__(self, row: ReplayBuffer) -> None:
+        self._row = row
+
+    def sink(self) -> Parameters:
+        """Return the end of the worker that publishes."""
+        return Parameters(self._row)
+
+    def source(self) -> Parameters:
+        """Return the end of those who act."""
+        return Parameters(self._row)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._row.close()
+
+
+class Parameters:
+    """Either end of a parameter stream.
 
     Notes
     -----
-    One process publishes, any number fetch. Costs two copies of the vector; no lock is held while
-    one is made.
+    One worker publishes, any number ask for the newest. Either costs a copy of the vector; no lock
+    is held while it is made.
     """
 
-    def __init__(self, n_parameters: int, shared: bool) -> None:
-        fields = {"parameters": Field((n_parameters,), np.float32), "updates": Field((), np.int64)}
-        self._row = ReplayBuffer(1, fields, seed=0, shared=shared)
+    def __init__(self, row: ReplayBuffer) -> None:
+        self._row = row
 
     @property
     def version(self) -> int:
@@ -43,20 +84,30 @@ class ParameterStream:
         return self._row.n_added
 
     def publish(self, parameters: npt.NDArray[np.float32], updates: int) -> None:
-        """Make these the newest, as they are after so many updates."""
+        """Make these parameters the newest, as they are after so many updates."""
         self._row.add(parameters=parameters, updates=updates)
 
-    def fetch(self) -> tuple[npt.NDArray[np.float32], int] | None:
-        """Return the newest parameters and their updates; None if there are none, or they are just being written."""
+    def newest(self) -> tuple[npt.NDArray[np.float32], int] | None:
+        """Return the newest parameters and their updates.
+
+        None means that there are none yet, or that they are just being written.
+        """
         try:
             batch = self._row.sample(1)
         except EmptyBufferError:
             return None
         return batch.parameters[0], int(batch.updates[0])
 
-    def close(self) -> None:
-        """Let go of the memory."""
-        self._row.close()
+
+def published(algorithm: Algorithm, whole: bool) -> list[torch.Tensor]:
+    """Return the vectors that a parameter stream carries.
+
+    They are all that is trained if ``whole``, otherwise what trains the policy.
+    """
+    minimizers = algorithm.minimizers.values()
+    return [
+        minimizer.flat for minimizer in minimizers if whole or algorithm.policy in minimizer.modules
+    ]
 
 
 def as_vector(tensors: list[torch.Tensor]) -> npt.NDArray[np.float32]:

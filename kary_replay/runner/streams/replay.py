@@ -1,83 +1,205 @@
-"""Transitions on their way from the actors to the learners: a replay buffer and the rate at which it is used."""
+"""Transitions on their way from the actors to the learners, through a prioritized buffer."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from ...algorithms import Algorithm
 from ...buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
 from ...buffers.rate_limiter import RateLimiter
 from ...errors import RateLimiterTimeoutError
-from ...types import Batch, Field
-from ...writers.n_step import NStepWriter
+from ...prefetch.prefetcher import Prefetcher
+from ...types import Batch
+from .stream import Checkpoint, HostedStream, Medium
 
-__all__ = ["ReplayStream", "fields_for"]
+__all__ = ["HostedReplay", "ReplaySink", "ReplaySource", "ReplayStream"]
 
 
+@dataclass(frozen=True)
 class ReplayStream:
     """A prioritized buffer, and a limiter that holds the rows drawn per row added near a ratio.
 
     Parameters
     ----------
-    buffer : PrioritizedReplayBuffer
-        With a field ``discount``; shared if other processes take part.
+    columns : mapping
+        The fields of a row, by name.
+    capacity, alpha, beta, seed
+        As `PrioritizedReplayBuffer` has them. Beta rises to 1 in the course of the run.
     samples_per_insert, min_size, error
-        Of the `RateLimiter`.
-    origin : (int, int), optional
-        Where an earlier run began to count.
+        As `RateLimiter` has them.
+    batch_size : int
+        Rows that all learners draw together for one update.
     """
 
-    def __init__(
-        self,
-        buffer: PrioritizedReplayBuffer,
-        samples_per_insert: float,
-        min_size: int,
-        error: float,
-        origin: tuple[int, int] | None = None,
-    ) -> None:
-        self.buffer = buffer
-        self.limiter = RateLimiter(buffer, samples_per_insert, min_size, error, origin=origin)
+    columns: Mapping[str, Any]
+    capacity: int
+    alpha: float
+    beta: float
+    seed: int
+    samples_per_insert: float
+    min_size: int
+    error: float
+    batch_size: int
 
-    def writer(self, n_envs: int, n_step: int, gamma: float, priority: Any = None) -> NStepWriter:
-        """Return what turns the steps of some environments into rows."""
-        return NStepWriter(self.buffer, n_envs, n_step, gamma, priority)
+    def host(self, medium: Medium, checkpoint: Checkpoint) -> HostedReplay:
+        """Make the buffer, or read it from a checkpoint.
+
+        Raises
+        ------
+        MemoryError, OSError, ValueError
+            If there is no room for the buffer.
+        OSError, ValueError, KeyError
+            If what was saved cannot be read.
+        """
+        if checkpoint.folder is not None:
+            saved = checkpoint.folder / "replay"
+            buffer = PrioritizedReplayBuffer.load(saved, shared=medium.is_shared)
+        else:
+            buffer = PrioritizedReplayBuffer(
+                self.capacity,
+                dict(self.columns),
+                alpha=self.alpha,
+                beta=self.beta,
+                seed=self.seed,
+                shared=medium.is_shared,
+            )
+        origin = checkpoint.counters.get("origin")
+        limiter = RateLimiter(
+            buffer,
+            self.samples_per_insert,
+            self.min_size,
+            self.error,
+            origin=tuple(origin) if origin else None,
+        )
+        return HostedReplay(self, buffer, limiter)
+
+
+class HostedReplay(HostedStream):
+    """A replay stream in the memory of this machine."""
+
+    def __init__(
+        self, stream: ReplayStream, buffer: PrioritizedReplayBuffer, limiter: RateLimiter
+    ) -> None:
+        self._stream, self._buffer, self._limiter = stream, buffer, limiter
+
+    def sink(self) -> ReplaySink:
+        """Return the actors' end."""
+        return ReplaySink(self._buffer, self._limiter)
+
+    def source(self) -> ReplaySource:
+        """Return the learners' end."""
+        return ReplaySource(self._buffer, self._limiter, self._stream.beta)
+
+    def save(self, folder: Path) -> None:
+        """Write the buffer."""
+        self._buffer.save(folder / "replay")
+
+    def counters(self) -> dict[str, Any]:
+        """Return where the limiter began to count."""
+        return {"origin": list(self._limiter.origin)}
+
+    def figures(self) -> dict[str, float]:
+        """Return size, samples_per_insert and beta."""
+        return {
+            "size": len(self._buffer),
+            "samples_per_insert": self._limiter.ratio,
+            "beta": self._buffer.beta,
+        }
+
+    def is_used_up(self) -> bool:
+        """Return whether the limiter allows no further update."""
+        return self._limiter.allowed_samples() < self._stream.batch_size
+
+    def close(self) -> None:
+        """Let go of the buffer's memory."""
+        self._buffer.close()
+
+
+class ReplaySink:
+    """The actors' end of a replay stream."""
+
+    def __init__(self, buffer: PrioritizedReplayBuffer, limiter: RateLimiter) -> None:
+        self._buffer, self._limiter = buffer, limiter
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there are as many rows as learning starts with."""
+        return len(self._buffer) >= self._limiter.min_size
+
+    @property
+    def priority_epsilon(self) -> float:
+        """What is added to |TD error| to make a priority."""
+        return self._buffer.priority_epsilon
+
+    def writer(self, algorithm: Algorithm, n_envs: int, priority: Any = None) -> Any:
+        """Return what turns the steps of some environments into rows, as the algorithm does."""
+        return algorithm.writer(self._buffer, n_envs, priority)
 
     def may_add(self, n: int, patience_seconds: float) -> bool:
         """Wait at most so long; return whether ``n`` rows may be added now."""
-        return self._may(self.limiter.await_add, n, patience_seconds)
+        return _may(self._limiter.await_add, n, patience_seconds)
 
-    def may_sample(self, n: int, patience_seconds: float) -> bool:
+
+class ReplaySource:
+    """The learners' end of a replay stream."""
+
+    def __init__(self, buffer: PrioritizedReplayBuffer, limiter: RateLimiter, beta: float) -> None:
+        self._buffer, self._limiter, self._beta = buffer, limiter, beta
+        self._prefetcher: Iterator[Any] | None = None
+
+    @property
+    def draws_tensors(self) -> bool:
+        """Whether batches come as tensors on the learner's device, as with `prefetch`."""
+        return self._prefetcher is not None
+
+    def prefetch(self, batch_size: int, device: torch.device, n_ahead: int) -> None:
+        """Have a thread draw ``n_ahead`` batches ahead, and bring them to a device."""
+        self._prefetcher = Prefetcher(self._buffer, batch_size, device, n_ahead)
+
+    def blank(self, n: int) -> Batch:
+        """Return a batch of ``n`` rows of zeros."""
+
+        def zeros(field: Any) -> Any:
+            if isinstance(field, Mapping):
+                return {name: zeros(part) for name, part in field.items()}
+            return np.zeros((n, *field.shape), field.dtype)
+
+        columns = {name: zeros(field) for name, field in self._buffer.fields.items()}
+        return Batch({**columns, "importance_weight": np.ones(n, np.float32)})
+
+    def may_draw(self, n: int, patience_seconds: float) -> bool:
         """Wait at most so long; return whether ``n`` rows may be drawn now."""
-        return self._may(self.limiter.await_sample, n, patience_seconds)
+        return _may(self._limiter.await_sample, n, patience_seconds)
 
-    def sample(self, batch_size: int) -> Batch:
-        """Draw rows by priority."""
-        return self.buffer.sample(batch_size)
+    def draw(self, batch_size: int) -> Batch:
+        """Draw rows by priority; with `prefetch` those that lie ready."""
+        if self._prefetcher is not None:
+            batch: Batch = next(self._prefetcher)
+            return batch
+        return self._buffer.sample(batch_size)
 
-    def update_priorities(self, batch: Batch, td_error: Any) -> None:
-        """Set the priorities of a batch's rows."""
-        self.buffer.update_priorities(batch.handle, td_error)
+    def learned(self, batch: Batch, td_error: Any) -> None:
+        """Set the priorities of a batch's rows; ValueError if an error is not finite."""
+        self._buffer.update_priorities(batch.handle, td_error)
+
+    def advance(self, progress: float) -> None:
+        """Set what changes with the share of the run that is done, 0 to 1: beta."""
+        self._buffer.beta = self._beta + progress * (1 - self._beta)
 
     def close(self) -> None:
-        """Let go of the memory."""
-        self.buffer.close()
-
-    @staticmethod
-    def _may(wait: Any, n: int, patience_seconds: float) -> bool:
-        try:
-            return bool(wait(n, patience_seconds))
-        except RateLimiterTimeoutError:
-            return False
+        """End the thread that draws ahead."""
+        if isinstance(self._prefetcher, Prefetcher):
+            self._prefetcher.close()
 
 
-def fields_for(observation_space: Any, action_space: Any) -> dict[str, Any]:
-    """Return the fields of the transitions of an environment, actions as algorithms choose them."""
-    probe = PrioritizedReplayBuffer.from_spaces(1, observation_space, action_space)
-    fields = probe.fields
-    probe.close()
-    del fields["terminated"]
-    discrete = hasattr(action_space, "n")
-    fields["action"] = Field((), np.int64) if discrete else Field(action_space.shape, np.float32)
-    fields["discount"] = Field((), np.float32)
-    return fields
+def _may(wait: Callable[[int, float], bool], n: int, patience_seconds: float) -> bool:
+    with suppress(RateLimiterTimeoutError):
+        return bool(wait(n, patience_seconds))
+    return False

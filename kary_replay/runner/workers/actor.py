@@ -1,18 +1,18 @@
-"""The actor: steps its environments, and adds what happened to the replay stream."""
+"""The actor: steps its environments, and writes what happened to the stream of experience."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..environments.environments import EnvironmentFaultError, Environments, random_actions
+from ..environments.vector import EnvironmentFaultError, Environments, random_actions
 from ..failures import DivergedError
-from ..plan import Ended, Plan
-from ..streams.inference import Inference, LocalInference, as_tensors
+from ..messages import EpisodeEnded
+from ..streams.inference import Inference, as_tensors
+from .worker import Seat
 
 __all__ = ["Actor"]
 
@@ -22,64 +22,53 @@ class Actor:
 
     Parameters
     ----------
-    plan : Plan
-        The run.
-    index : int
-        Which actor this is.
-    report : function
-        Is told about every episode that ends.
-    incarnation : int
-        How often this actor has been started anew; each draws other random numbers.
+    seat : Seat
+        With the streams "experience", to write to, and "inference".
 
     Notes
     -----
     One piece of work is one step of one group: observations and actions of the others stay as they
-    are. Rows are written straight into the shared buffer; only `Ended` reports are pickled.
+    are. Rows are written straight into the stream; only `EpisodeEnded` reports are pickled.
     """
 
-    def __init__(
-        self, plan: Plan, index: int, report: Callable[[Any], None], incarnation: int = 0
-    ) -> None:
-        config = plan.config
-        self.plan, self.report = plan, report
-        self.row = plan.board.row("actor", index)
-        self.rng = plan.rng("actor", index, incarnation, int(self.row.env_steps))
-        self.algorithm = plan.algorithm()
-        self.inference: Inference = LocalInference(
-            self.algorithm, plan.parameters, self.rng, plan.config.publishes_all
-        )
+    def __init__(self, seat: Seat) -> None:
+        config, board = seat.config, seat.board
+        self.seat, self.config, self.board, self.row = seat, config, board, seat.row
+        self.experience = seat.streams["experience"]
+        self.rng = seat.rng(seat.incarnation, int(self.row.env_steps))
+        self.algorithm = seat.algorithm()
+        client = seat.streams["inference"].client
+        self.inference: Inference = client(seat, self.algorithm, self.rng)
         n = config.envs_per_actor // config.groups
-        name = f"{config.env_name} (actor {index})"
+        name = f"{config.env_name} (actor {seat.index})"
         self.groups = [
-            Environments(plan.make, n, self.rng, name, self.row.alive) for _ in range(config.groups)
+            Environments(seat.env_factory, n, self.rng, name, seat.beat)
+            for _ in range(config.groups)
         ]
         priority = self.priority if config.initial_priority == "td_error" else None
         self.writers = [
-            plan.replay.writer(n, config.options.n_step, config.options.gamma, priority)
-            for _ in self.groups
+            self.experience.writer(self.algorithm, n, priority) for _ in range(config.groups)
         ]
         self.turn = 0
         # Ape-X (arXiv:1803.00933), section 4.1.
-        n_all = plan.n_actors * config.envs_per_actor
-        rank = index * config.envs_per_actor + np.arange(config.envs_per_actor)
-        self.exponent = (1 + config.exploration_spread * rank / max(1, n_all - 1)).reshape(
-            config.groups, n
-        )
+        n_all = seat.n_workers * config.envs_per_actor
+        rank = seat.index * config.envs_per_actor + np.arange(config.envs_per_actor)
+        exponent = 1 + config.exploration_spread * rank / max(1, n_all - 1)
+        self.exponent = exponent.reshape(config.groups, n)
         self.exploration = [np.zeros(n, np.float32) for _ in self.groups]  # asked for
         self.started = False
 
     def work(self, patience_seconds: float) -> bool:
-        """Step one group of environments; return False if that had to wait for longer than ``patience_seconds``."""
-        plan, group = self.plan, self.groups[self.turn]
-        self.row.alive()
-        if plan.board.env_steps >= plan.config.total_env_steps:
+        """Step one group of environments; return False if it might not within the patience."""
+        group = self.groups[self.turn]
+        self.seat.beat()
+        if self.board.env_steps >= self.config.total_env_steps:
             return False
-        if not self.row.wait(plan.replay.may_add, group.n_envs, patience_seconds):
+        if not self.row.wait(self.experience.may_add, group.n_envs, patience_seconds):
             return False
         if not self.started:
             self._start()
-        if not self.row.first_step:
-            self.row.first_step = time.monotonic()
+        self.row.has_stepped = 1
         action = self._actions()
         try:
             steps = group.step(action)
@@ -87,24 +76,29 @@ class Actor:
             if np.isfinite(action).all():
                 raise
             what = "the policy chooses actions that are no longer finite"
-            updates = int(self.row.parameter_version)
-            raise DivergedError(what, updates, plan.board.env_steps, plan.config.options) from None
+            updates, options = int(self.row.parameter_version), self.config.options
+            raise DivergedError(what, updates, self.board.env_steps, options) from None
         self.row.env_steps += group.n_envs
         self.writers[self.turn].add(**steps._asdict(), action=action)
-        if group.ended:
-            for ended in group.ended:
-                self.report(Ended(plan.board.env_steps, ended.episode_return, ended.length))
-            self.row.episodes += len(group.ended)
-            group.ended.clear()
+        for episode in group.ended:
+            report = EpisodeEnded(self.board.env_steps, episode.episode_return, episode.length)
+            self.seat.report(report)
+        self.row.episodes += len(group.ended)
+        group.ended.clear()
         self._request(self.turn)
         self.turn = (self.turn + 1) % len(self.groups)
         return True
 
+    def finish(self, give_up: Callable[[], bool]) -> None:
+        """Do nothing: running episodes are kept by the checkpoint."""
+
     def priority(self, rows: Mapping[str, Any]) -> npt.NDArray[np.float64]:
-        """Return the initial priorities of rows: |TD error| + epsilon, by the parameters in use here."""
+        """Return the priorities of new rows: |TD error| + epsilon, by the actor's parameters."""
         batch = {name: as_tensors(column) for name, column in rows.items()}
-        error: npt.NDArray[np.float64] = self.algorithm.td_error(batch).abs().double().numpy()
-        return error + self.plan.replay.buffer.priority_epsilon
+        algorithm: Any = self.algorithm
+        error: npt.NDArray[np.float64] = algorithm.td_error(batch).abs().double().numpy()
+        epsilon: float = self.experience.priority_epsilon
+        return error + epsilon
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the actor goes on from."""
@@ -146,16 +140,16 @@ class Actor:
     def _request(self, turn: int, exploration: npt.NDArray[np.float32] | None = None) -> None:
         """Ask for the actions of a group."""
         if exploration is None:
-            progress = self.plan.board.env_steps / self.plan.config.total_env_steps
-            exploration = (
-                self.algorithm.exploration(min(1.0, progress)) ** self.exponent[turn]
-            ).astype(np.float32)
+            progress = min(1.0, self.board.env_steps / self.config.total_env_steps)
+            explored = self.algorithm.exploration(progress) ** self.exponent[turn]
+            exploration = explored.astype(np.float32)
         self.exploration[turn] = exploration
         self.inference.request(turn, self.groups[turn].observation, exploration)
 
     def _actions(self) -> npt.NDArray[Any]:
         action = self.inference.collect(self.turn)
         self.row.parameter_version = self.inference.updates
-        if len(self.plan.replay.buffer) < self.plan.replay.limiter.min_size:
-            return random_actions(self.plan.action_space, self.groups[self.turn].n_envs, self.rng)
+        if not self.experience.has_begun:
+            space, n = self.seat.env_factory.action_space, self.groups[self.turn].n_envs
+            return random_actions(space, n, self.rng)
         return action

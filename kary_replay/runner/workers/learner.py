@@ -1,27 +1,23 @@
-"""The learner: draws batches from the replay stream, trains on them, and publishes the parameters."""
+"""The learner: draws batches from the stream of experience, trains, and publishes parameters."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...algorithms import Share
-from ...prefetch.prefetcher import Prefetcher
 from ...types import Batch
 from ..failures import DivergedError
-from ..plan import Plan
-from ..streams.inference import as_tensors, published
-from ..streams.parameters import as_vector
+from ..streams.inference import as_tensors
+from ..streams.parameters import as_vector, published
+from .worker import Seat
 
 __all__ = ["Learner"]
 
-LOOK_SECONDS = 20e-6  # between two looks at what the first learner announces
 SETTINGS_INTERVAL = 100  # updates between two looks at what changes slowly: beta
-FIELDS = ("observation", "action", "reward", "next_observation", "discount", "importance_weight")
+FINISH_SECONDS = 0.02  # patience in an update that other learners do, too
 
 
 class Learner:
@@ -29,103 +25,106 @@ class Learner:
 
     Parameters
     ----------
-    plan : Plan
-        The run.
-    index : int
-        Which learner this is. The first one publishes.
-    report : function
-        Is told nothing by learners.
-    share : Share
-        How it averages gradients with the others.
+    seat : Seat
+        With the streams "experience", to read from, "gradients" and "parameters". The first learner
+        publishes.
 
     Notes
     -----
     One piece of work is one update. Several learners do each update together: in the averaging they
-    wait for each other.
+    wait for each other. Learners report nothing.
     """
 
-    def __init__(
-        self, plan: Plan, index: int, report: Callable[[Any], None], share: Share | None = None
-    ) -> None:
-        config = plan.config
-        self.plan, self.index, self.row = plan, index, plan.board.row("learner", index)
-        self.algorithm = plan.algorithm(config.learner_device(index), share)
-        self.batch_size = config.options.batch_size // config.learners
-        self.tensors = published(self.algorithm, plan.config.publishes_all)
+    def __init__(self, seat: Seat) -> None:
+        config, streams = seat.config, seat.streams
+        self.seat, self.config, self.row = seat, config, seat.row
+        self.experience, self.parameters = streams["experience"], streams["parameters"]
+        self.gradients = streams["gradients"]
+        self.is_first = seat.index == 0
+        self.algorithm = seat.algorithm(self.gradients.share(seat.index, seat.device))
+        self.batch_size = config.options.batch_size // seat.n_workers
+        self.tensors = published(self.algorithm, config.publishes_all)
         device, ahead = self.algorithm.device, config.prefetch
         if ahead is None:
             ahead = int(device.type != "cpu")
-        buffer = plan.replay.buffer
-        self.prefetcher = Prefetcher(buffer, self.batch_size, device, ahead) if ahead else None
-        self.algorithm.warm_up(as_batch(_blank(plan.replay.buffer.fields, self.batch_size), device))
+        blank = self.experience.blank(self.batch_size)
+        self.columns = list(blank.keys())
+        self.algorithm.warm_up(self.as_tensors(blank))
+        if ahead:
+            self.experience.prefetch(self.batch_size, device, ahead)
+        self.n_done = 0  # updates of this session
         self.last_update: int | None = None
-        if index == 0:
+        # What the stream had before `finish` published out of turn: a run that goes on from a
+        # checkpoint of now must begin with that, in order to be the same as one that never ended.
+        self.in_turn: tuple[np.ndarray[Any, Any], int] | None = None
+        if self.is_first:
             self.publish()
 
     def work(self, patience_seconds: float) -> bool:
-        """Do one update; return False if that had to wait for longer than ``patience_seconds``, or all have been done."""
-        self.row.alive()
-        replay, following = self.plan.replay, int(self.row.updates) + 1
-        if self.index > 0:
-            if not self.row.wait(self._announced, following, patience_seconds):
-                return False
-        else:
-            if self.last_update is not None and following > self.last_update:
-                return False
-            whole = self.plan.config.options.batch_size
-            if self.last_update is None and not self.row.wait(
-                replay.may_sample, whole, patience_seconds
-            ):
-                return False
-            self.row.announced = following
-        batch = (
-            next(self.prefetcher) if self.prefetcher is not None else replay.sample(self.batch_size)
-        )
-        td_error = self.algorithm.update(as_batch(batch, self.algorithm.device))
-        error = td_error.cpu().numpy()
+        """Do one update; return False if none may begin within the patience, or all are done."""
+        self.seat.beat()
+        following = int(self.row.updates) + 1
+        if not self._may_do(following, patience_seconds):
+            return False
+        batch = self.experience.draw(self.batch_size)
+        error = self.algorithm.update(self.as_tensors(batch)).cpu().numpy()
         try:
-            replay.update_priorities(batch, error)
+            self.experience.learned(batch, error)
         except ValueError:
             if np.isfinite(error).all():
                 raise
             raise self._diverged("TD errors are no longer finite") from None
-        self.row.updates += 1
-        updates = int(self.row.updates)
-        if self.index == 0:
-            if updates % self.plan.config.publish_interval == 0 or updates == self.last_update:
+        self.row.updates = following
+        self.n_done += 1
+        if self.is_first:
+            if following % self.config.publish_interval == 0:
                 self.publish()
-            if updates % SETTINGS_INTERVAL == 0:
-                self._anneal()
+            if following % SETTINGS_INTERVAL == 0:
+                done = self.seat.board.env_steps / self.config.total_env_steps
+                self.experience.advance(min(1.0, done))
         return True
 
-    def _announced(self, update: int, patience_seconds: float) -> bool:
-        """Wait at most so long; return whether the first learner does this update.
-
-        It alone asks whether rows may be drawn, for all: were each to ask for its part, some could
-        go on without the others, and would wait for them in the average for ever.
-        """
-        first, deadline = self.plan.board.row("learner", 0), time.monotonic() + patience_seconds
-        while first.announced < update:
-            if time.monotonic() >= deadline:
+    def _may_do(self, update: int, patience_seconds: float) -> bool:
+        """Return whether the learners do an update, which the first of them decides for all."""
+        if not self.is_first:
+            return self.row.wait(self.gradients.is_announced, update, patience_seconds)
+        if self.last_update is not None:
+            if update > self.last_update:
                 return False
-            time.sleep(LOOK_SECONDS)
+        else:
+            whole = self.config.options.batch_size
+            if not self.row.wait(self.experience.may_draw, whole, patience_seconds):
+                return False
+        self.gradients.announce(update)
         return True
 
     def publish(self) -> None:
-        """Hand the parameters to the actors."""
-        self.plan.parameters.publish(as_vector(self.tensors), int(self.row.updates))
+        """Hand the parameters to those who act."""
+        self.parameters.publish(as_vector(self.tensors), int(self.row.updates))
 
-    def finish_after_this(self) -> None:
-        """Have all learners stop after the update that comes next; called on the first one, which announces updates."""
-        self.last_update = int(self.row.updates) + 1
+    def finish(self, give_up: Callable[[], bool]) -> None:
+        """Do the last update with the other learners, if there are any, and publish the result.
+
+        The first learner decides that for all of them.
+        """
+        if not self.is_first:
+            return
+        if self.seat.n_workers > 1 and self.n_done:
+            self.last_update = int(self.row.updates) + 1
+            while self.work(FINISH_SECONDS) and not give_up():
+                pass
+        newest = self.parameters.newest()
+        if newest is None or newest[1] != int(self.row.updates):
+            self.in_turn = newest
+            self.publish()
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the learner goes on from."""
-        newest = self.plan.parameters.fetch()
+        newest = self.in_turn or self.parameters.newest()
         assert newest is not None
         state = self.algorithm.state_dict()
         for name, minimizer in state["minimizers"].items():
-            # rather the checkpoint before than one of no use
+            # The checkpoint before is worth more than one that cannot be used.
             if not torch.isfinite(minimizer["parameters"]).all():
                 raise self._diverged(f"the parameters of {name} are no longer finite")
         return {
@@ -138,44 +137,32 @@ class Learner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up a state."""
         self.algorithm.load_state_dict(state["algorithm"])
-        self.row.updates = self.row.announced = state["updates"]
-        if self.index == 0:
-            self.plan.parameters.publish(state["published"].numpy(), state["published_after"])
-
-    def _diverged(self, what: str) -> DivergedError:
-        return DivergedError(
-            what, int(self.row.updates), self.plan.board.env_steps, self.plan.config.options
-        )
+        self.row.updates = state["updates"]
+        if self.is_first:
+            self.gradients.announce(state["updates"])
+            self.parameters.publish(state["published"].numpy(), state["published_after"])
 
     def close(self) -> None:
         """End the thread that draws ahead."""
-        if self.prefetcher is not None:
-            self.prefetcher.close()
+        self.experience.close()
 
-    def _anneal(self) -> None:
-        config, buffer = self.plan.config, self.plan.replay.buffer
-        progress = min(1.0, self.plan.board.env_steps / config.total_env_steps)
-        buffer.beta = config.beta + progress * (1 - config.beta)
+    def as_tensors(self, batch: Batch) -> Mapping[str, Any]:
+        """Return a batch as the algorithm trains on it."""
+        columns = {name: batch[name] for name in self.columns}
+        if self.experience.draws_tensors:
+            return columns
+        tensors = {name: as_tensors(column) for name, column in columns.items()}
+        device = self.algorithm.device
+        if device.type == "cpu":
+            return tensors
+        return {name: _moved(column, device) for name, column in tensors.items()}
 
-
-def _blank(fields: Mapping[str, Any], n: int) -> Batch:
-    """Return a batch of ``n`` rows of zeros."""
-
-    def zeros(field: Any) -> Any:
-        if isinstance(field, Mapping):
-            return {name: zeros(part) for name, part in field.items()}
-        return np.zeros((n, *field.shape), field.dtype)
-
-    columns = {name: zeros(field) for name, field in fields.items()}
-    return Batch({**columns, "importance_weight": np.ones(n, np.float32)})
+    def _diverged(self, what: str) -> DivergedError:
+        updates, env_steps = int(self.row.updates), self.seat.board.env_steps
+        return DivergedError(what, updates, env_steps, self.config.options)
 
 
-def as_batch(batch: Batch, device: torch.device) -> Mapping[str, Any]:
-    """Return what algorithms train on."""
-    if isinstance(batch.reward, torch.Tensor):
-        return batch.__dict__
-    tensors = {name: as_tensors(batch[name]) for name in FIELDS}
-    if device.type != "cpu":
-        tensors = {name: {key: part.to(device) for key, part in column.items()} if isinstance(column, dict)
-                   else column.to(device) for name, column in tensors.items()}  # fmt: skip
-    return tensors
+def _moved(column: Any, device: torch.device) -> Any:
+    if isinstance(column, dict):
+        return {key: part.to(device) for key, part in column.items()}
+    return column.to(device)

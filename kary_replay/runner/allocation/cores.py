@@ -1,19 +1,17 @@
-"""How many actors: measured, as PAL's design-space exploration does (arXiv:2110.01101, section V)."""
+"""How the cores are split, by measurements, as PAL explores designs (arXiv:2110.01101, V)."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Allocation", "Option", "allocate", "n_cores", "throughput"]
+__all__ = ["Allocation", "Split", "allocate", "n_cores"]
 
 ENOUGH = 0.99  # of the most: one more actor for the last hundredth is not worth its core
 
 
 @dataclass(frozen=True)
-class Option:
+class Split:
     """What one split of the cores would give, in steps of environments per second."""
 
     actors: int
@@ -32,8 +30,8 @@ class Allocation:
 
     steps_per_actor: float
     updates_per_second: float
-    options: tuple[Option, ...]
-    chosen: Option
+    splits: tuple[Split, ...]
+    chosen: Split
     reason: str
 
 
@@ -70,24 +68,15 @@ def allocate(
     """
     learned = updates_per_second * steps_per_update
     most = max(1, cores - learners * learner_threads)
-    options = tuple(Option(n, n * steps_per_actor, learned) for n in range(1, most + 1))
-    best = max(option.env_steps_per_second for option in options)
-    chosen = next(option for option in options if option.env_steps_per_second >= ENOUGH * best)
+    splits = tuple(Split(n, n * steps_per_actor, learned) for n in range(1, most + 1))
+    best = max(split.env_steps_per_second for split in splits)
+    chosen = next(split for split in splits if split.env_steps_per_second >= ENOUGH * best)
     if chosen.collected >= ENOUGH * learned:
         busy = "1 actor keeps" if chosen.actors == 1 else f"{chosen.actors} actors keep"
-        reason = f"{busy} {'the learner' if learners == 1 else f'{learners} learners'} busy: more would only wait"
+        whom = "the learner" if learners == 1 else f"{learners} learners"
+        reason = f"{busy} {whom} busy: more would only wait"
     else:
         reason = (
             f"actors are slower than learners, so they get all the other cores ({most} of {cores})"
         )
-    return Allocation(steps_per_actor, updates_per_second, options, chosen, reason)
-
-
-def throughput(work: Callable[[float], bool], count: Callable[[], float], seconds: float) -> float:
-    """Return by how much ``count()`` grows per second while a worker works alone, after three pieces of work to warm up."""
-    for _ in range(3):
-        work(0)
-    begun, before = time.perf_counter(), count()
-    while time.perf_counter() - begun < seconds and work(0):
-        pass
-    return (count() - before) / max(1e-9, time.perf_counter() - begun)
+    return Allocation(steps_per_actor, updates_per_second, splits, chosen, reason)

@@ -37,7 +37,7 @@ class Steps(NamedTuple):
     truncated: npt.NDArray[np.bool_]
 
 
-class Finished(NamedTuple):
+class Episode(NamedTuple):
     """An episode that has ended."""
 
     episode_return: float
@@ -92,7 +92,7 @@ class Environments:
         self._returns, self._lengths = np.zeros(n_envs), np.zeros(n_envs, np.int64)
         self._seeds = [0] * n_envs
         self._actions = [bytearray() for _ in range(n_envs)]  # of the running episode
-        self.ended: list[Finished] = []
+        self.ended: list[Episode] = []
 
     def reset(self) -> None:
         """Begin a new episode everywhere."""
@@ -120,7 +120,7 @@ class Environments:
         over = self._terminated | self._truncated
         if over.any():
             for i in np.flatnonzero(over).tolist():
-                self.ended.append(Finished(float(self._returns[i]), int(self._lengths[i])))
+                self.ended.append(Episode(float(self._returns[i]), int(self._lengths[i])))
                 self._reset(i)
         return Steps(before, self._next, self._reward, self._terminated, self._truncated)
 

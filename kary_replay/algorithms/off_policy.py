@@ -1,0 +1,104 @@
+"""What algorithms that learn from replay share: target networks, TD errors, n-step rows."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
+from ..types import Field
+from ..validation import as_count, as_exponent
+from ..writers.n_step import NStepWriter
+from .algorithm import Algorithm, Options, Tensors, check_above_0
+from .updates.minimizer import flatten, take_up
+
+__all__ = ["OffPolicy", "OffPolicyOptions"]
+
+
+@dataclass(frozen=True)
+class OffPolicyOptions(Options):
+    """Hyperparameters of algorithms that learn from replay."""
+
+    n_step: int = 1
+    """Environment steps whose rewards are summed up in one row."""
+    tau: float = 0.005
+    """Share by which target networks move towards the trained ones, each target_interval."""
+    target_interval: int = 1
+    """Updates between two moves of the target networks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("n_step", "target_interval"):
+            as_count(name, getattr(self, name))
+        check_above_0("tau", self.tau)
+        as_exponent("tau", self.tau)
+
+
+class OffPolicy(Algorithm):
+    """An algorithm that trains on batches from prioritized replay.
+
+    Notes
+    -----
+    A batch has observation, action, reward, next_observation, discount = gamma^k · (1 -
+    terminated), and importance_weight. A subclass lets target networks follow the trained ones by
+    `add_target`, and calls `move_targets` at the end of each update.
+    """
+
+    options_class: ClassVar[type[Options]] = OffPolicyOptions
+    flow: ClassVar[str] = "kary_replay.runner.flow:off_policy"
+    targets: dict[str, Tensor]
+    """The flat parameters of target networks, by the name of the minimizer they follow."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        self.targets = {}
+        super().__init__(*arguments, **keywords)
+
+    @abstractmethod
+    def td_error(self, batch: Tensors) -> Tensor:
+        """Return |TD error| of each row, float [B], by the trained networks, without gradients.
+
+        Actors ask for it, before a row has an importance_weight, in order to give new rows their
+        priorities. It must be what `update` returns, on the same scale, where the target networks
+        have caught up with the trained ones: learners replace the one by the other.
+        """
+
+    @classmethod
+    def columns(cls, observation_space: Any, action_space: Any) -> dict[str, Any]:
+        probe = PrioritizedReplayBuffer.from_spaces(1, observation_space, action_space)
+        columns = probe.fields
+        probe.close()
+        del columns["terminated"]
+        discrete = hasattr(action_space, "n")
+        shape = () if discrete else action_space.shape
+        columns["action"] = Field(shape, np.int64 if discrete else np.float32)
+        columns["discount"] = Field((), np.float32)
+        return columns
+
+    def writer(self, target: Any, n_envs: int, priority: Any = None) -> Any:
+        return NStepWriter(target, n_envs, self.options.n_step, self.options.gamma, priority)
+
+    def add_target(self, name: str, module: nn.Module) -> None:
+        """Let a network follow those that a minimizer trains; it begins as their copy."""
+        self.targets[name] = flatten([module])
+        self.targets[name].copy_(self.minimizers[name].flat)
+
+    def move_targets(self) -> None:
+        """Count an update, and move the target networks if it is time."""
+        self.n_updates += 1
+        if self.n_updates % self.options.target_interval == 0:
+            with torch.no_grad():
+                for name, target in self.targets.items():
+                    target.lerp_(self.minimizers[name].flat, self.options.tau)
+
+    def state_dict(self) -> dict[str, Any]:
+        targets = {name: target.clone() for name, target in self.targets.items()}
+        return {**super().state_dict(), "targets": targets}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        take_up(self.targets, state["targets"])

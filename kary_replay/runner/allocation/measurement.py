@@ -1,0 +1,84 @@
+"""Measures how many actors suit the learners of a run: a short run of one actor and one learner."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..backends import BACKENDS, Supervisor
+from ..config import RunnerConfig
+from ..environments.env_factory import EnvFactory
+from ..flow import HostedFlow
+from ..streams import Checkpoint
+from .cores import Allocation, allocate, n_cores
+
+__all__ = ["measured_allocation"]
+
+MEASURE_SECONDS = 0.5
+WARM_UPDATES = 3  # before the measurement, and the least that it lasts
+POLL_SECONDS = 0.02
+
+
+def measured_allocation(
+    config: RunnerConfig, env_factory: EnvFactory, interrupted: Callable[[], bool]
+) -> Allocation:
+    """Measure an actor and a learner, which do not wait for each other, and choose.
+
+    The learner has its share of a batch, and its threads; what learners lose by averaging gradients
+    is left out. Each of the two has a core of its own where there are two. Streams and workers are
+    made for the measurement alone.
+
+    Raises
+    ------
+    WorkerFailedError
+        If the environment hangs, or fails as often as would end the run; if the learner fails.
+    """
+    n_rows = config.options.batch_size // config.learners
+    alone = dataclasses.replace(
+        config,
+        options=dataclasses.replace(config.options, batch_size=n_rows),
+        actors=1,
+        learners=1,
+        learning_starts=1,  # rows enough to draw from: more might take minutes to collect
+        samples_per_insert_error=1e15,
+        total_env_steps=2**53,
+        evaluate="never",
+        target_return=None,
+    )
+    with contextlib.ExitStack() as let_go:
+        backend = BACKENDS[config.backend](alone, interrupted)
+        let_go.callback(backend.close)
+        flow = HostedFlow(alone, env_factory, 1, backend.medium, Checkpoint())
+        let_go.callback(flow.close)
+        supervisor = Supervisor(flow, backend, _ignore, interrupted)
+        let_go.callback(supervisor.stop)
+        supervisor.start()
+        steps, updates = _rates(flow, supervisor, interrupted)
+    per_update = config.options.batch_size / config.samples_per_insert
+    return allocate(steps, updates, per_update, n_cores(), config.learners, config.learner_threads)
+
+
+def _rates(
+    flow: HostedFlow, supervisor: Supervisor, interrupted: Callable[[], bool]
+) -> tuple[float, float]:
+    """Return environment steps and updates per second, once both workers are warm."""
+    board = flow.board
+    while board.updates < WARM_UPDATES and not interrupted():
+        supervisor.poll(POLL_SECONDS)
+    begun, steps, updates = time.perf_counter(), board.env_steps, board.updates
+    seconds = 0.0
+    while not interrupted():
+        seconds = time.perf_counter() - begun
+        is_enough = board.updates >= updates + WARM_UPDATES and board.env_steps > steps
+        if is_enough and seconds >= MEASURE_SECONDS:
+            break
+        supervisor.poll(POLL_SECONDS)
+    seconds = max(1e-9, time.perf_counter() - begun)
+    return (board.env_steps - steps) / seconds, (board.updates - updates) / seconds
+
+
+def _ignore(message: Any) -> None:
+    """Take no notice of what is started anew."""

@@ -1,0 +1,67 @@
+"""What a backend is: the mechanism by which workers run somewhere. The supervisor does the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from ..flow import Role
+from ..messages import Problem
+from ..streams import Medium
+from ..workers import Seat
+
+__all__ = ["Backend", "Handle", "Order"]
+
+Order = Literal["go", "save", "finish", "stop"]
+"""What a worker is told: go with the run's seconds, and save with a folder, as the argument.
+
+A worker reports `Started` before it waits for go, `Saved` after save, and `Finished` after finish;
+stop has it close, and is not answered.
+"""
+
+
+class Handle(Protocol):
+    """One worker, where it runs."""
+
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether an order has been carried out when `order` returns."""
+
+    def order(self, order: Order, argument: Any = None) -> None:
+        """Tell the worker what to do; a worker that is dead does nothing."""
+
+    def reports(self) -> list[Any]:
+        """Return what the worker has reported since this was asked last; never wait."""
+
+    def cause_of_death(self) -> Problem | None:
+        """Return why the worker has ended; None while it lives."""
+
+    def kill(self) -> None:
+        """End the worker and all that it has started; return when they have ended."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait at most so long for the end of a worker that was told to stop."""
+
+
+class Backend(Protocol):
+    """Where workers run. Streams are hosted in its medium, workers are started one by one."""
+
+    @property
+    def medium(self) -> Medium:
+        """Where streams are that the workers reach; whoever hosts streams there closes it."""
+
+    @property
+    def starts_anew(self) -> bool:
+        """Whether a worker that failed may do better when it is started anew."""
+
+    def start(self, role: Role, index: int, seat: Seat, state: Path | None) -> Handle:
+        """Start a worker, and return while it may still be being made; OSError if that fails.
+
+        It takes up the state in the file ``state``, if there is one.
+        """
+
+    def wait(self, seconds: float) -> None:
+        """Let the workers work for so long, or until one of them reports something."""
+
+    def close(self) -> None:
+        """Let go of what the backend opened; the workers have ended."""

@@ -1,0 +1,284 @@
+"""A run as a flow: which workers there are, and which streams lie between them.
+
+An algorithm names the function that makes its flow; `off_policy` is that of algorithms which learn
+from replay. A backend decides where the workers are. `HostedFlow` is a flow whose streams have
+places; from it every worker gets its `Seat`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from .clock import Clock
+from .config import ConfigError, RunnerConfig
+from .environments.env_factory import EnvFactory
+from .streams import (
+    BoardStream,
+    Checkpoint,
+    GradientStream,
+    LocalInferenceStream,
+    Medium,
+    ParameterStream,
+    ReplayStream,
+    Stream,
+)
+from .streams.board import Board
+from .streams.parameters import published
+from .workers import Actor, Evaluator, Learner, Seat, Worker
+
+__all__ = ["Flow", "HostedFlow", "Role", "flow_of", "off_policy"]
+
+
+@dataclass(frozen=True)
+class Role:
+    """What workers of one kind do in a run, and what becomes of the run when one fails.
+
+    Parameters
+    ----------
+    kind : str
+        The name of the role, such as actor.
+    worker : class
+        The class of the workers; each is made of a `Seat`.
+    random_stream : int
+        A number of the role's own, from which the random numbers of its workers come.
+    count : int
+        How many workers there are.
+    reads, writes : tuples of str
+        The streams of which the workers have the source, and those of which they have the sink.
+    device : str
+        Where they compute; with "cuda" each has a GPU of its own.
+    threads : int
+        Threads of torch in each worker.
+    on_failure : "restart", "end" or "continue"
+        Whether a worker that fails is started anew and the run ends if it goes on failing; whether
+        the run ends at once; or whether it is started anew and the run goes on without it at last.
+    steps_environments : bool
+        Whether a worker that is silent, or whose process ends without a word, accuses the
+        environment. Otherwise it accuses an update that does not end.
+    saved : "each", "first" or "at once"
+        Whether a checkpoint has the state of each worker, of the first one for all of them, or only
+        of those that answer at once.
+    provides, holds : str
+        What a run lacks that goes on without the role, and what is lost with a worker of it.
+    """
+
+    kind: str
+    worker: Callable[[Seat], Worker]
+    random_stream: int
+    count: int = 1
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    device: str = "cpu"
+    threads: int = 1
+    on_failure: Literal["restart", "end", "continue"] = "restart"
+    steps_environments: bool = False
+    saved: Literal["each", "first", "at once"] = "each"
+    provides: str = ""
+    holds: str = ""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The streams of a run by name, and its roles in the order in which workers are made."""
+
+    streams: Mapping[str, Stream]
+    roles: tuple[Role, ...]
+
+
+def flow_of(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> Flow:
+    """Return the flow that the algorithm of a run names."""
+    module, _, function = config.algorithm_class.flow.partition(":")
+    flow: Flow = getattr(importlib.import_module(module), function)(config, env_factory, n_actors)
+    return flow
+
+
+def off_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> Flow:
+    """Return the flow of an algorithm that learns from replay.
+
+    Learners come first: the others begin with their parameters.
+    """
+    algorithm: Any = config.new_algorithm(env_factory)
+    spaces = env_factory.observation_space, env_factory.action_space
+    batch_size, per_insert = config.options.batch_size, config.samples_per_insert
+    n_envs = n_actors * config.envs_per_actor
+    moved = config.envs_per_actor // config.groups * per_insert
+    # There is room for pauses of the operating system, but for no more than 1 % of the run.
+    pauses = 0.01 * config.total_env_steps * per_insert if config.backend != "serial" else 0.0
+    error = max(batch_size, 2 * moved, min(32 * batch_size, pauses))
+    # A full buffer has fewer rows than its capacity while some are being overwritten.
+    most = max(1, config.buffer_capacity - n_envs)
+    replay = ReplayStream(
+        algorithm.columns(*spaces),
+        config.buffer_capacity,
+        config.alpha,
+        config.beta,
+        config.seed,
+        per_insert,
+        min(config.learning_starts, most),
+        config.samples_per_insert_error or error,
+        batch_size,
+    )
+    learner = Role(
+        "learner",
+        Learner,
+        random_stream=1,
+        count=config.learners,
+        reads=("experience",),
+        writes=("parameters", "gradients"),
+        device=config.device,
+        threads=config.learner_threads,
+        on_failure="end",
+        saved="first",
+    )
+    actor = Role(
+        "actor",
+        Actor,
+        random_stream=0,
+        count=n_actors,
+        reads=("inference", "parameters"),
+        writes=("experience",),
+        steps_environments=True,
+    )
+    waits = config.evaluate == "after"
+    evaluator = Role(
+        "evaluator",
+        Evaluator,
+        random_stream=2,
+        count=int(config.evaluate != "never"),
+        reads=("parameters",),
+        on_failure="continue",
+        steps_environments=True,
+        saved="each" if waits else "at once",
+        provides="evaluations",
+        holds="the policies that wait for their evaluation" if waits else "",
+    )
+    n_parameters = sum(vector.numel() for vector in published(algorithm, config.publishes_all))
+    streams: dict[str, Stream] = {
+        "experience": replay,
+        "parameters": ParameterStream(n_parameters),
+        "inference": LocalInferenceStream(config.publishes_all),
+        "gradients": GradientStream(config.learners),
+    }
+    return Flow(streams, (learner, actor, evaluator))
+
+
+class HostedFlow:
+    """A flow whose streams have places: what the supervisor and the monitor know of a run.
+
+    Parameters
+    ----------
+    config : RunnerConfig
+        The settings of the run.
+    env_factory : EnvFactory
+        Makes its environments.
+    n_actors : int
+        How many workers step environments in training.
+    medium : Medium
+        Where the streams are to be, as the backend offers it.
+    checkpoint : Checkpoint
+        What the run goes on from.
+
+    Raises
+    ------
+    ConfigError
+        If there is not enough memory, or the checkpoint is damaged.
+    """
+
+    def __init__(
+        self,
+        config: RunnerConfig,
+        env_factory: EnvFactory,
+        n_actors: int,
+        medium: Medium,
+        checkpoint: Checkpoint,
+    ) -> None:
+        self.config, self.env_factory = config, env_factory
+        self.checkpoint, self.medium = checkpoint, medium
+        self.clock = Clock(float(checkpoint.counters.get("seconds", 0.0)))
+        flow = flow_of(config, env_factory, n_actors)
+        self.roles = [role for role in flow.roles if role.count]
+        board = BoardStream({role.kind: role.count for role in flow.roles})
+        self.streams: dict[str, Any] = {}
+        try:
+            for name, stream in {**flow.streams, "board": board}.items():
+                self.streams[name] = stream.host(medium, checkpoint)
+        except MemoryError as cause:
+            raise _no_room(config, cause) from None
+        except (OSError, ValueError, KeyError) as cause:
+            if checkpoint.folder is None:
+                raise _no_room(config, cause) from None
+            raise ConfigError(f"the checkpoint {checkpoint.folder} is damaged: {cause}") from None
+        self.board: Board = self.streams["board"].source()
+
+    def seat(self, role: Role, index: int, incarnation: int = 0) -> Seat:
+        """Return what a worker is made of."""
+        streams = {name: self.streams[name].source() for name in role.reads}
+        streams.update({name: self.streams[name].sink() for name in role.writes})
+        return Seat(
+            self.config,
+            self.env_factory,
+            role.kind,
+            index,
+            role.count,
+            role.random_stream,
+            device_of(role.device, index),
+            self.board,
+            self.clock,
+            streams,
+            incarnation,
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all steps are done, and all that they allow others to do."""
+        is_over = self.board.env_steps >= self.config.total_env_steps
+        return is_over and all(stream.is_used_up() for stream in self.streams.values())
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The numbers of the stream of experience, by name."""
+        figures: dict[str, float] = self.streams["experience"].figures()
+        return figures
+
+    def counters(self) -> dict[str, Any]:
+        """Return what checkpoint.json keeps of the streams."""
+        counters: dict[str, Any] = {}
+        for stream in self.streams.values():
+            counters.update(stream.counters())
+        return counters
+
+    def waited(self) -> dict[str, float]:
+        """Return the share of their time that workers waited for each other, by their kinds."""
+        seconds = self.clock.session_seconds
+        return {
+            f"{role.kind}s": float(self.board.column(role.kind, "waited_seconds").mean()) / seconds
+            if seconds
+            else 0.0
+            for role in self.roles
+            if role.on_failure != "continue"
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write what the streams hold; workers may go on meanwhile."""
+        for stream in self.streams.values():
+            stream.save(folder)
+
+    def close(self) -> None:
+        """Let go of the streams' memory."""
+        for stream in self.streams.values():
+            stream.close()
+        self.medium.close()
+
+
+def device_of(device: str, index: int) -> str:
+    """Return where one of several workers computes: with "cuda" each has a GPU of its own."""
+    return f"cuda:{index}" if device == "cuda" else device
+
+
+def _no_room(config: RunnerConfig, cause: BaseException) -> ConfigError:
+    capacity = config.buffer_capacity
+    return ConfigError(f"buffer_capacity={capacity} is more than memory has room for: {cause}")
