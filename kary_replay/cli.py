@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
+from . import fork_server
 from .version import VERSION
 
 __all__ = ["main"]
@@ -108,6 +109,8 @@ def _do(arguments: list[str]) -> int:
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # for module:function
+    if command == "train" and not {"-h", "--help", "serial", "--backend=serial"} & set(rest):
+        fork_server.start()  # before torch is imported here: both import at once
     from .runner import ConfigError, RunFailedError
     from .runner.environments.vector import EnvironmentFaultError
 

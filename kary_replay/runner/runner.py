@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from .. import fork_server
 from ..algorithms import UnsuitableSpaceError
 from ..version import VERSION
 from .allocation.cores import Allocation
@@ -113,6 +114,8 @@ class Runner:
         _check_main()
         RunDirectory.check_free(config)
         _check_device(config)
+        if config.backend == "process":
+            fork_server.start()
         self.config = config
         self._env_factory = _env_factory(config)
         self._console = console

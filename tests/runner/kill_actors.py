@@ -13,18 +13,23 @@ from pathlib import Path
 from kary_replay.runner import Runner, RunnerConfig
 
 
-def actors(group):
-    """The processes of actors that work, of those started by a process."""
-    found = []
+def actors(supervisor):
+    """The processes of actors that work, among the descendants of a process."""
+    names, children = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             name, rest = path.read_text().split("(", 1)[1].rsplit(")", 1)
         except (OSError, IndexError):
             continue
         state, parent = rest.split()[:2]
-        if int(parent) == group and name.startswith("actor-") and state != "Z":
-            found.append(int(path.parent.name))
-    return found
+        pid = int(path.parent.name)
+        if state != "Z":
+            names[pid] = name
+            children.setdefault(int(parent), []).append(pid)
+    # The parent of a worker is the fork server, a child of the supervisor.
+    servers = children.get(supervisor, [])
+    workers = [pid for server in servers for pid in children.get(server, [])]
+    return [pid for pid in workers if names[pid].startswith("actor-")]
 
 
 def kill_some(n_kills, ended, killed, seed):

@@ -59,11 +59,19 @@ def others():
 
 
 def workers():
-    """Processes that this test started, but not Python's own helper."""
+    """Processes that this test started, but not Python's own helper and the fork server.
+
+    A worker that has been forked has the server's command line and a name of its own.
+    """
     new = [pid for pid in descendants(os.getpid()) if pid not in OTHERS]
-    return [
-        pid for pid in new if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    return [pid for pid in new if not is_helper(pid)]
+
+
+def is_helper(pid):
+    """Whether a process is a resource tracker or a fork server of multiprocessing."""
+    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    name = Path(f"/proc/{pid}/comm").read_text().strip()
+    return b"resource_tracker" in command or (b"forkserver" in command and "-" not in name)
 
 
 def gone(processes, seconds):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import connection as connections
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ...fork_server import WorkerProcess
 from ..config import RunnerConfig
 from ..flow import Role
 from ..messages import Problem
@@ -28,7 +28,7 @@ LAST_WORD_SECONDS = 0.5  # between the end of a worker's pipe and that of its pr
 
 
 class ProcessBackend:
-    """Workers as processes of this machine.
+    """Workers as processes of this machine, forked from a server that has imported all they need.
 
     Parameters
     ----------
@@ -43,7 +43,6 @@ class ProcessBackend:
     def __init__(self, config: RunnerConfig, interrupted: Callable[[], bool]) -> None:
         self.medium = SharedMemory()
         self._env_name = config.env_name
-        self._context = multiprocessing.get_context("spawn")
         self._handles: list[ProcessHandle] = []
         self._guard: Guard | None = None
         self._threads = torch.get_num_threads()
@@ -53,16 +52,19 @@ class ProcessBackend:
         """Start a process."""
         if self._guard is None:
             self._guard = Guard(self.medium.path)
-        pipe, theirs = self._context.Pipe()
-        process = self._context.Process(
+        pipe, theirs = connections.Pipe()
+        process = WorkerProcess(
+            role.threads,
             target=main,
             args=(role, seat, theirs, state),
             name=f"kary-replay {seat.name}",
-            daemon=False,
         )
-        with _for_children(role.threads):
+        try:
             process.start()
-        theirs.close()
+        except EOFError as error:
+            raise OSError("the fork server has ended") from error
+        finally:
+            theirs.close()
         self._handles = [handle for handle in self._handles if handle.pipe is not None]
         self._handles.append(ProcessHandle(role, process, pipe, self._env_name))
         self._guard.watch(handle.process.pid for handle in self._handles)
@@ -144,21 +146,3 @@ class ProcessHandle:
     def wait(self, seconds: float) -> None:
         """Wait for the end of the process."""
         self.process.join(seconds)
-
-
-@contextlib.contextmanager
-def _for_children(n_threads: int) -> Iterator[None]:
-    """Let children inherit that Ctrl-C is not for them, and how many threads libraries start."""
-    names = "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update({name: str(n_threads) for name in names})
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, old)
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

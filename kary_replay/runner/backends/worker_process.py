@@ -26,6 +26,7 @@ __all__ = ["main"]
 
 PATIENCE_SECONDS = 0.02  # of one piece of work; orders are looked after that often
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+SERVER = os.getpid()  # where this module is imported by the fork server, before workers are forked
 
 
 def main(role: Role, seat: Seat, pipe: Any, state: Path | None) -> None:
@@ -87,16 +88,21 @@ def _saved(worker: Worker, path: Path) -> str:
 
 
 def _leave_no_orphan(name: str) -> None:
-    """End with the supervisor, however it ends; leave Ctrl-C to it; be called by name."""
+    """End with the supervisor, however it ends; leave Ctrl-C to it; be called by name.
+
+    The parent of this process is the fork server, which ends when the supervisor has. That the
+    server has not ended before `prctl` is seen by its process being the parent still: the parent of
+    an orphan is another.
+    """
     # These may be sent to all processes; how a run ends, the supervisor decides.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
-    supervisor = parent_process()
-    assert supervisor is not None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     prctl(PR_SET_NAME, name.encode())
-    if os.getppid() != supervisor.pid:
+    supervisor = parent_process()
+    assert supervisor is not None
+    if os.getppid() != SERVER or not supervisor.is_alive():
         os._exit(1)
     os.setpgid(0, 0)  # what environments start belongs to this group, and is killed with it
