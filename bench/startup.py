@@ -21,7 +21,8 @@ SB3 = (
     "from stable_baselines3 import DQN; DQN('MlpPolicy', 'CartPole-v1').learn(1); "
     "print('done: and 0.0 s')"
 )
-TRAIN = "-m kary_replay train dqn CartPole-v1 --total-env-steps 500 --evaluate never".split()
+TASK = ["-m", "kary_replay", "train", "dqn", "CartPole-v1"]
+TRAIN = [*TASK, "--total-env-steps", "500", "--evaluate", "never"]
 CASES = {
     "--actors 1": [*TRAIN, "--actors", "1"],
     "--actors auto": [*TRAIN, "--actors", "auto"],

@@ -35,14 +35,15 @@ T = TypeVar("T")
 USAGE = """usage: kary-replay COMMAND ...
 
   kary-replay train ALGORITHM ENV [OPTIONS]   train, with actors and learners on all cores
-  kary-replay train --resume DIRECTORY        go on with a run from its last checkpoint, perhaps for longer
+  kary-replay train --resume DIRECTORY        go on with a run from its last checkpoint
   kary-replay play DIRECTORY [OPTIONS]        play with a trained policy, and film it
   kary-replay export DIRECTORY --to sb3       make a Stable-Baselines3 model of a trained policy
   kary-replay presets                         show the settings that tasks begin with
   kary-replay --version
-  python -m kary_replay                       show versions, the machine, and whether shared memory works
+  python -m kary_replay                       show versions, and the machine
 
-Every command explains itself with --help; "kary-replay train dqn CartPole-v1 --help" has all settings of that run.
+Every command explains itself with --help; "kary-replay train dqn CartPole-v1 --help" has all
+settings of that run.
 """
 
 TRAIN_USAGE = """usage: kary-replay train ALGORITHM ENV [OPTIONS]
@@ -51,13 +52,15 @@ TRAIN_USAGE = """usage: kary-replay train ALGORITHM ENV [OPTIONS]
 ALGORITHM is one of these:
 {algorithms}
 
-ENV is the id of a gymnasium environment, such as CartPole-v1, or module:function for a function that makes one.
+ENV is the id of a gymnasium environment, such as CartPole-v1, or module:function for a function
+that makes one.
 
-The options, and what they are by default, depend on both: "kary-replay train dqn CartPole-v1 --help" lists them, for
-example --total-env-steps, --target-return, --actors, --seed, --directory, and hyperparameters such as
---options.learning-rate. A run is kept in runs/ALGORITHM_ENV_sSEED: its settings, curves and last checkpoint. Ctrl-C ends it
-with a checkpoint, and --resume goes on from there. A run that is finished goes on if --total-env-steps or --target-return
-gives it more to do; "kary-replay train --resume DIRECTORY --help" lists what else can change.
+The options, and what they are by default, depend on both: "kary-replay train dqn CartPole-v1
+--help" lists them, for example --total-env-steps, --target-return, --actors, --seed, --directory,
+and hyperparameters such as --options.learning-rate. A run is kept in runs/ALGORITHM_ENV_sSEED: its
+settings, curves and last checkpoint. Ctrl-C ends it with a checkpoint, and --resume goes on from
+there. A run that is finished goes on if --total-env-steps or --target-return gives it more to do;
+"kary-replay train --resume DIRECTORY --help" lists what else can change.
 """
 
 
@@ -100,7 +103,8 @@ def _do(arguments: list[str]) -> int:
         return 0
     if command not in commands:
         raise _RefusedError(
-            f"{command!r} is no command of kary-replay: it has {', '.join(commands)}; see kary-replay --help"
+            f"{command!r} is no command of kary-replay: it has {', '.join(commands)}; "
+            "see kary-replay --help"
         )
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
@@ -160,7 +164,8 @@ def _train(arguments: list[str]) -> int:
     with contextlib.suppress(OSError):  # if nobody reads it
         best = "" if math.isnan(result.best_return) else f", the best {number(result.best_return)},"
         print(
-            f"{outcome}: return {number(result.last_return)}{best} after {result.env_steps:,} environment steps, "
+            f"{outcome}: return {number(result.last_return)}{best} "
+            f"after {result.env_steps:,} environment steps, "
             f"{result.updates:,} updates and {result.wall_seconds:.1f} s\n{last}"
         )
     return INTERRUPTED if result.interrupted else 0
@@ -174,7 +179,8 @@ def _config(arguments: list[str]) -> Any:
     algorithm, *rest = arguments
     if algorithm.startswith("-"):
         raise _RefusedError(
-            "train takes the algorithm and the environment first, then options: see kary-replay train --help"
+            "train takes the algorithm and the environment first, then options: "
+            "see kary-replay train --help"
         )
     check_algorithm(algorithm)
     if rest[:1] in (["-h"], ["--help"]):
@@ -213,15 +219,23 @@ def _resumed(arguments: list[str]) -> Any:
 def _settings(
     config: Any, options: list[str], command: str, description: str, hidden: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the settings that were given, for some of the others follow from them; the help shows those of ``config``."""
+    """Return the settings that were given, for some of the others follow from them.
+
+    The help shows those of ``config``.
+    """
     import tyro
 
     from .runner import RunnerConfig
 
     pairs = tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*", metavar="NAME=VALUE", instance_from_str=_pairs, is_instance=lambda value: isinstance(value, dict),
-        str_from_instance=lambda value: [f"{key}={json.dumps(part)}" for key, part in value.items()],
-    )  # fmt: skip
+        nargs="*",
+        metavar="NAME=VALUE",
+        instance_from_str=_pairs,
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda value: [
+            f"{key}={json.dumps(part)}" for key, part in value.items()
+        ],
+    )
     types = {
         **get_type_hints(RunnerConfig),
         "env": str,
@@ -284,7 +298,8 @@ def _presets(arguments: list[str]) -> int:
         if arguments[0] not in ("-h", "--help"):
             raise _RefusedError(f"presets takes no arguments, got {' '.join(arguments)}")
         print(
-            "usage: kary-replay presets\n\nShow the settings that tasks begin with, where they differ from the defaults."
+            "usage: kary-replay presets\n\n"
+            "Show the settings that tasks begin with, where they differ from the defaults."
         )
         return 0
     table = Table(
@@ -370,9 +385,12 @@ def _integers() -> Any:
         if kind.type is not int:
             return None
         return tyro.constructors.PrimitiveConstructorSpec(
-            nargs=1, metavar="INT", instance_from_str=lambda words: _integer(words[0]), str_from_instance=lambda n: [str(n)],
+            nargs=1,
+            metavar="INT",
+            instance_from_str=lambda words: _integer(words[0]),
+            str_from_instance=lambda n: [str(n)],
             is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
-        )  # fmt: skip
+        )
 
     return registry
 
@@ -411,7 +429,7 @@ def _complain(message: str) -> None:
 
 
 def _flush() -> None:
-    """Write out what is left, unless nobody reads it any more: then Python shall not complain at exit."""
+    """Write out what is left; Python shall not complain at exit if nobody reads it any more."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -64,7 +64,7 @@ class WorkerProcess(process.BaseProcess):
         self._environment = {**os.environ, **dict.fromkeys(N_THREADS, str(n_threads))}
 
     @staticmethod
-    def _Popen(process_obj: Any) -> Any:
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802
         return _Popen(process_obj)
 
     def run(self) -> None:

@@ -1,4 +1,4 @@
-"""An algorithm of your own, Munchausen DQN, registered beside the built-in ones, and a loop that trains it on CartPole-v1.
+"""An algorithm of your own, Munchausen DQN, and a loop that trains it on CartPole-v1.
 
 Run it with ``python docs/recipes/new_algorithm.py``: in half a minute the mean return of the
 training episodes rises from 20 to above 150.
@@ -42,7 +42,7 @@ class MunchausenOptions(OffPolicyOptions):
 
 @register
 class MunchausenDQN(OffPolicy):
-    """Q-learning with a soft policy, rewarded for being sure of what it does: Vieillard et al. (2020), arXiv:2007.14430."""
+    """Q-learning with a soft policy: Vieillard et al. (2020), arXiv:2007.14430."""
 
     name = "munchausen-dqn"
     paper = "https://arxiv.org/abs/2007.14430"
@@ -52,35 +52,30 @@ class MunchausenDQN(OffPolicy):
     def check_spaces(cls, observation_space, action_space):
         super().check_spaces(observation_space, action_space)
         if not isinstance(action_space, gym.spaces.Discrete) or len(observation_space.shape) != 1:
-            raise UnsuitableSpaceError(
-                f"{cls.name} needs vectors and discrete actions, got {observation_space}, {action_space}"
-            )
+            got = f"{observation_space}, {action_space}"
+            raise UnsuitableSpaceError(f"{cls.name} needs vectors and discrete actions, got {got}")
 
     def build(self):
         shape = self.observation_space.shape[0], self.options.hidden, int(self.action_space.n)
         self.q, self.q_target = MLP(*shape).to(self.device), MLP(*shape).to(self.device)
-        self.minimizers["q"] = Minimizer(
-            [self.q], self.loss, self.options.learning_rate, share=self.share
-        )
+        rate = self.options.learning_rate
+        self.minimizers["q"] = Minimizer([self.q], self.loss, rate, share=self.share)
         self.add_target("q", self.q_target)
         self.policy = self.q
 
     def loss(self, observation, action, reward, next_observation, discount, weight):
-        rows = observation, action, reward, next_observation, discount
-        q, target = self.values(*rows)
+        q, target = self.values(observation, action, reward, next_observation, discount)
         loss = F.smooth_l1_loss(q, target, reduction="none")
         return (weight * loss).mean(), (q - target).abs()
 
     def values(self, observation, action, reward, next_observation, discount):
-        """Return the value of each row, with its gradient, and the target."""
         options, action = self.options, action.unsqueeze(1)
         temperature = options.temperature
         with torch.no_grad():
-            policy = (self.q_target(observation) / temperature).log_softmax(1)
-            log_pi = policy.gather(1, action).squeeze(1)
+            log_policy = (self.q_target(observation) / temperature).log_softmax(1)
+            log_pi = log_policy.gather(1, action).squeeze(1)
             bonus = options.scale * (temperature * log_pi).clamp(options.lowest, 0)
-            # What a soft policy makes of the next values, its entropy included, is their soft
-            # maximum.
+            # A soft policy makes their soft maximum of the next values, its entropy included.
             soft_maximum = (self.q_target(next_observation) / temperature).logsumexp(1)
             target = reward + bonus + discount * temperature * soft_maximum
         return self.q(observation).gather(1, action).squeeze(1), target

@@ -1,4 +1,4 @@
-"""Deep Q-networks, with what made them better: double, dueling, n-step and distributional learning."""
+"""Deep Q-networks, with double, dueling, n-step and distributional learning."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class DQNOptions(OffPolicyOptions):
 
 
 class QNetwork(nn.Module):
-    """Values, or logits of their distribution, of every action: [B, n_actions] or [B, n_actions, n_atoms]."""
+    """Values of every action, [B, n_actions], or logits of them, [B, n_actions, n_atoms]."""
 
     def __init__(self, observation_space: Any, n_actions: int, options: DQNOptions) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class DQN(OffPolicy):
         next_observation: Any,
         discount: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Return the trained network's values, and the targets by what ``network`` says of the next."""
+        """Return the trained network's values, and the targets; ``network`` values what is next."""
         with torch.no_grad():
             value = network(next_observation)
             if self.options.double and network is not self.q:

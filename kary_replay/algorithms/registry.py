@@ -47,9 +47,9 @@ def register(algorithm: AnyAlgorithm) -> AnyAlgorithm:
         raise TypeError(f"algorithm must be a subclass of Algorithm, got {algorithm!r}")
     if not isinstance(getattr(algorithm, "flow", None), str):
         raise TypeError(
-            f"{algorithm.__name__} names no flow: derive it from kary_replay.algorithms.OffPolicy if "
-            "it learns from replay, and its options from OffPolicyOptions; Algorithm is the base of "
-            "others, too"
+            f"{algorithm.__name__} names no flow: derive it from kary_replay.algorithms.OffPolicy "
+            "if it learns from replay, and its options from OffPolicyOptions; Algorithm is the "
+            "base of others, too"
         )
     if inspect.isabstract(algorithm):
         missing = ", ".join(sorted(algorithm.__abstractmethods__))
@@ -65,7 +65,8 @@ def register(algorithm: AnyAlgorithm) -> AnyAlgorithm:
         )
     if not is_dataclass(algorithm.options_class):
         raise TypeError(
-            f"options_class of {algorithm.__name__} must be a dataclass, got {algorithm.options_class!r}"
+            f"options_class of {algorithm.__name__} must be a dataclass, "
+            f"got {algorithm.options_class!r}"
         )
     if issubclass(algorithm, OffPolicy) and not issubclass(
         algorithm.options_class, OffPolicyOptions
@@ -77,7 +78,8 @@ def register(algorithm: AnyAlgorithm) -> AnyAlgorithm:
     other = ALGORITHMS.get(name, algorithm)
     if (other.__module__, other.__qualname__) != (algorithm.__module__, algorithm.__qualname__):
         raise ValueError(
-            f"the name {name!r} belongs to {other.__module__}.{other.__qualname__}: choose another one"
+            f"the name {name!r} belongs to {other.__module__}.{other.__qualname__}: "
+            "choose another one"
         )
     ALGORITHMS[name] = algorithm
     return algorithm

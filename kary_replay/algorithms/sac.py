@@ -30,9 +30,9 @@ class SACOptions(OffPolicyOptions):
 
     learning_rate: float = 3e-4
     ent_coef: float | None = None
-    """Worth of a nat of entropy, above 0; by default it is adjusted so that the policy has target_entropy."""
+    """Worth of a nat of entropy, above 0; None: adjusted so that the policy has target_entropy."""
     target_entropy: float | None = None
-    """Entropy in nats that the policy is held at; by default minus one for each number of an action."""
+    """Entropy of the policy in nats; None: minus one for each number of an action."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,7 +43,10 @@ class SACOptions(OffPolicyOptions):
 
 
 class GaussianActor(nn.Module):
-    """Mean and logarithm of the standard deviation of a normal distribution, whose tanh is the action: [B, n_actions] each."""
+    """A normal distribution whose tanh is the action.
+
+    It is given by its mean and the logarithm of its standard deviation, [B, n_actions] each.
+    """
 
     def __init__(self, observation_space: Any, n_actions: int, hidden: tuple[int, ...]) -> None:
         super().__init__()
@@ -55,7 +58,10 @@ class GaussianActor(nn.Module):
         return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
 
     def sample(self, observation: Any, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the actions that standard normal noise leads to, and their log densities, [B] (section C of the paper)."""
+        """Return the actions that standard normal noise leads to, and their log densities, [B].
+
+        See appendix C of the paper.
+        """
         mean, log_std = self(observation)
         u = mean + log_std.exp() * noise
         # Minus log(1 - tanh(u)²) is 2 (u + softplus(-2u)) - 2 log 2, which keeps its digits where
@@ -134,7 +140,10 @@ class SAC(ActorCritic):
         weight: Tensor,
         noise: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Return the critics' weighted squared errors, and the mean |TD error| of each row; noise is standard normal."""
+        """Return the critics' weighted squared errors, and the mean |TD error| of each row.
+
+        The noise is standard normal.
+        """
         with torch.no_grad():
             next_action, log_pi = self.actor.sample(next_observation, noise)
             next_value = (
@@ -143,7 +152,7 @@ class SAC(ActorCritic):
         return regression(self.critic(observation, action), reward + discount * next_value, weight)
 
     def actor_loss(self, observation: Any, weight: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what to minimize for more value and entropy, and the log densities of the actions."""
+        """Return the loss, lower with value and entropy, and the log densities of the actions."""
         action, log_pi = self.actor.sample(observation, noise)
         value = self.critic(observation, action).amin(1) - self.alpha().detach() * log_pi
         return -(weight * value).mean(), log_pi

@@ -30,7 +30,7 @@ def kinds(space: Any) -> set[str]:
 
 
 def is_image(space: Any) -> bool:
-    """Return whether a space is of images that the CNN takes: bytes, channels first or without an axis of them."""
+    """Return whether the CNN takes a space: images of bytes, channels first or without channels."""
     return (
         len(space.shape or ()) in (2, 3)
         and space.dtype == np.uint8
@@ -45,8 +45,9 @@ def check_observations(name: str, space: Any) -> None:
         where = "" if key is None else f" under {key!r}"
         if not kinds(part) & NUMBERS:
             raise UnsuitableSpaceError(
-                f"{name} cannot handle observations of kind {type(part).__name__}{where}, only {', '.join(sorted(NUMBERS))} "
-                "and a Dict of these: flatten them, for instance with gymnasium.wrappers.FlattenObservation"
+                f"{name} cannot handle observations of kind {type(part).__name__}{where}, "
+                f"only {', '.join(sorted(NUMBERS))} and a Dict of these: flatten them, "
+                "for instance with gymnasium.wrappers.FlattenObservation"
             )
         if (
             len(part.shape) == 3
@@ -55,8 +56,8 @@ def check_observations(name: str, space: Any) -> None:
             and not is_image(part)
         ):
             raise UnsuitableSpaceError(
-                f"{name} wants the channels of images first, got shape {part.shape}{where}: move that axis, for instance with "
-                "gymnasium.wrappers.TransformObservation"
+                f"{name} wants the channels of images first, got shape {part.shape}{where}: "
+                "move that axis, for instance with gymnasium.wrappers.TransformObservation"
             )
 
 
@@ -78,8 +79,8 @@ def check_actions_are_bounded(name: str, space: Any) -> None:
         )
     if not _is_bounded(space):
         raise UnsuitableSpaceError(
-            f"{name} needs actions between finite bounds, got {space}: set them with gymnasium.wrappers.RescaleAction or "
-            "gymnasium.wrappers.TransformAction"
+            f"{name} needs actions between finite bounds, got {space}: "
+            "set them with gymnasium.wrappers.RescaleAction or gymnasium.wrappers.TransformAction"
         )
 
 
@@ -88,7 +89,7 @@ def _is_bounded(space: Any) -> bool:
 
 
 def _remedy(space: Any) -> str:
-    """Return what helps with actions that an algorithm cannot choose: another one, or a wrapper where no other one can."""
+    """Return what to do about actions that an algorithm cannot choose."""
     names = kinds(space)
     if "Discrete" in names:
         return "use dqn"
@@ -99,9 +100,10 @@ def _remedy(space: Any) -> str:
     none = "no algorithm here takes these as they are"
     if "MultiDiscrete" in names and space.nvec.ndim == 1 and not np.any(getattr(space, "start", 0)):
         sizes = tuple(space.nvec.tolist())
-        wrapper = f"lambda action: numpy.array(numpy.unravel_index(action, {sizes})), Discrete({math.prod(sizes)})"
-        return f"{none}. Number the combinations, for dqn: gymnasium.wrappers.TransformAction(env, {wrapper})"
+        function = f"lambda action: numpy.array(numpy.unravel_index(action, {sizes}))"
+        wrapper = f"TransformAction(env, {function}, Discrete({math.prod(sizes)}))"
+        return f"{none}. Number the combinations, for dqn: gymnasium.wrappers.{wrapper}"
     return (
-        f"{none}. Wrap the environment, for instance in gymnasium.wrappers.TransformAction: one Discrete for dqn, or one Box "
-        "of floats between finite bounds for ddpg, td3 and sac"
+        f"{none}. Wrap the environment, for instance in gymnasium.wrappers.TransformAction: "
+        "one Discrete for dqn, or one Box of floats between finite bounds for ddpg, td3 and sac"
     )

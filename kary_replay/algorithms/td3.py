@@ -36,9 +36,10 @@ class TD3Options(DDPGOptions):
 
 
 class TD3(DDPG):
-    """DDPG with three cures for overestimated values: the lesser of two critics, a delayed actor, smoothed target actions.
+    """DDPG with three cures for overestimated values.
 
-    Fujimoto et al. (2018), arXiv:1802.09477.
+    They are the lesser of two critics, a delayed actor, and smoothed target actions: Fujimoto et
+    al. (2018), arXiv:1802.09477.
     """
 
     name = "td3"
@@ -67,7 +68,10 @@ class TD3(DDPG):
         weight: Tensor,
         noise: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Return the critics' weighted squared errors, and the mean |TD error| of each row; noise is standard normal."""
+        """Return the critics' weighted squared errors, and the mean |TD error| of each row.
+
+        The noise is standard normal.
+        """
         sigma, clip = self.options.target_noise, self.options.target_noise_clip
         with torch.no_grad():
             smoothing = (sigma * noise).clamp(-clip, clip)

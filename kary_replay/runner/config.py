@@ -1,4 +1,4 @@
-"""What a run is told: every field with its unit, its default, and what is wrong with a bad value."""
+"""The settings of a run: each with its unit, its default, and what is wrong with a bad value."""
 
 from __future__ import annotations
 
@@ -33,12 +33,15 @@ MOST_STEPS = 2**53  # float64 counts them
 
 @dataclass(frozen=True)
 class RunnerConfig:
-    """Settings of a run; what is not given comes from the preset of the algorithm and environment, see presets.py."""
+    """Settings of a run.
+
+    What is not given comes from the preset of the algorithm and environment: see presets.py.
+    """
 
     algorithm: str
     """dqn, ddpg, td3, sac, or "module:Class" for one of your own."""
     env: str | Callable[..., Any]
-    """A gymnasium id, "module:function" for a function that makes an environment, or in Python such a function."""
+    """A gymnasium id, "module:function" for what makes an environment, or in Python a function."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment."""
     options: Options = PRESET
@@ -50,7 +53,9 @@ class RunnerConfig:
     backend: Literal["process", "serial"] = field(
         default_factory=lambda: "process" if is_supported() else "serial"
     )
-    """Where workers run: processes of this machine (Linux), or one after another in this one, reproducible bit for bit."""
+    """Where workers run: in processes of this machine (Linux), or taking turns in this process.
+
+    Only "serial" is reproducible bit for bit."""
     seed: int = 0
     """Seed of everything random: weights, environments, exploration, draws from the buffer."""
     total_env_steps: int = PRESET
@@ -60,7 +65,9 @@ class RunnerConfig:
     envs_per_actor: int = PRESET
     """Environments that each actor steps."""
     groups: int = PRESET
-    """Groups of an actor's environments that take turns: one is stepped while actions for another are awaited."""
+    """Groups of an actor's environments that take turns.
+
+    One group is stepped while actions for another are awaited."""
     buffer_capacity: int = PRESET
     """Transitions kept."""
     learning_starts: int = PRESET
@@ -68,7 +75,9 @@ class RunnerConfig:
     samples_per_insert: float = PRESET
     """Rows drawn per transition added: updates per environment step, times the batch size."""
     samples_per_insert_error: float | None = None
-    """By how many drawn rows actors or learners may be ahead of each other; None: 32 batches, at most 1 % of the run."""
+    """By how many drawn rows actors or learners may be ahead of each other.
+
+    None: 32 batches, but at most 1 % of the run."""
     alpha: float = PRESET
     """How much priorities count, 0 (uniform replay) to 1."""
     beta: float = PRESET
@@ -76,27 +85,40 @@ class RunnerConfig:
     initial_priority: Literal["max", "td_error"] = PRESET
     """Priority of new transitions: the largest seen, or the actor's own |TD error|."""
     exploration_spread: float = PRESET
-    """Of N environments the i-th explores by the schedule's value to the power of 1 + spread · i / (N - 1); Ape-X: 7."""
+    """How much environments differ in exploring; Ape-X has 7.
+
+    Of N environments the i-th explores by the schedule's value to the power of
+    1 + spread · i / (N - 1)."""
     publish_interval: int = 1
     """Updates between two publications of parameters to the actors."""
     evaluate: Literal["during", "after", "never"] = "during"
-    """Play evaluation episodes during the run, or after it with copies of the parameters made during it, or not at all."""
+    """When to play evaluation episodes: during the run, after it, or never.
+
+    After it they are played with copies of the parameters that were made during it."""
     evaluation_interval: int = PRESET
     """Environment steps between two evaluations."""
     evaluation_episodes: int = 20
     """Episodes of one evaluation, with the same seeds every time."""
     evaluation_max_steps: int = 27_000
-    """Steps after which an evaluation episode is cut off, for some never end; none of Atari's is longer than the default."""
+    """Steps after which an evaluation episode is cut off, for some never end.
+
+    No episode of Atari is longer than the default."""
     checkpoint_interval_seconds: float = 300.0
     """Seconds between two checkpoints; 0: only at the end."""
     checkpoint_interval_env_steps: int = 0
     """Environment steps between two checkpoints; 0: by time only."""
     directory: str | None = None
-    """Folder of the run, new or empty; by default runs/ALGORITHM_ENV_sSEED, with a number if that is taken."""
+    """Folder of the run, new or empty.
+
+    None: runs/ALGORITHM_ENV_sSEED, with a number if that is taken."""
     device: str = "cpu"
-    """Where learners compute, as torch names it: cpu, cuda:1, or cuda, with which each learner has a GPU of its own."""
+    """Where learners compute, as torch names it: cpu, cuda:1, or cuda.
+
+    With cuda each learner has a GPU of its own."""
     prefetch: int | None = None
-    """Batches that a thread of the learner draws ahead; None: one for a GPU, none for a CPU. Resumption is not exact then."""
+    """Batches that a thread of the learner draws ahead; None: one for a GPU, none for a CPU.
+
+    Resumption is not exact with such a thread."""
     learner_threads: int = 1
     """Threads of torch in each learner; actors have one."""
     environment_timeout_seconds: float = 60.0
@@ -104,13 +126,14 @@ class RunnerConfig:
     on_environment_error: Literal["restart", "stop"] = "restart"
     """What an error of an environment does: start its actor anew, or end the run."""
     max_restarts: int = 5
-    """Restarts of an actor in a row, without an episode finished in between, before the run ends."""
+    """Restarts of an actor in a row, with no episode in between, before the run ends."""
 
     def __post_init__(self) -> None:
         check_algorithm(self.algorithm)
         if not (isinstance(self.env, str) or callable(self.env)):
             raise ConfigError(
-                f"env must be a gymnasium id, module:function, or a function that makes one, got {self.env!r}"
+                "env must be a gymnasium id, module:function, or a function that makes one, "
+                f"got {self.env!r}"
             )
         if not isinstance(self.directory, (str, os.PathLike, type(None))):
             raise ConfigError(f"directory must be a path, got {self.directory!r}")
@@ -173,12 +196,22 @@ def _check_values(config: RunnerConfig) -> None:
     wanted = config.algorithm_class.options_class
     if type(config.options) is not wanted:
         raise ConfigError(
-            f"options must be {wanted.__name__} for {config.algorithm}, got {type(config.options).__name__}"
+            f"options must be {wanted.__name__} for {config.algorithm}, "
+            f"got {type(config.options).__name__}"
         )
     at_least_1 = (
-        "learners", "total_env_steps", "envs_per_actor", "groups", "buffer_capacity", "publish_interval", "evaluation_interval",
-        "evaluation_episodes", "evaluation_max_steps", "learner_threads", "learning_starts",
-    )  # fmt: skip
+        "learners",
+        "total_env_steps",
+        "envs_per_actor",
+        "groups",
+        "buffer_capacity",
+        "publish_interval",
+        "evaluation_interval",
+        "evaluation_episodes",
+        "evaluation_max_steps",
+        "learner_threads",
+        "learning_starts",
+    )
     for name in at_least_1:
         _check(config, name, lambda n: isinstance(n, int) and n >= 1, "an integer of at least 1")
     _check(
@@ -213,9 +246,11 @@ def _check_values(config: RunnerConfig) -> None:
     for name in ("exploration_spread", "checkpoint_interval_seconds"):
         _check(config, name, lambda x: 0 <= x < math.inf, "a finite number of at least 0")
     choices = {
-        "backend": ("process", "serial"), "initial_priority": ("max", "td_error"), "evaluate": ("during", "after", "never"),
+        "backend": ("process", "serial"),
+        "initial_priority": ("max", "td_error"),
+        "evaluate": ("during", "after", "never"),
         "on_environment_error": ("restart", "stop"),
-    }  # fmt: skip
+    }
     for name, allowed in choices.items():
         if getattr(config, name) not in allowed:
             raise ConfigError(
@@ -238,8 +273,9 @@ def _check_kinds(config: RunnerConfig) -> None:
         json.dumps(dict(config.env_options))
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"env_options must be a dict of what JSON has, for config.json keeps it, got {config.env_options!r} ({error}): "
-            f"make anything else in a function, and give it as env"
+            "env_options must be a dict of what JSON has, for config.json keeps it, "
+            f"got {config.env_options!r} ({error}): "
+            "make anything else in a function, and give it as env"
         ) from None
     try:
         torch.device(config.device)
@@ -253,8 +289,8 @@ def _check_together(config: RunnerConfig) -> None:
     options = config.options
     if config.learners > options.batch_size or options.batch_size % config.learners:
         raise ConfigError(
-            f"learners must divide batch_size={options.batch_size}, so that each has as many rows, got {config.learners}: "
-            f"choose another number of learners or another batch size"
+            f"learners must divide batch_size={options.batch_size}, so that each has as many rows, "
+            f"got {config.learners}: choose another number of learners or another batch size"
         )
     if config.envs_per_actor % config.groups:
         raise ConfigError(
@@ -265,13 +301,14 @@ def _check_together(config: RunnerConfig) -> None:
     )
     if config.samples_per_insert_error is not None and not config.samples_per_insert_error >= due:
         raise ConfigError(
-            f"samples_per_insert_error must be at least {due:g}, got {config.samples_per_insert_error}: a batch, or what is "
-            f"due for one step of a group of environments, moves the balance by so much"
+            f"samples_per_insert_error must be at least {due:g}, "
+            f"got {config.samples_per_insert_error}: a batch, or what is due for one step of a "
+            "group of environments, moves the balance by so much"
         )
     if config.learning_starts > config.buffer_capacity:
         raise ConfigError(
-            f"learning_starts must be at most buffer_capacity={config.buffer_capacity}, got {config.learning_starts}: "
-            f"learning would never start"
+            f"learning_starts must be at most buffer_capacity={config.buffer_capacity}, "
+            f"got {config.learning_starts}: learning would never start"
         )
     if config.backend == "process" and not is_supported():
         raise ConfigError(
@@ -279,7 +316,8 @@ def _check_together(config: RunnerConfig) -> None:
         )
     if config.backend == "serial" and config.learners > 1:
         raise ConfigError(
-            f"learners must be 1 with backend='serial', got {config.learners}: several need processes"
+            f"learners must be 1 with backend='serial', got {config.learners}: "
+            "several need processes"
         )
     if config.target_return is not None and config.evaluate != "during":
         raise ConfigError(
@@ -298,7 +336,8 @@ def check_algorithm(name: Any) -> None:
             ) from None
     elif name not in ALGORITHMS:
         raise ConfigError(
-            f"algorithm must be one of {', '.join(ALGORITHMS)}, or module:Class, got {name!r}{suggestion(name, ALGORITHMS)}"
+            f"algorithm must be one of {', '.join(ALGORITHMS)}, or module:Class, "
+            f"got {name!r}{suggestion(name, ALGORITHMS)}"
         )
 
 
@@ -339,6 +378,7 @@ def from_json(content: Mapping[str, Any]) -> RunnerConfig:
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"config.json has other settings than {content['algorithm']} has here, so it was changed, or is of another version "
-            f"of kary-replay: {type(error).__name__}: {error}"
+            f"config.json has other settings than {content['algorithm']} has here, so it was "
+            "changed, or is of another version of kary-replay: "
+            f"{type(error).__name__}: {error}"
         ) from None

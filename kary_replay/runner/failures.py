@@ -37,8 +37,9 @@ class DivergedError(RuntimeError):
 
     def __init__(self, what: str, updates: int, env_steps: int, options: Any) -> None:
         super().__init__(
-            f"training diverged: {what} after {updates:,} updates, at environment step {env_steps:,}. Try a new run "
-            f"with a lower learning rate (it was options.learning_rate={options.learning_rate:g}; begin with a quarter of "
+            f"training diverged: {what} after {updates:,} updates, "
+            f"at environment step {env_steps:,}. Try a new run with a lower learning rate "
+            f"(it was options.learning_rate={options.learning_rate:g}; begin with a quarter of "
             "that), smaller rewards, a slower target network (options.tau), or a smaller alpha"
         )
 

@@ -1,4 +1,4 @@
-"""Settings that solve their tasks: one row per algorithm, and per environment what differs from it."""
+"""Settings that solve their tasks: a row per algorithm, and what differs per environment."""
 
 from __future__ import annotations
 
@@ -25,34 +25,73 @@ COMMON: dict[str, Any] = {
 # Small networks learn these in seconds. Pendulum's steps all tell something; of InvertedPendulum's,
 # few do, so it gets more.
 PENDULUM: dict[str, Any] = {
-    "total_env_steps": 30_000, "buffer_capacity": 30_000, "learning_starts": 500, "evaluation_interval": 500,
-    "options": {"hidden": (64, 64), "learning_rate": 2e-3, "batch_size": 64, "n_step": 3, "gamma": 0.98, "tau": 0.01},
-}  # fmt: skip
+    "total_env_steps": 30_000,
+    "buffer_capacity": 30_000,
+    "learning_starts": 500,
+    "evaluation_interval": 500,
+    "options": {
+        "hidden": (64, 64),
+        "learning_rate": 2e-3,
+        "batch_size": 64,
+        "n_step": 3,
+        "gamma": 0.98,
+        "tau": 0.01,
+    },
+}
 INVERTED: dict[str, Any] = {
-    "total_env_steps": 200_000, "envs_per_actor": 16, "buffer_capacity": 30_000, "learning_starts": 500,
-    "samples_per_insert": 8.0, "evaluation_interval": 2_000, "options": {**PENDULUM["options"], "gamma": 0.99},
-}  # fmt: skip
+    "total_env_steps": 200_000,
+    "envs_per_actor": 16,
+    "buffer_capacity": 30_000,
+    "learning_starts": 500,
+    "samples_per_insert": 8.0,
+    "evaluation_interval": 2_000,
+    "options": {**PENDULUM["options"], "gamma": 0.99},
+}
 
 # (algorithm, environment) -> settings of the run, and hyperparameters under "options"; "*" is any
 # environment.
 PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("dqn", "*"): {
         "envs_per_actor": 16,
-        "options": {"learning_rate": 5e-4, "batch_size": 128, "n_step": 3, "target_interval": 1, "tau": 0.005},
+        "options": {
+            "learning_rate": 5e-4,
+            "batch_size": 128,
+            "n_step": 3,
+            "target_interval": 1,
+            "tau": 0.005,
+        },
     },
     ("dqn", "CartPole-v1"): {
-        "total_env_steps": 150_000, "buffer_capacity": 20_000, "samples_per_insert": 8.0, "evaluation_interval": 2_000,
-        "options": {"hidden": (64, 64), "learning_rate": 2e-3, "batch_size": 64, "n_step": 5, "tau": 0.01,
-                    "exploration_fraction": 0.04},
+        "total_env_steps": 150_000,
+        "buffer_capacity": 20_000,
+        "samples_per_insert": 8.0,
+        "evaluation_interval": 2_000,
+        "options": {
+            "hidden": (64, 64),
+            "learning_rate": 2e-3,
+            "batch_size": 64,
+            "n_step": 5,
+            "tau": 0.01,
+            "exploration_fraction": 0.04,
+        },
     },
     # The reward for coming to rest arrives many equal steps later: the usual loss, which settles on
     # their median, ignores it.
     ("dqn", "LunarLander-v3"): {
-        "total_env_steps": 400_000, "buffer_capacity": 100_000, "samples_per_insert": 64.0, "evaluation_interval": 5_000,
+        "total_env_steps": 400_000,
+        "buffer_capacity": 100_000,
+        "samples_per_insert": 64.0,
+        "evaluation_interval": 5_000,
         "alpha": 0.3,
-        "options": {"hidden": (64, 64), "learning_rate": 1e-3, "n_step": 5, "huber_delta": 10.0,
-                    "max_gradient_norm": 100.0, "exploration_fraction": 0.03,
-                    "exploration_final": 0.1},
+        "options": {
+            "hidden": (64, 64),
+            "learning_rate": 1e-3,
+            "n_step": 5,
+            "huber_delta": 10.0,
+            "max_gradient_norm": 100.0,
+            "exploration_fraction": 0.03,
+            "exploration_final": 0.1,
+        },
     },
     ("ddpg", "Pendulum-v1"): PENDULUM,
     ("td3", "Pendulum-v1"): PENDULUM,
@@ -62,9 +101,12 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("sac", "InvertedPendulum-v5"): INVERTED,
     # An update of its wide networks takes longer than many steps: four of them for each.
     ("sac", "HalfCheetah-v5"): {
-        "learning_starts": 10_000, "alpha": 0.0, "samples_per_insert": 64.0, "evaluation_interval": 20_000,
+        "learning_starts": 10_000,
+        "alpha": 0.0,
+        "samples_per_insert": 64.0,
+        "evaluation_interval": 20_000,
     },
-}  # fmt: skip
+}
 
 
 def preset(algorithm: str, env: str, options: Options | None) -> dict[str, Any]:

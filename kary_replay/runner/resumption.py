@@ -1,4 +1,4 @@
-"""Going on with a run: which settings may change, and whether there is anything left to do."""
+"""Resuming a run: which settings may change, and whether there is anything left to do."""
 
 from __future__ import annotations
 
@@ -15,9 +15,16 @@ __all__ = ["CHANGEABLE", "check_changeable", "why_finished"]
 # What decides when a run ends, and when it looks and saves; all else made the networks and the
 # replay what they are.
 CHANGEABLE = (
-    "total_env_steps", "target_return", "evaluation_interval", "evaluation_max_steps", "checkpoint_interval_seconds",
-    "checkpoint_interval_env_steps", "environment_timeout_seconds", "on_environment_error", "max_restarts",
-)  # fmt: skip
+    "total_env_steps",
+    "target_return",
+    "evaluation_interval",
+    "evaluation_max_steps",
+    "checkpoint_interval_seconds",
+    "checkpoint_interval_env_steps",
+    "environment_timeout_seconds",
+    "on_environment_error",
+    "max_restarts",
+)
 
 
 def check_changeable(names: Mapping[str, Any] | set[str]) -> None:
@@ -25,8 +32,8 @@ def check_changeable(names: Mapping[str, Any] | set[str]) -> None:
     settings = {field.name for field in dataclasses.fields(RunnerConfig)}
     for name in sorted(settings.intersection(names) - set(CHANGEABLE)):
         raise ConfigError(
-            f"{name} cannot change when a run goes on, only {', '.join(CHANGEABLE)} can: leave it out, or begin a run of "
-            "its own"
+            f"{name} cannot change when a run goes on, only {', '.join(CHANGEABLE)} can: "
+            "leave it out, or begin a run of its own"
         )
     for name in sorted(set(names) - settings):
         raise ConfigError(
@@ -35,13 +42,14 @@ def check_changeable(names: Mapping[str, Any] | set[str]) -> None:
 
 
 def why_finished(directory: RunDirectory, config: RunnerConfig, counters: Mapping[str, Any]) -> str:
-    """Return why the run has nothing left to do with these settings, and what to change; or nothing, if it has."""
+    """Return why the run has nothing left to do, and what to change; "" if it has."""
     best, last = _evaluation(directory, "best"), _evaluation(directory, "last")
     target, total = config.target_return, config.total_env_steps
     if target is not None and best is not None and best.mean_return >= target:
         return (
-            f"its target_return={target:g} was reached at environment step {best.env_steps:,}, by a policy of return "
-            f"{best.mean_return:.1f}. Give a higher target_return, or None for no target"
+            f"its target_return={target:g} was reached at environment step {best.env_steps:,}, "
+            f"by a policy of return {best.mean_return:.1f}. Give a higher target_return, "
+            "or None for no target"
         )
     evaluated = (
         config.evaluate == "never"

@@ -48,7 +48,10 @@ _NOT_IMPORTABLE = (
 
 
 class RunFailedError(RuntimeError):
-    """The run has ended because a worker failed for good; the message has its traceback and names the last checkpoint."""
+    """The run has ended because a worker failed for good.
+
+    The message has the worker's traceback, and names the last checkpoint.
+    """
 
 
 @dataclass
@@ -56,17 +59,19 @@ class RunResult:
     """What a run came to."""
 
     best_return: float
-    """Mean return of the best evaluation, whose policy is kept as the best one; NaN without evaluations."""
+    """Mean return of the best evaluation, whose policy is kept; NaN without evaluations."""
     last_return: float
-    """Of the last evaluation, whose policy is kept as the last one; without evaluations, of the last 20 training episodes;
-    NaN without any. Of a run that reached its target, both are those of the policy that did."""
+    """Mean return of the last evaluation, whose policy is kept as the last one.
+
+    Without evaluations, it is that of the last 20 training episodes; NaN without any. If the run
+    reached its target, both returns are those of the policy that did."""
     env_steps: int
-    """Over all actors, and over all sessions of a run that was resumed; so are updates and wall_seconds."""
+    """Steps over all actors and sessions; updates and wall_seconds are over all sessions, too."""
     updates: int
     wall_seconds: float
-    """Since the first step of an environment, without start-up and what came after training."""
+    """Seconds since the workers began, without start-up and what came after training."""
     startup_seconds: float
-    """Before it: checks, measurements, processes."""
+    """Seconds before the workers began: checks, measurements, processes."""
     directory: Path
     """Where the run is kept."""
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -76,7 +81,7 @@ class RunResult:
     interrupted: bool = False
     """Whether Ctrl-C, SIGTERM or `Runner.stop` ended it early."""
     samples_per_insert: float = float("nan")
-    """Rows drawn per transition added, as it was."""
+    """Rows drawn per transition added."""
     waited: dict[str, float] = field(default_factory=dict)
     """Share of their time that "actors" and "learners" spent waiting for each other, 0 to 1."""
 
@@ -98,14 +103,15 @@ class Runner:
 
     Notes
     -----
-    With ``backend="process"`` workers are spawned, and import the program's main file: let it start
-    the run only under ``if __name__ == "__main__":``.
+    With ``backend="process"`` workers import the program's main file: let it start the run only
+    under ``if __name__ == "__main__":``.
 
     Examples
     --------
     >>> from rich.console import Console
     >>> from kary_replay.runner import Runner, RunnerConfig
-    >>> config = RunnerConfig("dqn", "CartPole-v1", actors=1, backend="serial", total_env_steps=64, evaluate="never")
+    >>> settings = {"actors": 1, "backend": "serial", "total_env_steps": 64, "evaluate": "never"}
+    >>> config = RunnerConfig("dqn", "CartPole-v1", **settings)
     >>> Runner(config, console=Console(quiet=True)).run().env_steps
     64
     """
@@ -153,8 +159,10 @@ class Runner:
         found, config = RunDirectory.existing(Path(directory))
         config = dataclasses.replace(config, **changes)
         if found.written_by != VERSION:
-            raise ConfigError(f"{found.path} was written by kary-replay {found.written_by}, this is {VERSION}: a run goes on "
-                              f"only with the version that it began with")  # fmt: skip
+            raise ConfigError(
+                f"{found.path} was written by kary-replay {found.written_by}, this is {VERSION}: "
+                "a run goes on only with the version that it began with"
+            )
         folder, counters = found.checkpoint(config)
         runner = cls(dataclasses.replace(config, directory=None), console=console)
         saved_algorithm(folder, config, runner._env_factory)
@@ -167,7 +175,9 @@ class Runner:
         self._stop.set()
 
     def run(self) -> RunResult:
-        """Train until the steps are done or the target is reached; a run that is finished says so, and stays as it is.
+        """Train until the steps are done or the target is reached.
+
+        A run that is finished says so, and stays as it is.
 
         Returns
         -------
@@ -376,7 +386,8 @@ def _what_is_saved(directory: RunDirectory) -> str:
     """Return what a run that failed leaves, in a line."""
     path, best = directory.path, directory.policy("best")
     policy = (
-        f" The best policy so far, of return {best.evaluation.mean_return:.1f}, can be played from {path}."
+        f" The best policy so far, of return {best.evaluation.mean_return:.1f}, "
+        f"can be played from {path}."
         if best
         else ""
     )
@@ -389,16 +400,19 @@ def _what_is_saved(directory: RunDirectory) -> str:
 
 
 def _check_main() -> None:
-    """Raise ConfigError in a worker that is importing the program's main file, and would start the run once more."""
+    """Raise ConfigError in a worker that imports the program's main file, which starts a run."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(
-            "a worker imports the program's main file, which begins the run: it must do so only under "
-            'if __name__ == "__main__":'
+            "a worker imports the program's main file, which begins the run: "
+            'it must do so only under if __name__ == "__main__":'
         )
 
 
 def _check_device(config: RunnerConfig) -> None:
-    """Raise ConfigError if this machine lacks the device: here, so that a policy trained on a GPU plays without one."""
+    """Raise ConfigError if this machine lacks the device.
+
+    It is not the configuration that asks, so that a policy trained on a GPU plays without one.
+    """
     if torch.device(config.device).type != "cuda":
         try:
             torch.zeros(1, device=config.device).cpu()
@@ -411,13 +425,15 @@ def _check_device(config: RunnerConfig) -> None:
     devices = {torch.device(device_of(config.device, index)) for index in range(config.learners)}
     if len(devices) < config.learners:
         raise ConfigError(
-            f"each of learners={config.learners} needs a GPU of its own: give device='cuda', not {config.device!r}"
+            f"each of learners={config.learners} needs a GPU of its own: "
+            f"give device='cuda', not {config.device!r}"
         )
     n_devices = torch.cuda.device_count()
     if max(device.index for device in devices) >= n_devices:
         raise ConfigError(
-            f"device must be there, got {config.device!r} with learners={config.learners}: torch finds {n_devices} CUDA "
-            f"devices; use {'fewer learners or ' if n_devices else ''}device='cpu'"
+            f"device must be there, got {config.device!r} with learners={config.learners}: "
+            f"torch finds {n_devices} CUDA devices; "
+            f"use {'fewer learners or ' if n_devices else ''}device='cpu'"
         )
 
 

@@ -46,9 +46,15 @@ def kill_some(n_kills, ended, killed, seed):
 def main(kills, total_env_steps, seed, directory):
     """Return the result of the run, and how many actors were killed."""
     config = RunnerConfig(
-        "dqn", "CartPole-v1", actors=2, seed=seed, total_env_steps=total_env_steps, samples_per_insert=32.0,
-        evaluation_interval=5_000, directory=str(directory),
-    )  # fmt: skip
+        "dqn",
+        "CartPole-v1",
+        actors=2,
+        seed=seed,
+        total_env_steps=total_env_steps,
+        samples_per_insert=32.0,
+        evaluation_interval=5_000,
+        directory=str(directory),
+    )
     ended, killed = threading.Event(), []
     killer = threading.Thread(target=kill_some, args=(kills, ended, killed, seed))
     killer.start()

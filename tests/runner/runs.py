@@ -15,9 +15,14 @@ from kary_replay.runner.records.run_directory import load_state
 from kary_replay.runner.streams import Checkpoint
 
 SMALL = {
-    "actors": 1, "backend": "serial", "envs_per_actor": 4, "groups": 2, "learning_starts": 100, "evaluate": "never",
+    "actors": 1,
+    "backend": "serial",
+    "envs_per_actor": 4,
+    "groups": 2,
+    "learning_starts": 100,
+    "evaluate": "never",
     "buffer_capacity": 5_000,
-}  # fmt: skip
+}
 
 
 def config(algorithm, env, directory, options=None, **settings):

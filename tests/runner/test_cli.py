@@ -19,9 +19,22 @@ from kary_replay.runner.presets import PRESETS
 from kary_replay.version import VERSION
 
 SMALL = [
-    "--backend", "serial", "--total-env-steps", "400", "--learning-starts", "100", "--envs-per-actor", "4",
-    "--options.hidden", "16", "16", "--options.batch-size", "32", "--evaluate", "never",
-]  # fmt: skip
+    "--backend",
+    "serial",
+    "--total-env-steps",
+    "400",
+    "--learning-starts",
+    "100",
+    "--envs-per-actor",
+    "4",
+    "--options.hidden",
+    "16",
+    "16",
+    "--options.batch-size",
+    "32",
+    "--evaluate",
+    "never",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -171,8 +184,18 @@ def test_the_help_shows_docstrings_and_the_preset(capsys):
     )
 
 
-@pytest.mark.parametrize("arguments", ["--help", "-h", "train --help", "train dqn --help", "play --help", "export --help",
-                                       "presets --help"])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--help",
+        "-h",
+        "train --help",
+        "train dqn --help",
+        "play --help",
+        "export --help",
+        "presets --help",
+    ],
+)
 def test_every_command_explains_itself(arguments, capsys):
     assert cli.main(arguments.split()) == 0
     out, err = capsys.readouterr()

@@ -117,11 +117,14 @@ def test_running_episodes_come_back(env_id):
     ("space", "action", "real"),
     [
         (gymnasium.spaces.Discrete(3, start=-1), np.array([0, 2]), [-1, 1]),
-        (gymnasium.spaces.Box(np.array([0, -4], np.float32), np.array([10, 4], np.float32)), np.array([[-1, 1], [0, 0.5]]),
-         [[0, 4], [5, 2]]),
+        (
+            gymnasium.spaces.Box(np.array([0, -4], np.float32), np.array([10, 4], np.float32)),
+            np.array([[-1, 1], [0, 0.5]]),
+            [[0, 4], [5, 2]],
+        ),
     ],
     ids=["discrete", "box"],
-)  # fmt: skip
+)
 def test_actions_are_scaled_to_the_environment(space, action, real):
     assert action_scale(space)(action).tolist() == real
 

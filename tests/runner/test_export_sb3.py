@@ -29,10 +29,14 @@ DICT = spaces.Dict(
     {"b": BOX, "a": spaces.Discrete(3), "image": spaces.Box(0, 255, (3, 36, 36), np.uint8)}
 )
 OBSERVATIONS = {
-    "vector": BOX, "float64": spaces.Box(-1, 1, (3,), np.float64), "matrix": spaces.Box(-1, 1, (2, 2), np.float32),
-    "bytes": spaces.Box(0, 255, (5,), np.uint8), "small image": spaces.Box(0, 255, (3, 8, 8), np.uint8),
-    "number": spaces.Discrete(5), "bits": spaces.MultiBinary(4),
-}  # fmt: skip
+    "vector": BOX,
+    "float64": spaces.Box(-1, 1, (3,), np.float64),
+    "matrix": spaces.Box(-1, 1, (2, 2), np.float32),
+    "bytes": spaces.Box(0, 255, (5,), np.uint8),
+    "small image": spaces.Box(0, 255, (3, 8, 8), np.uint8),
+    "number": spaces.Discrete(5),
+    "bits": spaces.MultiBinary(4),
+}
 
 IMAGES = {
     ("dqn", "image"): IMAGE,

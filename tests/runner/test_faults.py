@@ -27,9 +27,13 @@ def faulty(directory, fault, *, learning_starts=64, **settings):
         "samples_per_insert": 4.0,
     }
     return config(
-        "dqn", "faulty_envs:make", directory, env_options=env_options, learning_starts=learning_starts,
+        "dqn",
+        "faulty_envs:make",
+        directory,
+        env_options=env_options,
+        learning_starts=learning_starts,
         **{"backend": "process", **small, **settings},
-    )  # fmt: skip
+    )
 
 
 def descendants(pid):
@@ -281,9 +285,13 @@ def started(tmp_path, learners=1, fault="none"):
         PROGRAM.format(here=str(HERE), directory=str(directory), learners=learners, fault=fault)
     )
     process = subprocess.Popen(
-        [sys.executable, str(program)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        [sys.executable, str(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    )
     episodes = directory / "episodes.jsonl"
     deadline = time.monotonic() + 60
     while not (episodes.exists() and episodes.stat().st_size > 2000):

@@ -101,10 +101,16 @@ def test_learners_in_processes_equal_one_with_the_whole_batch():
 def test_learners_of_a_run_end_together(learners, tmp_path):
     result = Runner(
         config(
-            "dqn", "CartPole-v1", tmp_path / "run", options={"batch_size": 24}, backend="process", learners=learners,
-            total_env_steps=2_000, samples_per_insert=24.0,
+            "dqn",
+            "CartPole-v1",
+            tmp_path / "run",
+            options={"batch_size": 24},
+            backend="process",
+            learners=learners,
+            total_env_steps=2_000,
+            samples_per_insert=24.0,
         )
-    ).run()  # fmt: skip
+    ).run()
     assert result.env_steps >= 2_000
     # the allowance, against so short a run
     assert result.samples_per_insert == pytest.approx(24, rel=0.1)
@@ -113,9 +119,12 @@ def test_learners_of_a_run_end_together(learners, tmp_path):
 def test_the_learner_that_failed_is_named_with_its_reason(tmp_path):
     """The others fail with it, for they wait for it; all of them are named."""
     settings = RunnerConfig(
-        "failing_algorithms:Failing", "CartPole-v1", directory=str(tmp_path / "run"), options=DQNOptions(batch_size=24),
+        "failing_algorithms:Failing",
+        "CartPole-v1",
+        directory=str(tmp_path / "run"),
+        options=DQNOptions(batch_size=24),
         **{**SMALL, "backend": "process", "learners": 2},
-    )  # fmt: skip
+    )
     with pytest.raises(
         RunFailedError, match=r"(?s)learner-1 failed: Traceback.*ValueError: diverged"
     ):
@@ -126,10 +135,16 @@ def test_learners_end_when_the_last_rows_are_too_few_for_all_of_them(tmp_path):
     """2010 steps at 8 rows each allow 251 batches and a quarter: half of a batch, but not two halves."""
     result = Runner(
         config(
-            "dqn", "CartPole-v1", tmp_path / "run", options={"batch_size": 64}, backend="process", learners=2,
-            total_env_steps=2_010, samples_per_insert=8.0,
+            "dqn",
+            "CartPole-v1",
+            tmp_path / "run",
+            options={"batch_size": 64},
+            backend="process",
+            learners=2,
+            total_env_steps=2_010,
+            samples_per_insert=8.0,
         )
-    ).run()  # fmt: skip
+    ).run()
     assert result.env_steps >= 2_010 and (tmp_path / "run" / "checkpoint.json").exists()
 
 

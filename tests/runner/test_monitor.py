@@ -23,9 +23,19 @@ from kary_replay.runner.records.run_directory import RunDirectory
 from kary_replay.runner.streams import BoardStream, Checkpoint
 
 FIGURES = Figures(
-    seconds=75.0, seconds_left=3700.0, env_steps=20_480, env_steps_per_second=1702.4, updates=9_740, updates_per_second=812.0,
-    behind=3.5, most_behind=8.0, buffer_size=1_000, samples_per_insert=31.9, actors_waited=0.67, learners_waited=0.0,
-)  # fmt: skip
+    seconds=75.0,
+    seconds_left=3700.0,
+    env_steps=20_480,
+    env_steps_per_second=1702.4,
+    updates=9_740,
+    updates_per_second=812.0,
+    behind=3.5,
+    most_behind=8.0,
+    buffer_size=1_000,
+    samples_per_insert=31.9,
+    actors_waited=0.67,
+    learners_waited=0.0,
+)
 EVALUATIONS = [
     Evaluation(1000, 100, 1.0, 20.0, (20.0,)),
     Evaluation(20_000, 9000, 70.0, 12.5, (12.5,)),
@@ -56,10 +66,24 @@ def test_a_terminal_shows_a_panel(tmp_path):
     panel.stop()
     text = console.export_text()
     for part in (
-        "dqn on CartPole-v1, seed 0", "20,480", "1,702/s", "9,740", "812.0/s", "18.2", "12.5", "at step 20,000, best 20.0",
-        "wanted 475", "3.5", "updates behind, the most 8.0", "20%", "1,000 of 5,000", "31.9", "wanted 32",
-        "67% of actors, 0% of learners", "1:15 gone, 1:01:40 to go",
-    ):  # fmt: skip
+        "dqn on CartPole-v1, seed 0",
+        "20,480",
+        "1,702/s",
+        "9,740",
+        "812.0/s",
+        "18.2",
+        "12.5",
+        "at step 20,000, best 20.0",
+        "wanted 475",
+        "3.5",
+        "updates behind, the most 8.0",
+        "20%",
+        "1,000 of 5,000",
+        "31.9",
+        "wanted 32",
+        "67% of actors, 0% of learners",
+        "1:15 gone, 1:01:40 to go",
+    ):
         assert part in text, part
     narrow = Console(file=io.StringIO(), width=60, record=True)
     narrow.print(panel.panel(FIGURES, 18.25, EVALUATIONS))
@@ -237,8 +261,21 @@ def test_a_resumed_run_continues_its_records(tmp_path, monkeypatch):
     for name, end in (("episodes.jsonl", '{"env_steps": 4'), ("evaluations.jsonl", "\n")):
         # what was done after the checkpoint, the last line half written
         with (copy / name).open("a") as file:
-            file.write(json.dumps({"env_steps": 412, "updates": 1, "wall_seconds": 1.0, "returns": [], "mean_return": 0.0,
-                                   "episode_return": 0.0, "length": 1}) + "\n" + end)  # fmt: skip
+            file.write(
+                json.dumps(
+                    {
+                        "env_steps": 412,
+                        "updates": 1,
+                        "wall_seconds": 1.0,
+                        "returns": [],
+                        "mean_return": 0.0,
+                        "episode_return": 0.0,
+                        "length": 1,
+                    }
+                )
+                + "\n"
+                + end
+            )
     resumed = Runner.resume(copy).run()
 
     def records(path, name):

@@ -30,10 +30,16 @@ def test_a_run_that_was_stopped_goes_on(learners, tmp_path):
     directory = tmp_path / "run"
     runner = Runner(
         config(
-            "dqn", "CartPole-v1", directory, backend="process", actors=1, learners=learners, total_env_steps=2_500,
+            "dqn",
+            "CartPole-v1",
+            directory,
+            backend="process",
+            actors=1,
+            learners=learners,
+            total_env_steps=2_500,
             samples_per_insert=8.0,
         )
-    )  # fmt: skip
+    )
 
     episodes = directory / "episodes.jsonl"
     first = stopped(runner, lambda: episodes.exists() and episodes.stat().st_size > 1000)
@@ -66,6 +72,7 @@ def supervisor(tmp_path):
 
 def test_a_start_may_take_long_while_episodes_are_played_again(supervisor, monkeypatch):
     now = [1000.0]
+    monkeypatch.setattr(supervisor._backend, "wait", lambda seconds: None)
     monkeypatch.setattr(supervisor_module.time, "monotonic", lambda: now[0])
     actors = [member for member in supervisor._members if member.role.kind == "actor"]
     for actor in actors:

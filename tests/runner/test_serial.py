@@ -141,9 +141,15 @@ def test_an_environment_that_ends_its_process_every_time_ends_the_run(fault, bac
 def test_a_run_that_diverges_says_so_in_a_paragraph(backend, tmp_path):
     """The checkpoint from before stays: none is made of networks that are not finite."""
     settings = {
-        "env_options": {"reward": 1e38}, "total_env_steps": 20_000, "checkpoint_interval_env_steps": 104, "alpha": 0.0,
-        "backend": backend, "evaluate": "during", "evaluation_interval": 50, "evaluation_episodes": 1,
-    }  # fmt: skip
+        "env_options": {"reward": 1e38},
+        "total_env_steps": 20_000,
+        "checkpoint_interval_env_steps": 104,
+        "alpha": 0.0,
+        "backend": backend,
+        "evaluate": "during",
+        "evaluation_interval": 50,
+        "evaluation_episodes": 1,
+    }
     with pytest.raises(
         RunFailedError,
         match=r"^[a-z]+-0 failed: training diverged: .* no longer finite after \d+ upd",

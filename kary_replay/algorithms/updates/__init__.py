@@ -1,1 +1,1 @@
-"""How the steps of an update are run: one by one, recorded with TorchScript, or captured as a CUDA graph."""
+"""How an update is run: step by step, recorded with TorchScript, or captured as a CUDA graph."""

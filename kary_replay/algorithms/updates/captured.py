@@ -68,7 +68,7 @@ class Captured:
 
 
 def read(graph: Any) -> list[Tensor]:
-    """Return the tensors besides its inputs whose values a graph takes when it runs, literals in the code excepted."""
+    """Return the tensors that a graph reads besides its inputs, without literals in the code."""
     nodes = [node for node in graph.graph.nodes if node.op == "get_attr"]
     literal = torch.ops.aten.lift_fresh_copy.default
     return [

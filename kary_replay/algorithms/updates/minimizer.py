@@ -1,4 +1,4 @@
-"""Gradient steps with little overhead: one flat vector of parameters, one recorded program, one optimizer call.
+"""Gradient steps with little overhead.
 
 With small networks a gradient step costs what its hundred operations cost to *launch*, not what
 they compute. Three things help, and none changes a result:
@@ -57,11 +57,12 @@ def flatten(modules: Iterable[nn.Module]) -> Tensor:
 
 
 def take_up(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Set tensors to those of a state, in place; ValueError, before any is changed, if those have other sizes."""
+    """Set tensors to those of a state, in place; ValueError, with no change, if sizes differ."""
     for name, tensor in tensors.items():
         if tensor.shape != state[name].shape:
             raise ValueError(
-                f"{name} must be {tensor.numel()} numbers, as these networks have, got {state[name].numel()}"
+                f"{name} must be {tensor.numel()} numbers, as these networks have, "
+                f"got {state[name].numel()}"
             )
     for name, tensor in tensors.items():
         tensor.copy_(state[name])
@@ -106,11 +107,8 @@ class Minimizer:
         modules = self.modules = list(modules)
         self.flat = flatten(modules)
         self._parameters = [parameter for module in modules for parameter in module.parameters()]
-        self._loss, self._max_norm, self._average = (
-            loss,
-            max_gradient_norm,
-            (share or Share()).average,
-        )
+        self._loss, self._max_norm = loss, max_gradient_norm
+        self._average = (share or Share()).average
         self._learning_rate = learning_rate
         self._compute = (
             Recorded(self._gradient)
@@ -119,13 +117,14 @@ class Minimizer:
         )
         # of gradients, as Adam keeps them
         self._mean, self._square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
-        self._n_steps, self._one = (
-            torch.zeros((), device=self.flat.device),
-            torch.ones((), device=self.flat.device),
-        )
+        self._n_steps = torch.zeros((), device=self.flat.device)
+        self._one = torch.ones((), device=self.flat.device)
 
     def step(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Take one step with tensors, or dicts of them; return what the loss returned besides itself, of before the step."""
+        """Take one step with tensors, or dicts of them.
+
+        Return what the loss returned besides itself, by the parameters before the step.
+        """
         gradient, *others = self._compute(*inputs)
         with torch.inference_mode():
             if self._average is not None:
@@ -135,9 +134,20 @@ class Minimizer:
             # What torch.optim.Adam(fused=True) comes down to. All it does around it takes 90 µs,
             # half of an update.
             torch._fused_adam_(
-                [self.flat], [gradient], [self._mean], [self._square], [], [self._n_steps],
-                lr=self._learning_rate, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False,
-            )  # fmt: skip
+                [self.flat],
+                [gradient],
+                [self._mean],
+                [self._square],
+                [],
+                [self._n_steps],
+                lr=self._learning_rate,
+                beta1=0.9,
+                beta2=0.999,
+                weight_decay=0.0,
+                eps=1e-8,
+                amsgrad=False,
+                maximize=False,
+            )
         return tuple([other.clone() for other in others])
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Functions of tensors whose operations are recorded once and then run without Python and without autograd.
+"""Functions of tensors, recorded once and then run without Python and without autograd.
 
 On a CPU TorchScript's interpreter runs a recording, on a GPU it is one CUDA graph.
 """
@@ -23,7 +23,9 @@ RECORDING = threading.Lock()  # torch's tracers keep their state in globals
 
 
 class Recorded:
-    """A function, recorded at its first call with inputs of some shapes and dtypes, and replayed at all later ones.
+    """A function that is recorded at its first call, and replayed at all later ones.
+
+    Inputs of other shapes or dtypes are recorded anew.
 
     Parameters
     ----------
@@ -80,8 +82,8 @@ class Recorded:
         for node in graph.graph.nodes:
             if has_unknown_shape(node):
                 raise RuntimeError(
-                    f"{node.target} returns as many rows as the values of tensors say, which cannot be recorded: "
-                    "keep all rows and mask them, for instance with torch.where"
+                    f"{node.target} returns as many rows as the values of tensors say, which "
+                    "cannot be recorded: keep all rows and mask them, for instance with torch.where"
                 )
             if node.target is torch.ops.aten.addmm.default and not node.kwargs:
                 as_linear(node)
@@ -100,7 +102,8 @@ def scripted(graph: Any, tensors: list[Tensor]) -> Any:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
         warnings.filterwarnings("ignore", message=".*torch.jit.*", category=FutureWarning)
-        return torch.jit.trace(graph, tuple(tensors), check_trace=False)  # type: ignore[no-untyped-call]
+        trace: Any = torch.jit.trace
+        return trace(graph, tuple(tensors), check_trace=False)
 
 
 PROGRAMS: dict[str, Callable[[Any, list[Tensor]], Function]] = {"cpu": scripted, "cuda": Captured}
@@ -121,7 +124,7 @@ def has_unknown_shape(node: torch.fx.Node) -> bool:
 
 
 def as_linear(addmm: torch.fx.Node) -> None:
-    """Call it a linear, which TorchScript leaves alone; an addmm it takes apart, and so rounds once more."""
+    """Make a linear of an addmm, which TorchScript would take apart, and so round once more."""
     bias, inputs, matrix = cast("tuple[torch.fx.Node, ...]", addmm.args)
     if bias.meta["val"].dim() != 1:
         return

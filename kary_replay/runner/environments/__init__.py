@@ -1,1 +1,4 @@
-"""Environments of a run: how they are made and stepped, and what is wrong with them."""
+"""Makes the environments of a run, steps several together, and says what is wrong with them.
+
+Nothing here is public; `RunnerConfig.env` says what environments can be.
+"""

@@ -22,12 +22,13 @@ from .running_statistics import check_no_running_statistics
 __all__ = ["EnvFactory", "env_factory", "is_importable"]
 
 
-# What ids of other packages begin with: how pip calls the package, and the module that registers
-# them.
+# What the ids of a package begin with, its name for pip, and the module that registers them.
 PACKAGES = {
-    "ALE": ("ale-py", "ale_py"), "MiniGrid": ("minigrid", "minigrid"), "BabyAI": ("minigrid", "minigrid"),
+    "ALE": ("ale-py", "ale_py"),
+    "MiniGrid": ("minigrid", "minigrid"),
+    "BabyAI": ("minigrid", "minigrid"),
     "MiniWorld": ("miniworld", "miniworld"),
-}  # fmt: skip
+}
 
 
 class EnvFactory:
@@ -66,7 +67,7 @@ class EnvFactory:
 
 
 def imported(path: str) -> Callable[..., Any] | str:
-    """Return the function that "module:function" names, or the id of "module:id", which that module registers."""
+    """Return the function that "module:function" names, or the id that "module:id" registers."""
     module, _, name = path.partition(":")
     value: Any = importlib.import_module(module)
     if name in gymnasium.registry:
@@ -99,8 +100,8 @@ def env_factory(config: RunnerConfig) -> EnvFactory:
             imported(env)
         except (Exception, SystemExit) as error:
             raise ConfigError(
-                f"env={env!r} cannot be imported: {type(error).__name__}: {error}. Write module:function or module:id, with "
-                f"a module that Python finds from here"
+                f"env={env!r} cannot be imported: {type(error).__name__}: {error}. Write "
+                "module:function or module:id, with a module that Python finds from here"
             ) from None
     factory = EnvFactory(config)
     if config.backend != "serial":
@@ -118,7 +119,8 @@ def env_factory(config: RunnerConfig) -> EnvFactory:
         isinstance(observation_space, gymnasium.Space) and isinstance(action_space, gymnasium.Space)
     ):
         raise ConfigError(
-            f"env={config.env_name!r} made no environment, which has an observation_space and an action_space, but {made!r}"
+            f"env={config.env_name!r} made no environment, which has an observation_space and an "
+            f"action_space, but {made!r}"
         )
     with contextlib.suppress(Exception):  # it has said what was to be known
         made.close()
@@ -129,7 +131,7 @@ def env_factory(config: RunnerConfig) -> EnvFactory:
 
 
 def _package_hint(env: str) -> str:
-    """Return which package registers ids that begin like this one, if none that begin so are known; else nothing."""
+    """Return which package registers ids that begin like this one, if none of them are known."""
     namespace, slash, _ = env.rpartition("/")
     family = namespace if slash else env.partition("-")[0]
     known = {
@@ -139,7 +141,10 @@ def _package_hint(env: str) -> str:
     if family in known or not (slash or family in PACKAGES):
         return ""
     if family not in PACKAGES:
-        return f": no package that registers {family}/ has been imported. Install it, and write its module before: module:{env}"
+        return (
+            f": no package that registers {family}/ has been imported. Install it, and write its "
+            f"module before: module:{env}"
+        )
     package, module = PACKAGES[family]
     return f": {package} registers it. pip install {package}, and write {module}:{env}"
 
@@ -157,13 +162,14 @@ def _check_picklable(env: Any, factory: EnvFactory) -> None:
         pickle.dumps(factory)
     except Exception as error:
         raise ConfigError(
-            f"env={env!r} cannot be sent to other processes ({error}). Put the function that makes the environment at the top "
-            f'level of a module, and pass it, or "module:function"; or use backend="serial"'
+            f"env={env!r} cannot be sent to other processes ({error}). Put the function that makes "
+            'the environment at the top level of a module, and pass it, or "module:function"; or '
+            'use backend="serial"'
         ) from None
     if getattr(factory.function, "__module__", None) == "__main__" and not _main_is_a_file():
         raise ConfigError(
-            f"env={env!r} is defined in an interactive session, where other processes cannot import it. Put it into a module, "
-            f'and pass "module:function"; or use backend="serial"'
+            f"env={env!r} is defined in an interactive session, where other processes cannot "
+            'import it. Put it into a module, and pass "module:function"; or use backend="serial"'
         )
 
 

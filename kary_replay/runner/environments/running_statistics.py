@@ -1,4 +1,7 @@
-"""Finds wrappers that keep running statistics: every worker would have its own, and none would be saved."""
+"""Finds wrappers that keep running statistics.
+
+Every worker would have statistics of its own, and none would be saved.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,11 @@ def check_no_running_statistics(env: Any, name: str) -> None:
             map(_is_statistics, _values(wrapper))
         ):
             raise ConfigError(
-                f"env={name!r} must not keep running statistics, and its wrapper {kind} does: every worker would normalize by "
-                "its own, and none would be saved. Take it off, and scale by fixed numbers, as "
-                "gymnasium.wrappers.RescaleObservation or TransformReward do; or load statistics into it and set its "
-                "update_running_mean to False where the environment is made"
+                f"env={name!r} must not keep running statistics, and its wrapper {kind} does: "
+                "every worker would normalize by its own, and none would be saved. Take it off, "
+                "and scale by fixed numbers, as gymnasium.wrappers.RescaleObservation or "
+                "TransformReward do; or load statistics into it and set its update_running_mean "
+                "to False where the environment is made"
             )
 
 
@@ -43,7 +47,10 @@ def _stack(env: Any) -> Iterator[Any]:
 
 
 def _values(wrapper: Any) -> Iterator[Any]:
-    """Yield the attributes of a wrapper, and what dicts among them hold: statistics may be kept by key of the observation."""
+    """Yield the attributes of a wrapper, and what dicts among them hold.
+
+    Statistics may be kept by the keys of the observation.
+    """
     for value in getattr(wrapper, "__dict__", {}).values():
         yield from value.values() if isinstance(value, dict) else (value,)
 

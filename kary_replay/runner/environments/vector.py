@@ -24,11 +24,11 @@ LONGEST_REPLAY = 100_000
 
 
 class EnvironmentFaultError(RuntimeError):
-    """An environment raised, or returned what it must not; the message says which, when and what."""
+    """An environment raised, or returned what it must not; the message says where and what."""
 
 
 class Steps(NamedTuple):
-    """One step of N environments; next_observation is what it led to, also where an episode ended."""
+    """One step of N environments; next_observation is of the same episode, also at its end."""
 
     observation: Any
     next_observation: Any
@@ -100,10 +100,10 @@ class Environments:
             self._reset(i)
 
     def step(self, action: npt.NDArray[Any]) -> Steps:
-        """Take one step in each, with actions [N, ...] as algorithms choose them; begin anew where an episode ended.
+        """Take one step in each environment, with actions [N, ...] as algorithms choose them.
 
-        ``observation`` is then what actions are next chosen for. What is returned is overwritten by
-        the next call.
+        Where an episode has ended, a new one begins. ``observation`` is then what actions are next
+        chosen for. The next call overwrites what is returned.
         """
         real = self._scale(action)
         for i, env in enumerate(self._envs):
@@ -166,9 +166,14 @@ class Environments:
                 _set_row(self.observation, i, self._next)
                 if writer is not None and number >= len(actions) - n_pending:
                     writer.add(
-                        observation=before, action=action[None], reward=self._reward[i : i + 1], env=i, terminated=[False],
-                        truncated=[False], next_observation=_row(self._next, i),
-                    )  # fmt: skip
+                        env=i,
+                        observation=before,
+                        action=action[None],
+                        reward=self._reward[i : i + 1],
+                        next_observation=_row(self._next, i),
+                        terminated=[False],
+                        truncated=[False],
+                    )
 
     def play(
         self,
@@ -247,7 +252,8 @@ class Environments:
             if shape != column.shape[1:]:
                 raise self._fault(
                     i,
-                    f"{what} returned an observation of shape {shape}, the space has {column.shape[1:]}",
+                    f"{what} returned an observation of shape {shape}, "
+                    f"the space has {column.shape[1:]}",
                 )
             try:
                 column[i] = value

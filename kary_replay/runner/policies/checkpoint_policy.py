@@ -43,7 +43,10 @@ class CheckpointPolicy(NamedTuple):
             return "the policy of the last checkpoint, for none was evaluated"
         evaluation = self.evaluation
         n = len(evaluation.returns)
-        return f"the policy of step {evaluation.env_steps:,}, evaluated at {evaluation.mean_return:.1f} in {n} episodes"
+        return (
+            f"the policy of step {evaluation.env_steps:,}, "
+            f"evaluated at {evaluation.mean_return:.1f} in {n} episodes"
+        )
 
 
 def checkpoint_policy(

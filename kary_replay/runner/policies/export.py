@@ -33,7 +33,9 @@ def export(
     policy: PolicyName = "best",
     output: Path | None = None,
 ) -> Path:
-    """Make a model of the policy of a run that another library loads, with the same weights and the same greedy actions.
+    """Make a model of the policy of a run that another library loads.
+
+    It has the same weights, and takes the same greedy actions.
 
     Parameters
     ----------
@@ -70,7 +72,8 @@ def export(
     _compare(found, model)
     model.save(path)
     print(
-        f"{found.described}\nwrote {path}; load it with: stable_baselines3.{name}.load({str(path)!r})"
+        f"{found.described}\n"
+        f"wrote {path}; load it with: stable_baselines3.{name}.load({str(path)!r})"
     )
     return path
 
@@ -84,7 +87,8 @@ def _check(policy: CheckpointPolicy) -> None:
         if getattr(config.options, name, without) != without:
             value = getattr(config.options, name)
             raise ConfigError(
-                f"Stable-Baselines3's DQN has no place for networks with {name}={value}: train with {name}={without}"
+                f"Stable-Baselines3's DQN has no place for networks with {name}={value}: "
+                f"train with {name}={without}"
             )
     space = algorithm.observation_space
     parts = space.spaces.values() if isinstance(space, spaces.Dict) else [space]
@@ -135,16 +139,30 @@ def _model(cls: Any, policy: CheckpointPolicy) -> Any:
     own: dict[str, Any] = {}
     if config.algorithm == "dqn":
         own = {
-            "target_update_interval": options.target_interval, "max_grad_norm": options.max_gradient_norm,
+            "target_update_interval": options.target_interval,
+            "max_grad_norm": options.max_gradient_norm,
             "exploration_final_eps": options.exploration_final,
-        }  # fmt: skip
+        }
     elif config.algorithm == "sac" and options.ent_coef is not None:
         own = {"ent_coef": options.ent_coef}
     model = cls(
-        kind, _Spaces(space, algorithm.action_space), learning_rate=options.learning_rate, gamma=options.gamma, tau=options.tau,
-        batch_size=options.batch_size, learning_starts=config.learning_starts, buffer_size=1, device="cpu", seed=config.seed,
-        policy_kwargs={"net_arch": list(options.hidden), "activation_fn": nn.ReLU, "normalize_images": has_images}, **own,
-    )  # fmt: skip
+        kind,
+        _Spaces(space, algorithm.action_space),
+        learning_rate=options.learning_rate,
+        gamma=options.gamma,
+        tau=options.tau,
+        batch_size=options.batch_size,
+        learning_starts=config.learning_starts,
+        buffer_size=1,
+        device="cpu",
+        seed=config.seed,
+        policy_kwargs={
+            "net_arch": list(options.hidden),
+            "activation_fn": nn.ReLU,
+            "normalize_images": has_images,
+        },
+        **own,
+    )
     model.buffer_size = max(1, min(config.buffer_capacity, MOST_BUFFER_BYTES // bytes_per_row))
     return model
 
@@ -210,7 +228,8 @@ def _copy(ours: nn.Module, theirs: nn.Module) -> None:
     sources, goals = list(ours.parameters()), list(theirs.parameters())
     if [source.shape for source in sources] != [goal.shape for goal in goals]:
         raise ConfigError(
-            "Stable-Baselines3 makes other networks of these observations: there is no place for the weights"
+            "Stable-Baselines3 makes other networks of these observations: "
+            "there is no place for the weights"
         )
     with torch.no_grad():
         for source, goal in zip(sources, goals, strict=True):

@@ -105,7 +105,10 @@ def play(
 def _act_as_in_evaluations(
     policy: CheckpointPolicy, row: int, n_rows: int
 ) -> Callable[[Any], npt.NDArray[Any]]:
-    """Return what acts for one environment as it did in the row of a batch: how sums are rounded depends on that."""
+    """Return what acts for one environment as it did in the row of a batch.
+
+    How sums are rounded depends on how many rows there are.
+    """
 
     def act(observation: Any) -> npt.NDArray[Any]:
         return policy.act(batch_of(observation))[row : row + 1]

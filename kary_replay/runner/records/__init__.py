@@ -1,1 +1,4 @@
-"""What is written down of a run and shown of it: the run directory, scalars, the display, learning curves."""
+"""Writes down and shows how a run goes: the run directory, scalars, the display, curves.
+
+Public is the format of a run directory, which `run_directory` describes.
+"""

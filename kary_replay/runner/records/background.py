@@ -1,4 +1,4 @@
-"""Work that goes on beside the main thread, and that nobody has to wait for."""
+"""Does work beside the main thread, for which nobody has to wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def in_background(work: Callable[[], T]) -> Future[T]:
-    """Do it in a thread of its own, that the end of the program does not wait for as it does for an executor's."""
+    """Do some work in a thread of its own, for which the end of the program does not wait."""
     future: Future[T] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a panel that changes on a terminal, a line now and then anywhere else."""
+"""Shows a run to a person: a panel that changes on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ class Display:
             f"wanted {config.samples_per_insert:g}",
         )
         if config.backend == "process":
-            waits = f"{share(figures.actors_waited)} of actors, {share(figures.learners_waited)} of learners"
+            actors, learners = share(figures.actors_waited), share(figures.learners_waited)
+            waits = f"{actors} of actors, {learners} of learners"
             rows.add_row("time waited", "", waits)
         clock = f"{duration(figures.seconds)} gone, {duration(figures.seconds_left)} to go"
         done = figures.env_steps / config.total_env_steps
@@ -121,9 +122,15 @@ class Display:
             ProgressBar(total=1.0, completed=min(1.0, done)), f"{min(1.0, done):.0%}   {clock}"
         )
         return Panel(
-            Group(rows, "", bar), title=title(config), title_align="left", subtitle=str(self._path), subtitle_align="right",
-            border_style="blue", padding=(1, 2), width=min(88, self._console.width),
-        )  # fmt: skip
+            Group(rows, "", bar),
+            title=title(config),
+            title_align="left",
+            subtitle=str(self._path),
+            subtitle_align="right",
+            border_style="blue",
+            padding=(1, 2),
+            width=min(88, self._console.width),
+        )
 
     def line(self, figures: Figures, recent: float, evaluations: Sequence[Evaluation]) -> str:
         """Return the same in one line."""
@@ -142,7 +149,8 @@ class Display:
         parts.append(f"{number(figures.samples_per_insert)} samples per insert")
         if config.backend == "process":
             parts.append(
-                f"waited: actors {share(figures.actors_waited)}, learners {share(figures.learners_waited)}"
+                f"waited: actors {share(figures.actors_waited)}, "
+                f"learners {share(figures.learners_waited)}"
             )
         if not math.isnan(figures.seconds_left) and figures.seconds_left > 0:
             parts.append(f"{duration(figures.seconds_left)} to go")
@@ -179,9 +187,12 @@ def allocation_table(allocation: Allocation) -> Table:
         chosen = split is allocation.chosen
         mark = "→ " if chosen else ""
         table.add_row(
-            f"{mark}{split.actors}", number(split.collected), number(split.learned), number(split.env_steps_per_second),
+            f"{mark}{split.actors}",
+            number(split.collected),
+            number(split.learned),
+            number(split.env_steps_per_second),
             style="bold" if chosen else "dim",
-        )  # fmt: skip
+        )
     return table
 
 

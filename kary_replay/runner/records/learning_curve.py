@@ -18,7 +18,11 @@ available = importlib.util.find_spec("matplotlib") is not None
 
 
 class Points:
-    """Points of a curve, however long: when there are too many, every other one goes, and so of those that follow."""
+    """Points of a curve, however long.
+
+    When there are too many, every other point is dropped, and of later points only every other one
+    is kept.
+    """
 
     def __init__(self) -> None:
         self.kept: list[tuple[float, float, float]] = []  # environment steps, seconds, return
@@ -67,9 +71,15 @@ def draw(
     )
     for axes, column, scale, where, label in panels:
         axes.plot(
-            [point[column] / scale for point in episodes.kept], [point[2] for point in episodes.kept],
-            ".", color=GREY, ms=4, alpha=0.6, mew=0, label="training episode",
-        )  # fmt: skip
+            [point[column] / scale for point in episodes.kept],
+            [point[2] for point in episodes.kept],
+            ".",
+            color=GREY,
+            ms=4,
+            alpha=0.6,
+            mew=0,
+            label="training episode",
+        )
         if evaluations:
             axes.plot(
                 [x / scale for x in where],

@@ -32,7 +32,7 @@ SCALARS_SECONDS = 5.0
 
 
 def _import() -> None:
-    """Import what takes seconds while the workers start, who need that time, too; later it would hold them up."""
+    """Import what takes seconds while the workers start; later it would hold them up."""
     for module in (
         "torch.utils.tensorboard",
         "matplotlib.figure",
@@ -101,8 +101,9 @@ class Monitor:
             if evaluation.n_cut and not self._has_told_of_cuts:
                 self._has_told_of_cuts = True
                 self.warn(
-                    f"{evaluation.n_cut} of {len(evaluation.returns)} evaluation episodes were cut off after "
-                    f"evaluation_max_steps={self.config.evaluation_max_steps:,} steps; their returns are those until then"
+                    f"{evaluation.n_cut} of {len(evaluation.returns)} evaluation episodes were cut "
+                    f"off after evaluation_max_steps={self.config.evaluation_max_steps:,} steps; "
+                    "their returns are those until then"
                 )
 
     @property
@@ -151,7 +152,8 @@ class Monitor:
         ):
             if not there:
                 self.warn(
-                    f'{name} is missing, and with it part of the records: pip install "kary-replay[runner]"'
+                    f"{name} is missing, and with it part of the records: "
+                    'pip install "kary-replay[runner]"'
                 )
         return self
 
@@ -193,7 +195,7 @@ class Monitor:
 
     @contextlib.contextmanager
     def _forgiving(self) -> Iterator[None]:
-        """Let a run go on, or end as it does, without its records if the disk is full; say so once."""
+        """Let a run go on, or end, without its records if the disk is full; say so once."""
         try:
             yield
         except OSError as error:

@@ -60,7 +60,7 @@ class RunDirectory:
 
     @classmethod
     def new(cls, config: RunnerConfig) -> RunDirectory:
-        """Make the directory of a new run, and lock it; ConfigError if it is taken, or cannot be made."""
+        """Make the directory of a new run, and lock it; ConfigError if it cannot be made."""
         cls.check_free(config)
         path = (
             Path(config.directory)
@@ -88,7 +88,10 @@ class RunDirectory:
         return new
 
     def lock(self) -> None:
-        """Keep other runs out of the directory, until `unlock` or the end of this process; ConfigError if one is there."""
+        """Keep other runs out of the directory; ConfigError if one is there.
+
+        The lock lasts until `unlock`, or the end of this process.
+        """
         if fcntl is None:
             return
         self._locks.append((self.path / "config.json").open())
@@ -109,7 +112,7 @@ class RunDirectory:
         self._locks.clear()
 
     def change(self, settings: Mapping[str, Any]) -> None:
-        """Write other settings into config.json, in one step; ConfigError if that fails, as on a full disk."""
+        """Write other settings into config.json, in one step; ConfigError if that fails."""
         if not settings:
             return
         new = self.path / "config.json.new"
@@ -143,7 +146,8 @@ class RunDirectory:
             ) from None
         if taken:
             raise ConfigError(
-                f"directory must be new or empty, got {path}: choose another one, or go on with --resume {path}"
+                f"directory must be new or empty, got {path}: choose another one, "
+                f"or go on with --resume {path}"
             )
 
     @classmethod
@@ -158,26 +162,37 @@ class RunDirectory:
         if not isinstance(content, dict):
             raise ConfigError(f"{path} is not the directory of a run: config.json has no settings")
         if content.pop("format", None) != FORMAT:
-            raise ConfigError(f"{path} was written by another version of kary-replay, {content.get('version')}; "
-                              f"this is {version.VERSION}")  # fmt: skip
+            raise ConfigError(
+                f"{path} was written by another version of kary-replay, {content.get('version')}; "
+                f"this is {version.VERSION}"
+            )
         found = cls(path)
         found.written_by = content.pop("version", None)
         return found, from_json(content)
 
     def checkpoint(self, config: RunnerConfig) -> tuple[Path, dict[str, Any]]:
-        """Return the folder and the counters of the last checkpoint; ConfigError if there is none, or of another task."""
+        """Return the folder and the counters of the last checkpoint.
+
+        Raises
+        ------
+        ConfigError
+            If there is no checkpoint, it is damaged, or it is of another task.
+        """
         try:
             content = json.loads((self.path / "checkpoint.json").read_text())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self.path} has no checkpoint to go on from: {error}") from None
         if not isinstance(content, dict) or not {"folder", "env_steps"} <= set(content):
             raise ConfigError(
-                f"{self.path / 'checkpoint.json'} is damaged: it names no folder, or has no counters"
+                f"{self.path / 'checkpoint.json'} is damaged: it names no folder, "
+                "or has no counters"
             )
         for name, here in (("algorithm", config.algorithm), ("env", config.env_name)):
             if content.get(name, here) != here:
-                raise ConfigError(f"the checkpoint in {self.path} is of {name} {content[name]}, but config.json says {here}: "
-                                  f"set it back to {content[name]}, or begin a run of its own")  # fmt: skip
+                raise ConfigError(
+                    f"the checkpoint in {self.path} is of {name} {content[name]}, but config.json "
+                    f"says {here}: set it back to {content[name]}, or begin a run of its own"
+                )
         folder = self.path / content["folder"]
         if not folder.is_dir():
             raise ConfigError(
@@ -214,7 +229,7 @@ class RunDirectory:
         _sync(self.path)
 
     def sweep(self) -> None:
-        """Remove checkpoints other than the last one: replaced ones, and those that a failure or crash left half written."""
+        """Remove checkpoints that were replaced, or that a failure or crash left half written."""
         last = self.path / "checkpoint.json"
         try:
             kept = json.loads(last.read_text())["folder"] if last.exists() else None
@@ -230,7 +245,7 @@ class RunDirectory:
         return (self.path / "checkpoint.json").exists()
 
     def keep_policy(self, name: PolicyName, evaluated: Evaluated) -> None:
-        """Keep parameters and their evaluation, in place of those of that name; OSError if that fails, as on a full disk."""
+        """Keep parameters and their evaluation under a name; OSError if that fails."""
         content = {
             **evaluated.evaluation._asdict(),
             "parameters": torch.from_numpy(evaluated.parameters),
@@ -238,7 +253,7 @@ class RunDirectory:
         save_state(self.path / f"{name}_policy.pt", content)
 
     def policy(self, name: PolicyName) -> Evaluated | None:
-        """Return the policy of that name; None if nothing has been evaluated yet, ConfigError if its file is damaged."""
+        """Return the policy of that name; None if there is none, ConfigError if it is damaged."""
         path = self.path / f"{name}_policy.pt"
         if not path.exists():
             return None
@@ -272,7 +287,7 @@ class RunDirectory:
         self._files.clear()
 
     def records(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield the lines of a file of records, whole ones only; ConfigError if one is no record."""
+        """Yield the whole lines of a file of records; ConfigError if one is no record."""
         if not (self.path / name).exists():
             return
         with (self.path / name).open() as file:
@@ -294,7 +309,8 @@ class RunDirectory:
                 yield Evaluation.of(record)
             except (KeyError, TypeError, ValueError) as error:
                 raise ConfigError(
-                    f"{self.path / EVALUATIONS} is damaged: {record} is no evaluation ({error}); remove it"
+                    f"{self.path / EVALUATIONS} is damaged: {record} is no evaluation ({error}); "
+                    "remove it"
                 ) from None
 
     def keep_records(self, name: str, env_steps: int) -> None:

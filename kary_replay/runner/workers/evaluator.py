@@ -1,4 +1,4 @@
-"""The evaluator: plays episodes with the policy as it is, always the same ones, without exploring."""
+"""The evaluator: plays the same episodes with each policy, without exploring."""
 
 from __future__ import annotations
 
