@@ -28,6 +28,8 @@ N_THREADS = "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 class _Popen(popen_forkserver.Popen):
     """A process forked from the server of this package."""
 
+    _fds: list[int]
+
     def _launch(self, process_obj: Any) -> None:
         data, content = spawn.get_preparation_data(process_obj._name), io.BytesIO()
         context.set_spawning_popen(self)
@@ -40,10 +42,15 @@ class _Popen(popen_forkserver.Popen):
             self.sentinel, writable = _SERVER.connect_to_new_process(self._fds)
         # The child notices by this duplicate when its parent has ended.
         closing = os.dup(writable), self.sentinel
-        self.finalizer = util.Finalize(self, util.close_fds, closing)
+        self.finalizer = util.Finalize(self, _close, closing)
         with open(writable, "wb", closefd=True) as file:
             file.write(content.getbuffer())
         self.pid = forkserver.read_signed(self.sentinel)
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 class WorkerProcess(process.BaseProcess):

@@ -1,7 +1,6 @@
 """An algorithm of your own, Munchausen DQN, and a loop that trains it on CartPole-v1.
 
-Run it with ``python docs/recipes/new_algorithm.py``: in half a minute the mean return of the
-training episodes rises from 20 to above 150.
+``python docs/recipes/new_algorithm.py`` takes half a minute; returns rise from 20 to above 150.
 """
 
 import argparse
@@ -65,16 +64,14 @@ class MunchausenDQN(OffPolicy):
 
     def loss(self, observation, action, reward, next_observation, discount, weight):
         q, target = self.values(observation, action, reward, next_observation, discount)
-        loss = F.smooth_l1_loss(q, target, reduction="none")
-        return (weight * loss).mean(), (q - target).abs()
+        return (weight * F.smooth_l1_loss(q, target, reduction="none")).mean(), (q - target).abs()
 
     def values(self, observation, action, reward, next_observation, discount):
-        options, action = self.options, action.unsqueeze(1)
-        temperature = options.temperature
+        temperature, action = self.options.temperature, action.unsqueeze(1)
         with torch.no_grad():
             log_policy = (self.q_target(observation) / temperature).log_softmax(1)
             log_pi = log_policy.gather(1, action).squeeze(1)
-            bonus = options.scale * (temperature * log_pi).clamp(options.lowest, 0)
+            bonus = self.options.scale * (temperature * log_pi).clamp(self.options.lowest, 0)
             # A soft policy makes their soft maximum of the next values, its entropy included.
             soft_maximum = (self.q_target(next_observation) / temperature).logsumexp(1)
             target = reward + bonus + discount * temperature * soft_maximum
