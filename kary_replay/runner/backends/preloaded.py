@@ -4,6 +4,8 @@ What is imported later would be imported by every worker for itself, one after t
 are few. Nothing here may start a thread: a fork copies only the thread that calls it.
 """
 
+import atexit
+import os
 import signal
 
 # How a run ends, its supervisor decides: this may be sent to all processes.
@@ -32,3 +34,6 @@ def record() -> None:
 
 torch.set_num_threads(1)
 record()
+# When the server ends, it ends at once: there is nothing to clean up, and whoever reads the output
+# of the program waits until nobody can write to it any more.
+atexit.register(os._exit, 0)
