@@ -42,8 +42,11 @@ FOLDERS = {
 }
 """The modules that lay beside a folder, and lie in it now, under the same name."""
 
-RENAMED = {"adapters.sb3.prioritized": "adapters.sb3.prioritized_buffer"}
-"""The modules that have another name now."""
+RENAMED = {
+    "adapters.sb3.prioritized": "adapters.sb3.prioritized_buffer",
+    "runner.plan": "runner.messages",
+}
+"""The modules that have another name now. Pickled results of runs name the last one."""
 
 PACKAGE = __name__.rpartition(".")[0]
 FORMER = {

@@ -34,7 +34,7 @@ def make(
     device="cpu",
     **options,
 ):
-    """Return an algorithm with small networks; unrecorded, for a recording takes longer than most tests."""
+    """Return an algorithm with small networks; a recording takes longer than most tests."""
     cls = ALGORITHMS[name]
     options = replace(cls.options_class(hidden=(16, 8)), **options)
     action_space = action_space or (DISCRETE if "dqn" in name else BOX)
@@ -120,6 +120,6 @@ def forward(stack, x):
 
 
 def adam_step(before, gradient, learning_rate):
-    """Return the parameters after Adam's first step, in float64: by its equations the moments' biases cancel."""
+    """Return the parameters after Adam's first step, in float64: the moments' biases cancel."""
     before, gradient = np.asarray(before, np.float64), np.asarray(gradient, np.float64)
     return before - learning_rate * gradient / (np.abs(gradient) + 1e-8)

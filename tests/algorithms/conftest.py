@@ -1,4 +1,4 @@
-"""One thread of torch: several are no faster on such small networks, and wait for each other where cores are busy."""
+"""One thread of torch: several are no faster on small networks, and wait on busy cores."""
 
 import pytest
 

@@ -117,7 +117,7 @@ def by_torch(algorithm, observation):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_actors_act_as_what_was_trained_copied_or_moved_last(name):
-    """NumPy looks at the parameters where they were; a new vector for them, or a copy of the module, must not be missed."""
+    """NumPy must notice when the parameters lie in a new vector, or the module is copied."""
     observation, still, rng = (
         torch.randn(300, 5),
         np.zeros(300, np.float32),

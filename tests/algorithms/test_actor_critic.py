@@ -32,7 +32,7 @@ def critics(module, observation, action):
 
 
 def sampled(actor, observation, noise):
-    """SAC's action and its log density in float64, by the change of variables of a normal distribution."""
+    """SAC's action and log density in float64, by the change of variables of a normal one."""
     mean, log_std = np.split(forward(actor.head, observation), 2, axis=1)
     std = np.exp(log_std.clip(-20, 2))
     u = mean + std * noise
@@ -236,7 +236,7 @@ def test_twins_are_two_separate_networks():
 
 
 def test_initial_weights_are_those_of_torch():
-    """Uniform between ±1/√inputs; of 200 networks the largest weight comes close to the bound."""
+    """Uniform between ±1/√inputs; of 200 networks the largest weight comes close to that."""
     layers = [
         [layer for layer in Critics(VECTOR, 2, (16, 8), 2).q[1] if hasattr(layer, "weight")]
         for _ in range(200)
@@ -251,7 +251,7 @@ def test_initial_weights_are_those_of_torch():
 
 
 def test_the_temperature_moves_to_where_the_entropy_is_the_target():
-    """A gradient of mean(weight · (−log π − target)) down log alpha, checked against the update's own densities."""
+    """A step down mean(weight · (−log π − target)) in log alpha, by the update's densities."""
     algorithm = make("sac", target_entropy=-1.0, learning_rate=1e-2)
     batch = make_batch(algorithm, 64)
     noise = next_noise(algorithm, 64)[:, 2:]

@@ -1,4 +1,4 @@
-"""What holds for every algorithm: any kind of observation, recordings, seeds, and states that go on."""
+"""What holds for every algorithm: observations of any kind, recordings, seeds and states."""
 
 import io
 

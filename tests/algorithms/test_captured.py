@@ -1,4 +1,4 @@
-"""CUDA graphs: on a GPU if there is one, and on a stand-in, which does what was captured again in the same memory."""
+"""CUDA graphs: on a GPU if there is one, and on a stand-in, which repeats what was captured."""
 
 import gc
 from contextlib import nullcontext
@@ -21,7 +21,7 @@ EIGHT = 8  # updates: more than all that is done only in some
 
 
 class Tape(TorchDispatchMode):
-    """A graph of operations on tensors, each with the memory that it read and wrote when it was captured."""
+    """A graph of operations, each with the memory that it read and wrote when captured."""
 
     def __init__(self):
         super().__init__()
@@ -143,7 +143,7 @@ def test_literals_outlive_the_capture(device):
 @pytest.mark.parametrize("elsewhere", ["an input", "a constant"])
 @on_both
 def test_tensors_of_other_devices_are_refused(device, elsewhere):
-    """The CPU's stand-in for another device is "meta", which has no values: it is only looked at where it is."""
+    """The stand-in for another device is "meta", which has no values, only a place."""
     there = torch.ones((), device="meta" if device == "cpu" else "cpu")
     x = torch.ones(3, device=device)
     graph = (

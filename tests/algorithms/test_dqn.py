@@ -5,7 +5,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 gym = pytest.importorskip("gymnasium")
-from algorithm_runs import DISCRETE, FAULTS, VECTOR, adam_step, forward, make, make_batch  # noqa: E402
+from algorithm_runs import (  # noqa: E402
+    DISCRETE,
+    FAULTS,
+    VECTOR,
+    adam_step,
+    forward,
+    make,
+    make_batch,
+)
 from torch import nn  # noqa: E402
 
 from kary_replay.algorithms import dqn  # noqa: E402
@@ -20,7 +28,7 @@ VARIANTS = {
 
 
 def values(q, observation, options):
-    """The network's output in float64: [B, actions, atoms], one atom where there is no distribution."""
+    """The network's output in float64: [B, actions, atoms], one atom without a distribution."""
     x = observation.double().numpy()
     advantage = forward(q.advantage, x).reshape(len(x), -1, options.n_atoms)
     if options.dueling:
@@ -53,7 +61,7 @@ def projected(reward, discount, probability, atoms):
 
 
 def reference(algorithm, batch):
-    """|TD error| of each row, in float64, and the gradient's sign structure left to the next test."""
+    """|TD error| of each row, in float64; the next test has the gradient."""
     options, n = algorithm.options, len(batch["reward"])
     atoms = (
         np.linspace(options.v_min, options.v_max, options.n_atoms)
@@ -116,7 +124,7 @@ def test_single_where_double_is_wanted_would_be_noticed(monkeypatch):
 
 
 def gradient_by_rows(algorithm, batch, weight):
-    """The gradient of the mean of weight · loss, put together row by row with torch and the reference's targets."""
+    """The gradient of mean(weight · loss), row by row, by the targets of the reference."""
     options = algorithm.options
     names = list(dict(algorithm.q.named_parameters()))
     total = {
@@ -182,7 +190,7 @@ def test_ignored_weights_would_be_noticed(name):
 
 
 def test_the_projection_at_the_ends_and_on_the_atoms():
-    """Returns beyond the support, and exactly on an atom, where a naive projection loses the mass."""
+    """Returns beyond the support, or on an atom, where a naive projection loses mass."""
     algorithm = make("dqn", n_atoms=5, v_min=-2.0, v_max=2.0)
     batch = make_batch(algorithm, 4)
     batch["reward"], batch["discount"] = (
@@ -234,7 +242,7 @@ def test_actors_and_learners_measure_td_errors_on_one_scale(name):
 @pytest.mark.parametrize("record", [True, False])
 @pytest.mark.parametrize("delta", [0.01, 0.5, 1.0, 10.0, 1000.0])
 def test_the_huber_loss_is_quadratic_inside_and_its_gradient_clipped_beyond(delta, record):
-    """So that delta does not shrink the gradient of small errors, and with delta = 1 nothing has changed."""
+    """So that delta does not shrink the gradient of small errors; delta = 1 changes nothing."""
     algorithm = make("dqn", huber_delta=delta, max_gradient_norm=1e9, record=record)
     algorithm.targets["q"] += 0.3
     batch = make_batch(algorithm, 64)

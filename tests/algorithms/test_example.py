@@ -1,4 +1,4 @@
-"""The recipe of an algorithm from outside: it is registered, computes what its paper says, and behaves as the built-in ones."""
+"""The recipe of an algorithm from outside: it does what its paper says, as built-in ones do."""
 
 import io
 import runpy
@@ -9,7 +9,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 gym = pytest.importorskip("gymnasium")
-from algorithm_runs import BOX, DISCRETE, VECTOR, forward, make, make_batch, parameters  # noqa: E402
+from algorithm_runs import (  # noqa: E402
+    BOX,
+    DISCRETE,
+    VECTOR,
+    forward,
+    make,
+    make_batch,
+    parameters,
+)
 
 from kary_replay.algorithms import (  # noqa: E402
     ALGORITHMS,
@@ -27,7 +35,7 @@ NAME = "munchausen-dqn"
 
 @pytest.fixture(autouse=True)
 def registered():
-    """The recipe's class in the table, as if it had been imported; the table is as before afterwards."""
+    """The recipe's class in the table, as if it had been imported, during a test."""
     before = dict(ALGORITHMS)
     runpy.run_path(str(RECIPE), run_name="new_algorithm")
     yield

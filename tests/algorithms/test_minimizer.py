@@ -1,4 +1,4 @@
-"""That a step is torch's Adam on the gradient of the loss, recorded or not, of one learner or of several."""
+"""A step is torch's Adam on the loss's gradient, recorded or not, of one or several learners."""
 
 import io
 
@@ -36,7 +36,7 @@ def minimizer(module, **options):
 
 
 def by_torch(module, max_gradient_norm=None):
-    """The same training with a stock optimizer on one parameter, of which the module's are views."""
+    """The same training by a stock optimizer on one parameter; the module's are its views."""
     flat = nn.Parameter(flatten([module]))
     optimizer = torch.optim.Adam([flat], lr=1e-2, fused=True)
     for x, y, weight in batches():

@@ -1,4 +1,4 @@
-"""Several learners, each with its part of every batch, train what one with the whole of it trains."""
+"""Learners that have a part of every batch each train what one with the whole trains."""
 
 import threading
 
@@ -35,7 +35,7 @@ class Averaging:
 
 
 def train(run_threaded, name, n_learners, fault=None, **options):
-    """Train in as many threads; return each learner's parameters and the errors of the last batch, put together."""
+    """Train in threads; return each learner's parameters and all errors of the last batch."""
     averaging, n_rows = Averaging(n_learners), 12 // n_learners
 
     shares = [

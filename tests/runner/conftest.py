@@ -1,4 +1,4 @@
-"""Algorithms that a test registers are forgotten after it: others go through all that there are, in several processes."""
+"""Algorithms that a test registers are forgotten after it: others go through all of them."""
 
 import pytest
 

@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Faulty(gymnasium.Env):
-    """Counts steps; breaks in the given way at a step, once if there is a file to remember it by."""
+    """Counts steps, and breaks at one of them; once, if a file is there to remember it by."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)

@@ -1,4 +1,7 @@
-"""Kills actors at random moments of one run, which must solve its task all the same: ``python kill_actors.py --kills 50``."""
+"""Kills actors at random moments of one run, which must solve its task all the same.
+
+python tests/runner/kill_actors.py --kills 50
+"""
 
 import argparse
 import os
@@ -77,6 +80,7 @@ if __name__ == "__main__":
         result, killed = main(args.kills, args.env_steps, args.seed, Path(folder) / "run")
     best = max(found.mean_return for found in result.evaluations[-5:])
     print(
-        f"{killed} actors killed; best of the last 5 evaluations {best:.1f}; {result.env_steps} steps"
+        f"{killed} actors killed; best of the last 5 evaluations {best:.1f}; "
+        f"{result.env_steps} steps"
     )
     sys.exit(not (killed >= args.kills and best >= args.threshold))

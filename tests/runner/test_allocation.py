@@ -108,7 +108,7 @@ def test_an_environment_that_hangs_while_it_is_measured_is_named(tmp_path, monke
 
 @pytest.mark.parametrize("policy", ["restart", "stop"])
 def test_an_environment_that_breaks_now_and_then_is_measured_all_the_same(policy, tmp_path):
-    """The sixth step of each raises, after an episode of four: its actor is started anew for ever."""
+    """The sixth step of each raises, after an episode of four: its actor is started anew."""
     fault = {"fault": "raises", "at": 6, "length": 4}
     settings = {
         "backend": "process",

@@ -73,14 +73,18 @@ REFUSED = {  # arguments, and what the message has
     "train dqn CartPole-v1 --total-env-steps 1e-3": "invalid literal",
     "train dqn CartPole-v1 --total-env-steps 1e999999999": "invalid literal",
     "train dqn CartPole-v1 --actors 0": "actors must be",
-    "train dqn CartPole-v1 --options.batch-size 7 --learners 2": "learners must divide batch_size=7",
+    "train dqn CartPole-v1 --options.batch-size 7 --learners 2": (
+        "learners must divide batch_size=7"
+    ),
     "train dqn CartPole-v1 --env-options gravity": "write NAME=VALUE",
     "train dqn CartPole-v1 --env-options no_such_option=1": "could not be made",
     "train dqn CartPole-v1 --directory .": "directory must be new or empty",
     "train --resume": "takes the directory of a run",
     "train --resume nowhere": "nowhere is not the directory of a run",
     "train --resume --seed 3": "takes the directory of a run",
-    "train --resume nowhere --seed 3": "seed cannot change when a run goes on, only total_env_steps, target_return",
+    "train --resume nowhere --seed 3": (
+        "seed cannot change when a run goes on, only total_env_steps, target_return"
+    ),
     "train --resume nowhere --options.learning-rate 1": "options cannot change when a run goes on",
     "train --resume nowhere --target-return 5": "nowhere is not the directory of a run",
     "play nowhere": "nowhere is not the directory of a run",
@@ -175,8 +179,8 @@ def test_the_help_shows_docstrings_and_the_preset(capsys):
     text = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
     settings = RunnerConfig("dqn", "CartPole-v1")
     assert (
-        f"Environment steps of the whole run, over all actors. (default: {settings.total_env_steps})"
-        in text
+        "Environment steps of the whole run, over all actors. "
+        f"(default: {settings.total_env_steps})" in text
     )
     assert (
         f"Learning rate of Adam, for all networks. (default: {settings.options.learning_rate})"
@@ -203,7 +207,10 @@ def test_every_command_explains_itself(arguments, capsys):
 
 
 def test_help_and_version_need_no_torch():
-    code = "import sys; from kary_replay.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from kary_replay.cli import main; main(sys.argv[1:]); "
+        "sys.exit('torch' in sys.modules)"
+    )
     for argument in "--help", "--version":
         done = subprocess.run(
             [sys.executable, "-c", code, argument], capture_output=True, text=True, check=True
@@ -278,7 +285,7 @@ def test_train_then_resume_play_and_export(tmp_path, capsys):
 
 
 def test_settings_follow_from_those_given(tmp_path):
-    """As in Python: the interval of evaluations from the steps, updates per step from the batch size."""
+    """As in Python: the evaluation interval from the steps, updates from the batch size."""
     parsed = cli._config(
         ["td3", "Pendulum-v1", "--total-env-steps", "5000", "--options.batch-size", "64"]
     )

@@ -1,4 +1,4 @@
-"""What cannot be run is refused before anything is made, in one paragraph that says what to do instead."""
+"""What cannot be run is refused before anything is made, in a paragraph that says what to do."""
 
 import functools
 import json
@@ -75,7 +75,8 @@ REFUSED = [  # settings of a process run with a batch of 32, and what the messag
     ({"learners": 64}, "learners must divide batch_size=32"),
     (
         {"learners": 3},
-        "learners must divide batch_size=32.*choose another number of learners or another batch size",
+        "learners must divide batch_size=32.*"
+        "choose another number of learners or another batch size",
     ),
     ({"learners": 2, "backend": "serial"}, "learners must be 1 with backend='serial'"),
     ({"actors": 0}, "actors must be 'auto' or an integer of at least 1, got 0"),
@@ -123,7 +124,8 @@ REFUSED = [  # settings of a process run with a batch of 32, and what the messag
     ({"env": "CartPol-v1"}, "did you mean CartPole-v1"),
     (
         {"env": normalized, "total_env_steps": 120},
-        "test_config:normalized' must not keep running statistics, and its wrapper NormalizeObservation does",
+        "test_config:normalized' must not keep running statistics, "
+        "and its wrapper NormalizeObservation does",
     ),
     (
         {"env": normalized_rewards, "total_env_steps": 120},
@@ -272,7 +274,8 @@ def test_a_program_without_a_main_guard_is_told_so(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "from kary_replay.runner import Runner, RunnerConfig\n"
-        "Runner(RunnerConfig('dqn', 'CartPole-v1', actors=1, total_env_steps=64, directory='run')).run()\n"
+        "settings = {'actors': 1, 'total_env_steps': 64, 'directory': 'run'}\n"
+        "Runner(RunnerConfig('dqn', 'CartPole-v1', **settings)).run()\n"
     )
     ended = subprocess.run(
         [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, timeout=120

@@ -1,4 +1,4 @@
-"""Environments alone: what they must not return is named, and a running episode comes back from its seed and actions."""
+"""Environments alone: their faults are named, and running episodes come back."""
 
 import gymnasium
 import numpy as np
@@ -13,12 +13,17 @@ from kary_replay.runner.environments.vector import (
 )
 
 FAULTS = {
-    "raises": r"step raised RuntimeError: the bottle is empty .environment 0, .*, step 6; .*faulty_envs.py, line \d",
+    "raises": (
+        r"step raised RuntimeError: the bottle is empty "
+        r".environment 0, .*, step 6; .*faulty_envs.py, line \d"
+    ),
     "nan": r"step returned the observation \[.* nan .*\]",
     "nan reward": "step returned reward=nan",
     "shape": r"step returned an observation of shape \(2,\), the space has \(3,\)",
     "words": r"step returned \['one', 'two', 'three'\], which is no float32",
-    "nan at reset": r"reset returned the observation \[.* nan\] .environment 0, episode of seed \d+, step 0",
+    "nan at reset": (
+        r"reset returned the observation \[.* nan\] .environment 0, episode of seed \d+, step 0"
+    ),
 }
 
 
@@ -131,7 +136,7 @@ def test_actions_are_scaled_to_the_environment(space, action, real):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_actions_never_leave_their_bounds(dtype):
-    """For bounds at random, rounding took the largest action above the upper one in a quarter of all cases."""
+    """For random bounds, rounding took the largest action above the upper one in 1 of 4 cases."""
     rng = np.random.default_rng(0)
     for _ in range(500):
         low, high = np.sort(rng.uniform(-3, 3, (2, 1)).astype(dtype), axis=0)

@@ -56,7 +56,7 @@ class Spaces(gymnasium.Env):
 
 
 def untrained(path, algorithm, monkeypatch, observation_space=BOX, action_space=None, **options):
-    """The directory of a run whose networks have weights as random as after training, targets of their own included."""
+    """The directory of a run whose networks, targets included, have random weights."""
     action_space = action_space or (spaces.Discrete(3) if algorithm == "dqn" else WIDE)
     monkeypatch.setattr(Spaces, "observation_space", observation_space)
     monkeypatch.setattr(Spaces, "action_space", action_space)
@@ -185,7 +185,8 @@ def test_loading_needs_no_kary_replay(tmp_path, monkeypatch):
     export(tmp_path / "run")
     code = (
         "import sys, numpy, stable_baselines3; sys.modules['kary_replay'] = None;"
-        "model = stable_baselines3.DQN.load(sys.argv[1]); print(model.predict(numpy.zeros(3, 'f4'), deterministic=True)[0])"
+        "model = stable_baselines3.DQN.load(sys.argv[1]); "
+        "print(model.predict(numpy.zeros(3, 'f4'), deterministic=True)[0])"
     )
     path = str(tmp_path / "run" / "sb3.zip")
     done = subprocess.run(

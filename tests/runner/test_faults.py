@@ -1,4 +1,4 @@
-"""Environments that break, processes that are killed: named in errors, started anew, and nothing is left behind."""
+"""Environments that break and processes that are killed: named, started anew, none left behind."""
 
 import os
 import signal
@@ -272,7 +272,8 @@ sys.path.insert(0, {here!r})
 from test_faults import faulty
 from kary_replay.runner import Runner
 if __name__ == "__main__":
-    result = Runner(faulty({directory!r}, {fault!r}, total_env_steps=1_000_000, learners={learners})).run()
+    settings = {{"total_env_steps": 1_000_000, "learners": {learners}}}
+    result = Runner(faulty({directory!r}, {fault!r}, **settings)).run()
     print("interrupted", result.interrupted, flush=True)
 """
 

@@ -35,12 +35,15 @@ def test_it_goes_on_with_its_buffer_counters_and_episodes(directory):
     assert before.n_added == 284
     changes = {"total_env_steps": 400, "console": Console(quiet=True)}
     result = Runner.resume(directory, **changes).run()
-    assert result.env_steps == 400 and result.updates == 174
+    assert result.env_steps == 400
     checkpoint = json.loads((directory / "checkpoint.json").read_text())
     assert checkpoint["n_actors"] == 2 and checkpoint["origin"] == [40, 0]
     assert sum(checkpoint["actor_env_steps"]) == 400
     buffer = PrioritizedReplayBuffer.load(directory / checkpoint["folder"] / "replay")
-    assert buffer.n_added == before.n_added + 100
+    # The last two steps of each of eight environments may wait to become rows, before and after.
+    assert abs(buffer.n_added - (before.n_added + 100)) <= 16
+    # Each row allows half an update of 16 rows.
+    assert result.updates == pytest.approx(124 + (buffer.n_added - before.n_added) / 2, abs=8)
 
 
 def test_its_policies_are_read(directory):

@@ -132,7 +132,7 @@ def test_the_learner_that_failed_is_named_with_its_reason(tmp_path):
 
 
 def test_learners_end_when_the_last_rows_are_too_few_for_all_of_them(tmp_path):
-    """2010 steps at 8 rows each allow 251 batches and a quarter: half of a batch, but not two halves."""
+    """2010 steps at 8 rows each allow 251 1/4 batches: half of a batch, but not two halves."""
     result = Runner(
         config(
             "dqn",

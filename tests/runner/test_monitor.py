@@ -1,4 +1,4 @@
-"""What a run shows and keeps: the panel, lines, TensorBoard, the learning curve, records that go on after a checkpoint."""
+"""What a run shows and keeps: the panel, lines, TensorBoard, the learning curve, records."""
 
 import io
 import json
@@ -130,7 +130,8 @@ def test_the_splits_that_were_weighed_are_shown(tmp_path):
 def test_numbers_are_short():
     values = float("nan"), 0.0, 0.1234, 3.0, 812.04, 1702.4
     assert [number(x) for x in values] == ["–", "0.0", "0.12", "3.0", "812.0", "1,702"]
-    assert [duration(x) for x in (float("nan"), 5.2, 75, 3700)] == ["–", "0:05", "1:15", "1:01:40"]
+    values = float("nan"), 5.2, 75, 3700
+    assert [duration(x) for x in values] == ["–", "0:05", "1:15", "1:01:40"]
 
 
 def test_figures_are_read_off_the_board(monkeypatch):
@@ -244,7 +245,7 @@ def test_the_clock_stands_still_while_no_environment_is_stepped(tmp_path):
 
 
 def test_a_resumed_run_continues_its_records(tmp_path, monkeypatch):
-    """The records of the whole run and of one that was cut off after a checkpoint are the same, but for the clock."""
+    """The records of a whole run and of one cut off after a checkpoint differ in times alone."""
     commit, copies = RunDirectory.commit, []
 
     def commit_and_copy(self, folder, counters):

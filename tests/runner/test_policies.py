@@ -1,4 +1,4 @@
-"""The policies that a run keeps: the best one and the last one, each with the evaluation that it reproduces."""
+"""The policies that a run keeps, the best and the last, each reproduces its evaluation."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ def played(directory, **options):
 
 @pytest.fixture
 def worse_every_time(monkeypatch):
-    """Each evaluation tells of returns lower by 1000 than the one before, so that the first one is the best."""
+    """Each evaluation has returns lower by 1000 than the one before: the first is the best."""
     original, offsets = evaluator.play, []
 
     def fall(*arguments):
@@ -130,7 +130,7 @@ def test_a_run_that_is_interrupted_and_goes_on_keeps_its_best_policy(worse_every
 
 
 def test_a_policy_that_outlived_a_crash_stays_the_best(tmp_path, monkeypatch):
-    """Its evaluation came after the checkpoint that the run goes on from, so that the records have it no more."""
+    """Its evaluation came after the checkpoint, so that the records have it no more."""
     commit, copies = RunDirectory.commit, []
 
     def commit_and_copy(self, folder, counters):

@@ -121,7 +121,7 @@ def test_a_checkpoint_that_ctrl_c_interrupts_is_no_failure_of_the_learner(
 
 
 def test_a_second_ctrl_c_does_not_wait_for_a_large_buffer(supervisor, monkeypatch, tmp_path):
-    """While a buffer is saved, which here takes for ever, KeyboardInterrupt gets through at once."""
+    """While a buffer is saved, here for ever, KeyboardInterrupt gets through at once."""
 
     def press_again(seconds):
         raise KeyboardInterrupt

@@ -44,7 +44,7 @@ def test_samples_per_insert_are_held_within_two_per_cent(slower, tmp_path):
 
 
 def test_the_side_that_is_held_back_is_the_one_that_waited(monkeypatch, tmp_path):
-    """By a clock of the test's own: how long a run's sides wait for each other is the machine's affair."""
+    """By a clock of the test's own: how long both sides of a run wait is up to the machine."""
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     flow = hosted(config("dqn", "CartPole-v1", tmp_path / "run", actors=2), 2)

@@ -93,7 +93,8 @@ def test_an_interrupted_run_is_not_finished(tmp_path):
 REFUSED = {
     "seed": (
         3,
-        "seed cannot change when a run goes on, only total_env_steps, target_return, .*: leave it out, or begin",
+        "seed cannot change when a run goes on, only total_env_steps, target_return, .*: "
+        "leave it out, or begin",
     ),
     "evaluation_episodes": (3, "evaluation_episodes cannot change"),
     "total_env_steps": (0, "total_env_steps must be an integer of at least 1, got 0"),

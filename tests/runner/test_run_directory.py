@@ -181,7 +181,7 @@ def test_a_state_is_written_whole_or_not_at_all(tmp_path):
 
 
 def test_whoever_presses_ctrl_c_twice_keeps_a_checkpoint(tmp_path, monkeypatch):
-    """The second time while the checkpoint before, which the new one has replaced, is being removed."""
+    """The second time while the checkpoint that was replaced is being removed."""
     runner = Runner(
         config(
             "dqn",
@@ -259,7 +259,7 @@ def test_no_policy_is_evaluated_twice(evaluate, tmp_path, monkeypatch):
 
 
 def test_the_last_policy_is_not_evaluated_twice_if_no_update_came_after_it(tmp_path):
-    """602 steps are an odd number of a group's steps, and the rows of the last one too few for an update."""
+    """602 steps are an odd number of a group's; the last one's rows are too few for an update."""
     settings = {
         "evaluate": "after",
         "evaluation_interval": 301,

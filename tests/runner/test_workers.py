@@ -1,4 +1,4 @@
-"""Workers alone, on a flow of their own: how far actors explore, and that each side asks before it goes on."""
+"""Workers alone, on a flow of their own: how far actors explore, and who waits for whom."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def asked_for(actor, monkeypatch):
 
 @pytest.mark.parametrize("spread", [0.0, 7.0])
 def test_actors_explore_by_the_schedule_and_their_rank(spread, flow_of, monkeypatch):
-    """Ape-X, section 4.1: epsilon to the power of 1 + spread · i / (N - 1), over the environments of all actors."""
+    """Ape-X, section 4.1: epsilon to the power of 1 + spread · i / (N - 1), over all actors."""
     options = {"exploration_fraction": 0.9}
     flow = flow_of(
         2,
@@ -183,7 +183,10 @@ def test_a_learner_whose_td_errors_are_not_finite_says_that_it_diverged(flow_of)
         match="training diverged: the parameters of q are no longer finite after 1 updates",
     ):
         learner.state_dict()
-    message = "training diverged: TD errors are no longer finite after 1 updates, at environment step 200. Try a new run with"
+    message = (
+        "training diverged: TD errors are no longer finite after 1 updates, "
+        "at environment step 200. Try a new run with"
+    )
     with pytest.raises(DivergedError, match=message):
         learner.work(0)
     actor.close()

@@ -53,7 +53,7 @@ def measured_allocation(
         let_go.callback(backend.close)
         flow = HostedFlow(alone, env_factory, 1, backend.medium, Checkpoint())
         let_go.callback(flow.close)
-        supervisor = Supervisor(flow, backend, _ignore, interrupted)
+        supervisor = Supervisor(flow, backend, _ignore, interrupted, forgives_hangs=False)
         let_go.callback(supervisor.stop)
         supervisor.start()
         steps, updates = _rates(flow, supervisor, interrupted)

@@ -76,6 +76,8 @@ class Supervisor:
         Is told what happened to workers that are started anew.
     interrupted : function
         Whether the run is to end; a start is given up then.
+    forgives_hangs : bool
+        Whether a worker is started anew whose environment hangs. Otherwise that ends the run.
 
     Notes
     -----
@@ -88,8 +90,10 @@ class Supervisor:
         backend: Backend,
         warn: Callable[[str], None],
         interrupted: Callable[[], bool],
+        *,
+        forgives_hangs: bool = True,
     ) -> None:
-        self._flow, self._backend = flow, backend
+        self._flow, self._backend, self._forgives_hangs = flow, backend, forgives_hangs
         self._warn, self._interrupted = warn, interrupted
         self._members = [Member(role, index) for role in flow.roles for index in range(role.count)]
         self._ending = False
@@ -274,7 +278,10 @@ class Supervisor:
         self._kill(member)
         if steps:
             limit = config.environment_timeout_seconds
-            self._failed(member, Problem(environment_hung(config.env_name, silent, limit), True))
+            hung = Problem(environment_hung(config.env_name, silent, limit), is_environment=True)
+            if not self._forgives_hangs:
+                raise WorkerFailedError(f"{member.name} failed: {hung.message}")
+            self._failed(member, hung)
         else:
             others = f", it or another {member.role.kind}, for which it waits"
             who = others if member.role.count > 1 else ""
