@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from . import fork_server
 from .version import VERSION
 
 __all__ = ["main"]
@@ -114,7 +113,7 @@ def _do(arguments: list[str]) -> int:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # for module:function
     if command == "train" and not {"-h", "--help", "serial", "--backend=serial"} & set(rest):
-        fork_server.start()  # before torch is imported here: both import at once
+        _start_fork_server()
     from .runner import ConfigError, RunFailedError
     from .runner.environments.vector import EnvironmentFaultError
 
@@ -125,6 +124,17 @@ def _do(arguments: list[str]) -> int:
     except (RunFailedError, EnvironmentFaultError) as error:
         _complain(str(error))
         return FAILED
+
+
+def _start_fork_server() -> None:
+    """Have the process start from which workers are forked, on systems that have such workers.
+
+    It imports torch while this process does.
+    """
+    if sys.platform == "linux":
+        from . import fork_server
+
+        fork_server.start()
 
 
 def _train(arguments: list[str]) -> int:

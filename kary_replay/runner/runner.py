@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from .. import fork_server
 from ..algorithms import UnsuitableSpaceError
 from ..version import VERSION
 from .allocation.cores import Allocation
@@ -120,7 +119,9 @@ class Runner:
         _check_main()
         RunDirectory.check_free(config)
         _check_device(config)
-        if config.backend == "process":
+        if config.backend == "process":  # of which other systems than Linux know nothing
+            from .. import fork_server
+
             fork_server.start()
         self.config = config
         self._env_factory = _env_factory(config)

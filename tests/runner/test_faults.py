@@ -343,3 +343,38 @@ def test_a_killed_supervisor_leaves_nothing(tmp_path, monkeypatch):
     process.wait()
     assert gone(children, 5.0)
     assert set(os.listdir("/dev/shm")) <= before
+
+
+HANGS = """
+import time
+from kary_replay.fork_server import WorkerProcess
+from kary_replay.runner.backends.worker_process import _leave_no_orphan
+
+def hang():
+    _leave_no_orphan("actor-0")
+    print("hangs", flush=True)
+    time.sleep(1000)
+
+if __name__ == "__main__":
+    process = WorkerProcess(1, target=hang)
+    process.start()
+    time.sleep(1000)
+"""
+
+
+def test_a_worker_that_hangs_ends_with_a_killed_supervisor(tmp_path):
+    """It never looks at its pipe: its parent, the fork server, must end, and take it along."""
+    program = tmp_path / "program.py"
+    program.write_text(HANGS)
+    process = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "hangs\n"
+    children = [pid for pid in descendants(process.pid) if is_worker(pid) or is_helper(pid)]
+    assert any(map(is_worker, children))
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert gone(children, 5.0)
+
+
+def is_worker(pid):
+    return Path(f"/proc/{pid}/comm").read_text().strip() == "actor-0"

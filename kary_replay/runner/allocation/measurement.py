@@ -17,7 +17,7 @@ from .cores import Allocation, allocate, n_cores
 
 __all__ = ["measured_allocation"]
 
-MEASURE_SECONDS = 0.5
+MEASURE_SECONDS = 0.3
 WARM_UPDATES = 3  # before the measurement, and the least that it lasts
 POLL_SECONDS = 0.02
 

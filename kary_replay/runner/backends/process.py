@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from ...fork_server import WorkerProcess
 from ..config import RunnerConfig
 from ..flow import Role
 from ..messages import Problem
@@ -50,6 +49,8 @@ class ProcessBackend:
 
     def start(self, role: Role, index: int, seat: Seat, state: Path | None) -> ProcessHandle:
         """Start a process."""
+        from ...fork_server import WorkerProcess  # which other systems than Linux do not have
+
         if self._guard is None:
             self._guard = Guard(self.medium.path)
         pipe, theirs = connections.Pipe()
