@@ -75,7 +75,7 @@ class RunnerConfig:
     samples_per_insert: float = PRESET
     """Rows drawn per transition added: updates per environment step, times the batch size."""
     samples_per_insert_error: float | None = None
-    """By how many drawn rows actors or learners may be ahead of each other.
+    """How many drawn rows actors or learners may be ahead of each other.
 
     None: 32 batches, but at most 1 % of the run."""
     alpha: float = PRESET

@@ -131,7 +131,7 @@ class Minimizer:
                 self._average(gradient)
                 gradient = self._clipped(gradient)
             self._n_steps += 1
-            # What torch.optim.Adam(fused=True) comes down to. All it does around it takes 90 µs,
+            # torch.optim.Adam(fused=True) comes down to this. What it does around it takes 90 µs,
             # half of an update.
             torch._fused_adam_(
                 [self.flat],

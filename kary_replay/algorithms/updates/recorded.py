@@ -95,7 +95,7 @@ class Recorded:
 def scripted(graph: Any, tensors: list[Tensor]) -> Any:
     """Return a recorded graph as a program of TorchScript."""
     if any(is_list_of_bools(argument) for node in graph.graph.nodes for argument in node.args):
-        # As the gradients of convolutions and norms have, and torch.jit.trace does not take. Run by
+        # The gradients of convolutions and norms have them, and torch.jit.trace takes none. Run by
         # Python they are still without autograd, and take so long themselves that it does not
         # matter.
         return graph

@@ -20,7 +20,7 @@ class Split:
 
     @property
     def env_steps_per_second(self) -> float:
-        """The slower side."""
+        """What both sides together come to: as much as the slower one."""
         return min(self.collected, self.learned)
 
 

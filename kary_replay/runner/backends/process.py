@@ -134,7 +134,7 @@ class ProcessHandle:
 
     def kill(self) -> None:
         """Kill the process and its group, and close the pipe."""
-        # The number of a group whose process has been joined may by now belong to others.
+        # What the environments have started may live on in the group after its first process.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()

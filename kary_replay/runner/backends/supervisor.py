@@ -168,7 +168,7 @@ class Supervisor:
         saving.result()
 
     def finish(self) -> list[Any]:
-        """Have workers come to an end without which there is no run, before the last checkpoint."""
+        """Have the workers finish without which there is no run, before the last checkpoint."""
         self._ending = True
         members = [member for member in self._members if member.role.on_failure == "end"]
         self._order(members, "finish")

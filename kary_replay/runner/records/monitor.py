@@ -108,12 +108,12 @@ class Monitor:
 
     @property
     def last_return(self) -> float:
-        """Of the last policy that is kept; without one, of recent episodes."""
+        """The return of the last policy that is kept; without one, that of recent episodes."""
         return self.kept["last"].mean_return if "last" in self.kept else self._recent_return
 
     @property
     def best_return(self) -> float:
-        """Of the best policy that is kept; NaN without one."""
+        """The return of the best policy that is kept; NaN without one."""
         return self.kept["best"].mean_return if "best" in self.kept else math.nan
 
     def checkpoint_is_due(self) -> bool:
