@@ -9,14 +9,13 @@ from .gradients import GradientStream
 from .inference import LocalInferenceStream
 from .parameters import ParameterStream
 from .replay import ReplayStream
-from .stream import Checkpoint, Hosted, HostedStream, Medium, Stream
+from .stream import Checkpoint, Hosted, Medium, Stream
 
 __all__ = [
     "BoardStream",
     "Checkpoint",
     "GradientStream",
     "Hosted",
-    "HostedStream",
     "LocalInferenceStream",
     "Medium",
     "ParameterStream",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .stream import Checkpoint, HostedStream, Medium, Numbers
+from .stream import Checkpoint, Hosted, Medium, Numbers
 
 __all__ = ["Board", "BoardStream", "HostedBoard", "Row"]
 
@@ -121,7 +121,7 @@ class Board:
         return Board, (self._stream, self._numbers)
 
 
-class HostedBoard(HostedStream):
+class HostedBoard(Hosted):
     """A board in the memory of this machine."""
 
     def __init__(self, board: Board) -> None:

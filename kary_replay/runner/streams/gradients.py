@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from ...algorithms import Share
-from .stream import Checkpoint, HostedStream, Medium, Numbers
+from .stream import Checkpoint, Hosted, Medium, Numbers
 
 __all__ = ["GradientStream", "Gradients", "HostedGradients"]
 
@@ -37,7 +37,7 @@ class GradientStream:
         return HostedGradients(Gradients(self.n_learners, announced, place))
 
 
-class HostedGradients(HostedStream):
+class HostedGradients(Hosted):
     """A gradient stream of learners that reach the same numbers and the same folder."""
 
     def __init__(self, end: Gradients) -> None:

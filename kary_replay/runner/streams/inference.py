@@ -16,7 +16,7 @@ import torch
 
 from ...algorithms import Algorithm
 from .parameters import Parameters, load_vector, published
-from .stream import Checkpoint, HostedStream, Medium
+from .stream import Checkpoint, Hosted, Medium
 
 __all__ = ["Inference", "LocalInference", "LocalInferenceStream", "as_tensors"]
 
@@ -35,7 +35,7 @@ class Inference(Protocol):
 
 
 @dataclass(frozen=True)
-class LocalInferenceStream(HostedStream):
+class LocalInferenceStream(Hosted):
     """Inference in the process of the actor, which copies the parameters whenever they are newer.
 
     Parameters

@@ -16,7 +16,7 @@ from ...algorithms import Algorithm
 from ...buffers.replay_buffer import ReplayBuffer
 from ...errors import EmptyBufferError
 from ...types import Field
-from .stream import Checkpoint, HostedStream, Medium
+from .stream import Checkpoint, Hosted, Medium
 
 __all__ = [
     "HostedParameters",
@@ -47,7 +47,7 @@ class ParameterStream:
         return HostedParameters(ReplayBuffer(1, fields, seed=0, shared=medium.is_shared))
 
 
-class HostedParameters(HostedStream):
+class HostedParameters(Hosted):
     """A parameter stream in the memory of this machine."""
 
     def __init__(self, row: ReplayBuffer) -> None:

@@ -17,7 +17,7 @@ from ...buffers.rate_limiter import RateLimiter
 from ...errors import RateLimiterTimeoutError
 from ...prefetch.prefetcher import Prefetcher
 from ...types import Batch
-from .stream import Checkpoint, HostedStream, Medium
+from .stream import Checkpoint, Hosted, Medium
 
 __all__ = ["HostedReplay", "ReplaySink", "ReplaySource", "ReplayStream"]
 
@@ -81,7 +81,7 @@ class ReplayStream:
         return HostedReplay(self, buffer, limiter)
 
 
-class HostedReplay(HostedStream):
+class HostedReplay(Hosted):
     """A replay stream in the memory of this machine."""
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Checkpoint", "Hosted", "HostedStream", "Medium", "Numbers", "Stream"]
+__all__ = ["Checkpoint", "Hosted", "Medium", "Numbers", "Stream"]
 
 
 class Numbers(Protocol):
@@ -51,48 +52,34 @@ class Stream(Protocol):
         """Give the stream its place, with what a checkpoint has of it."""
 
 
-class Hosted(Protocol):
-    """A stream that has a place. Workers get its ends, and nothing of what lies between them."""
+class Hosted(ABC):
+    """A stream that has a place. Workers get its ends, and nothing of what lies between them.
 
+    By default a checkpoint keeps nothing of it, and it has no figures.
+    """
+
+    @abstractmethod
     def sink(self) -> Any:
         """Return the end that is written to; picklable to the workers of the medium."""
 
+    @abstractmethod
     def source(self) -> Any:
         """Return the end that is read from; picklable to the workers of the medium."""
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> None:  # noqa: B027
         """Write what the stream holds into the folder of a checkpoint; workers may go on."""
 
     def counters(self) -> dict[str, Any]:
         """Return what checkpoint.json keeps of the stream."""
+        return {}
 
     def figures(self) -> dict[str, float]:
         """Return numbers to show, by name."""
-
-    def is_used_up(self) -> bool:
-        """Return whether the stream has nothing left that a worker could still take."""
-
-    def close(self) -> None:
-        """Let go of the memory."""
-
-
-class HostedStream:
-    """A hosted stream of which a checkpoint keeps nothing, and that has no figures."""
-
-    def save(self, folder: Path) -> None:
-        """Write nothing."""
-
-    def counters(self) -> dict[str, Any]:
-        """Return no counters."""
-        return {}
-
-    def figures(self) -> dict[str, float]:
-        """Return no figures."""
         return {}
 
     def is_used_up(self) -> bool:
-        """Return True: a run does not wait for this stream in order to end."""
+        """Return whether a run may end: nothing is left that a worker could still take."""
         return True
 
-    def close(self) -> None:
-        """Do nothing."""
+    def close(self) -> None:  # noqa: B027
+        """Let go of the memory."""
