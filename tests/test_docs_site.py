@@ -86,7 +86,6 @@ def test_names_in_the_text_exist(page):
         for name in re.findall(r"\bkr\.PrioritizedReplayBuffer\.(\w+)", code):
             assert hasattr(kary_replay.PrioritizedReplayBuffer, name), code
         if re.fullmatch(
-            r"(?:tests|bench|docs|adapters|kary_replay)/[\w/.]*\w\.\w+|(?:tests|bench|docs|adapters|kary_replay)/[\w/]*",
-            code,
+            r"(?:tests|bench|docs|adapters|kary_replay)/(?:[\w/.]*\w\.\w+|[\w/]*)", code
         ):
             assert (ROOT / code).exists(), code

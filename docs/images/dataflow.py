@@ -117,8 +117,9 @@ def main():
     arrow(ax, (8.9, 2.12), (6.52, 0.7), "publish", (8.75, 1.15), bend=-0.25)
     arrow(ax, (4.3, 1.32), (2.2, 2.12), "fetch if newer", (3.6, 1.95))
     arrow(ax, (3.78, 0.5), (2.77, 0.5), "", (0, 0))
-    ax.text(5.15, 4.2, "supervisor: starts, watches, restarts and ends the workers; saves checkpoints; shows how it goes",
-            ha="center", fontsize=9, color=GREY, style="italic")  # fmt: skip
+    duties = "starts, watches, restarts and ends the workers; saves checkpoints; shows how it goes"
+    text = f"supervisor: {duties}"
+    ax.text(5.15, 4.2, text, ha="center", fontsize=9, color=GREY, style="italic")
     ax.set(xlim=(0, 10.5), ylim=(0, 4.4))
     ax.axis("off")
     path = Path(__file__).with_name("dataflow.png")

@@ -5,8 +5,8 @@
 // the description's last descriptor is closed, however its process ended. Asking the kernel for it
 // is one system call and does not depend on what a process can see: not on process numbers, which
 // are reused and differ between namespaces, nor on start times, which depend on the clock's
-// namespace, nor on /proc. A robust mutex for each participant would not do, for it dies with the thread that
-// took it, not with the process.
+// namespace, nor on /proc. A robust mutex for each participant would not do, for it dies with the
+// thread that took it, not with the process.
 //
 // To the kernel, a mapping holds the description that it was made through. Forked children inherit
 // the mapping of the block, so a lock on that description would keep their dead parent alive. The

@@ -161,6 +161,7 @@ def test_a_child_does_not_keep_its_dead_parent_alive(fork):
     def parent(ready, go):
         grandchild = os.fork()
         if grandchild == 0:
+            os.close(goes)  # or this process would wait for itself
             ready()
             os.read(stays, 1)
             os._exit(0)
