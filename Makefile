@@ -28,7 +28,7 @@ test: $(VENV)/built
 
 # What to run at a desk after each change: less than a minute on two cores.
 test-quick: $(VENV)/built
-	HYPOTHESIS_PROFILE=quick $(PYTEST) -m "not slow" \
+	HYPOTHESIS_PROFILE=quick $(PYTEST) \
 		tests/unit tests/property tests/golden tests/test_architecture.py
 
 # The tests that need NumPy alone, with the wheel that `make wheel` built for this Python. They run

@@ -27,20 +27,9 @@ def test_the_site_builds_without_a_warning(tmp_path):
         pytest.importorskip(module, reason=f'the site needs {module}: pip install ".[docs]"')
     for module in PUBLIC:
         pytest.importorskip(module, exc_type=ModuleNotFoundError)
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-W",
-        "--keep-going",
-        "-n",
-        "-q",
-        "-d",
-        tmp_path / "trees",
-        DOCS,
-        tmp_path / "site",
-    ]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    sphinx = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q"]
+    folders = ["-d", tmp_path / "trees", DOCS, tmp_path / "site"]
+    built = subprocess.run([*sphinx, *folders], capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     for page in DOCS.rglob("*.md"):
         assert (tmp_path / "site" / page.relative_to(DOCS)).with_suffix(".html").is_file()

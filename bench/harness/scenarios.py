@@ -122,5 +122,5 @@ LEARNER = {  # docs/learner_benchmarks.md
     "learner: update": (
         "Draw a batch, make one update, set its priorities, all in one thread. SB3 runs "
         "`train(gradient_steps=1)` on its uniform buffer."
-    ),
+    )
 }

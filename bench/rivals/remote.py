@@ -70,14 +70,8 @@ class RemoteRival:
         if not installed(environment):
             raise MissingRivalError(NOT_INSTALLED)
         mine, others = socket.socketpair()
-        command = [
-            str(python(environment)),
-            "-W",
-            "ignore",
-            "-m",
-            "bench.rivals.server",
-            str(others.fileno()),
-        ]
+        server = ["-W", "ignore", "-m", "bench.rivals.server", str(others.fileno())]
+        command = [str(python(environment)), *server]
         quiet = {**os.environ, "RL_WARNINGS": "0"}
         self._process = subprocess.Popen(
             command, cwd=ROOT, pass_fds=[others.fileno()], env=quiet, stderr=subprocess.DEVNULL

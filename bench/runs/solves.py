@@ -27,6 +27,7 @@ from bench.harness.report import machine_text, markdown_table, write
 from kary_replay.runner.presets import preset
 
 OUTPUT = RESULTS / "solves.json"
+SHOWN = ("task", "seed", "solved", "mean_return", "env_steps", "wall_seconds")  # after each run
 TASKS = {  # algorithm, environment: threshold, episodes of an evaluation
     "dqn_cartpole": ("dqn", "CartPole-v1", 475.0, 100),
     "dqn_lunarlander": ("dqn", "LunarLander-v3", 200.0, 50),
@@ -172,20 +173,7 @@ def measure(tasks: Sequence[str], seeds: int, resume: bool) -> None:
             records.append(record)
             described["cores_used_by_others"] = max(run["cores_used_by_others"] for run in records)
             campaign.write(campaign.partial_of(OUTPUT), described, records)
-            print(
-                {
-                    key: record[key]
-                    for key in (
-                        "task",
-                        "seed",
-                        "solved",
-                        "mean_return",
-                        "env_steps",
-                        "wall_seconds",
-                    )
-                },
-                flush=True,
-            )
+            print({key: record[key] for key in SHOWN}, flush=True)
     campaign.complete(OUTPUT)
 
 

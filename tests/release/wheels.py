@@ -27,14 +27,8 @@ ENVIRONMENT = {
 
 def call(*command, **options):
     """Run a command where only what is installed can be imported; end here if it fails."""
-    done = subprocess.run(
-        [*map(str, command)],
-        cwd=BUILD,
-        env=ENVIRONMENT,
-        text=True,
-        stdout=subprocess.PIPE,
-        **options,
-    )
+    settings = {"cwd": BUILD, "env": ENVIRONMENT, "text": True, "stdout": subprocess.PIPE}
+    done = subprocess.run([*map(str, command)], **settings, **options)
     if done.returncode:
         sys.exit(f"{done.stdout}\nfailed: {' '.join(map(str, command))}")
     return done.stdout
@@ -67,30 +61,13 @@ def build_sdist():
 def build_wheel(python, sdist, name):
     """Build a wheel, tagged with the oldest Linux it runs on; return its path in dist/."""
     folder = BUILD / name
-    call(
-        empty_environment(python, f"{name}-build"),
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--wheel-dir",
-        folder,
-        sdist,
-    )
+    pip = (empty_environment(python, f"{name}-build"), "-m", "pip")
+    call(*pip, "wheel", "--no-deps", "--wheel-dir", folder, sdist)
     (wheel,) = folder.glob("*.whl")
     before = set(DIST.iterdir())
     if sys.platform == "linux":
-        call(
-            sys.executable,
-            "-m",
-            "auditwheel",
-            "repair",
-            "--strip",
-            "--wheel-dir",
-            DIST,
-            wheel,
-            stderr=subprocess.DEVNULL,
-        )
+        repair = (sys.executable, "-m", "auditwheel", "repair", "--strip", "--wheel-dir", DIST)
+        call(*repair, wheel, stderr=subprocess.DEVNULL)
     else:
         shutil.move(wheel, DIST)
     (wheel,) = set(DIST.iterdir()) - before
@@ -112,16 +89,8 @@ def check(python, archive, name):
         flush=True,
     )
     call(python, "-m", "kary_replay")
-    call(
-        sys.executable,
-        "-m",
-        "mypy",
-        "--strict",
-        "--python-executable",
-        python,
-        "--config-file=",
-        HERE / "user.py",
-    )
+    mypy = (sys.executable, "-m", "mypy", "--strict", "--config-file=")
+    call(*mypy, "--python-executable", python, HERE / "user.py")
 
 
 def main():
