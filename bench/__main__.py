@@ -91,17 +91,8 @@ def commands(name: str, full: bool, resume: bool) -> list[list[str]]:
     if part.files:
         files = [str(BENCH / file) for file in part.files]
         size = "--full" if full else "--short"
-        measure = [
-            "-m",
-            "pytest",
-            "-q",
-            *files,
-            "--benchmark-only",
-            "--benchmark-columns=median",
-            size,
-            "--results",
-            results,
-        ]
+        options = ["--benchmark-only", "--benchmark-columns=median", size, "--results", results]
+        measure = ["-m", "pytest", "-q", *files, *options]
         return [measure, ["-m", "bench.harness.report", results, *docs]]
     output = RESULTS / f"{results}.json"
     run = ["-m", part.module, *(() if full else part.short), "--resume" if resume else "--anew"]
