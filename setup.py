@@ -36,7 +36,8 @@ extensions = [
             ("KARY_REPLAY_FLAGS", f'"{" ".join(flags)}"'),
         ],
         depends=sorted(glob.glob("kary_replay/core/*.hpp")),
-        extra_compile_args=flags,
+        # Python's own flags ask for debugging symbols, which take a fifth of the compiler's time.
+        extra_compile_args=flags if sanitizer else [*flags, "-g0"],
         extra_link_args=[f"-fsanitize={sanitizer}"] if sanitizer else [],
     )
     for name in modules
