@@ -87,5 +87,7 @@ class Problem(NamedTuple):
     """Whether the worker's environment failed."""
     has_diverged: bool = False
     """Whether training has diverged: a new start would lead to the same."""
+    was_killed: bool = False
+    """Whether others have ended the worker's process."""
     error: BaseException | None = None
     """What was raised, if that happened in the process of the supervisor."""

@@ -125,7 +125,8 @@ class ProcessHandle:
             return Problem("it has closed its pipe") if self.pipe is None else None
         if code < 0:
             suspicion = " (out of memory?)" if -code == signal.SIGKILL else ""
-            return Problem(f"killed by {signal.Signals(-code).name}{suspicion}")
+            message = f"killed by {signal.Signals(-code).name}{suspicion}"
+            return Problem(message, was_killed=True)
         if self._role.steps_environments:
             # Only environments have code of others there.
             what = f"environment {self._env_name} ended the process that it ran in"

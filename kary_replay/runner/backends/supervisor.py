@@ -373,6 +373,8 @@ class Supervisor:
                 if member.has_answered(answer):
                     waiting.remove(member)
                 elif not member.is_alive:
+                    if answer is Started and self._started_again(member):
+                        continue
                     if member.role.on_failure == "end" or answer is Started:
                         self._raise_death(member)
                     waiting.remove(member)
@@ -383,6 +385,19 @@ class Supervisor:
             late = time.monotonic() >= deadline
             self._receive(0.02)
         return waiting + missing
+
+    def _started_again(self, member: Member) -> bool:
+        """Start a worker again that others have killed before it was ready, if its role allows."""
+        cause = member.handle.cause_of_death() if member.handle is not None else None
+        too_often = member.failures >= self._flow.config.max_restarts
+        if cause is None or not cause.was_killed or too_often or member.role.on_failure == "end":
+            return False
+        self._kill(member)
+        member.failures += 1
+        member.incarnation += 1
+        self._start(member, self._flow.checkpoint.folder)
+        self._warn(f"{member.name} is started anew: {cause.message}")
+        return True
 
     def _raise_death(self, member: Member) -> None:
         """Raise that the run cannot begin, or go on, without a worker that has died."""
