@@ -8,7 +8,6 @@ draws fresh ones, many more, and prints how to replay a failure.
 import faulthandler
 import fcntl
 import os
-import sys
 from contextlib import contextmanager
 
 import numpy as np
@@ -46,6 +45,16 @@ settings.load_profile(
 if UNDER_XDIST:
     # Torch would start a thread per core in every worker, and they would wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+STDERR: pytest.StashKey[int] = pytest.StashKey()
+
+
+def pytest_configure(config):
+    """Keep the real standard error, which a test's own is not while pytest captures it."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        config.stash[STDERR] = os.dup(2)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -89,9 +98,9 @@ def beside_others(request, tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def no_hang(beside_others):
+def no_hang(beside_others, pytestconfig):
     """End the process, with all stacks, if a test takes ten minutes: a hang must fail, not wait."""
-    faulthandler.dump_traceback_later(600.0, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(600.0, exit=True, file=pytestconfig.stash[STDERR])
     yield
     faulthandler.cancel_dump_traceback_later()
 
