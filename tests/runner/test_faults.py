@@ -301,6 +301,7 @@ def started(tmp_path, learners=1, fault="none"):
     return process, directory
 
 
+@pytest.mark.alone  # it times how long the end takes
 @pytest.mark.parametrize("learners", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_within_two_seconds_with_a_checkpoint(number, learners, tmp_path):

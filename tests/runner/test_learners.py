@@ -16,6 +16,7 @@ from kary_replay.runner.streams.gradients import Gradients
 
 OBSERVATION = spaces.Box(-1, 1, (4,), np.float32)
 ACTIONS = {"dqn": spaces.Discrete(3)}
+NAMES = "ddpg", "dqn", "sac", "td3"  # other tests may register more, which other processes lack
 BATCH, UPDATES = 24, 100
 
 
@@ -52,7 +53,7 @@ def batch_of(name, number, rows=slice(None)):
 def learn(index, count, meeting, pipe):
     torch.set_num_threads(1)
     share = Gradients(count, OwnNumbers(1), meeting).share(index, "cpu")
-    for name in ALGORITHMS:
+    for name in NAMES:
         algorithm = algorithm_of(name, share)
         rows = share.rows(BATCH // count)
         errors = [
@@ -77,9 +78,10 @@ def test_learners_in_processes_equal_one_with_the_whole_batch():
             context.Process(target=learn, args=(index, count, f"{folder}/meeting", theirs))
             for index, (_, theirs) in enumerate(pipes)
         ]
-        for process in processes:
+        for process, (_, theirs) in zip(processes, pipes, strict=True):
             process.start()
-        results = {name: [ours.recv() for ours, _ in pipes] for name in ALGORITHMS}
+            theirs.close()  # a learner that dies ends the wait for it
+        results = {name: [ours.recv() for ours, _ in pipes] for name in NAMES}
         for ours, _ in pipes:
             ours.send("end")
         for process in processes:

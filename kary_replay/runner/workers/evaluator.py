@@ -115,10 +115,15 @@ class Evaluator:
         return {"due": self.due, "kept": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a state."""
+        """Take up a state.
+
+        Policies that were kept while the checkpoint was being made are of its moment: the run's
+        time goes on from there.
+        """
         self.due, last = state["due"], self.row.parameter_version
+        latest = self.seat.clock.before
         self.kept = [
-            (env_steps, updates, seconds, vector.numpy())
+            (env_steps, updates, min(seconds, latest), vector.numpy())
             for env_steps, updates, seconds, vector in state["kept"]
             if updates > last or not last
         ]
