@@ -2,8 +2,8 @@
 
 Importing torch takes a second, and what records updates another one. A worker that is forked has
 both at once. The server is started as early as possible, so that it imports while the program that
-started it still does. It is the standard library's, but this package's own: another fork server of
-the program keeps its settings.
+started it still does. It is a server of the standard library that belongs to this package alone:
+another fork server of the program keeps its settings.
 
 This module imports neither torch nor NumPy.
 """
@@ -15,6 +15,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from multiprocessing import context, forkserver, popen_forkserver, process, reduction, spawn, util
 from typing import Any
@@ -83,6 +84,7 @@ class WorkerProcess(process.BaseProcess):
 
 
 _SERVER = forkserver.ForkServer()
+_LOCK = threading.RLock()  # held by the thread whose variables the server is to inherit
 _SERVER.set_forkserver_preload([PRELOADED])
 
 
@@ -114,15 +116,16 @@ def _inherited() -> Iterator[None]:
     wanted = dict.fromkeys(N_THREADS, "1")
     wanted["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     wanted["PYTHONSAFEPATH"] = "1"
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, old)
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    with _LOCK:
+        before = {name: os.environ.get(name) for name in wanted}
+        os.environ.update(wanted)
+        old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, old)
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value

@@ -206,11 +206,15 @@ class HostedFlow:
         try:
             for name, stream in {**flow.streams, "board": board}.items():
                 self.streams[name] = stream.host(medium, checkpoint)
-        except MemoryError as cause:
-            raise _no_room(config, cause) from None
-        except (OSError, ValueError, KeyError) as cause:
-            if checkpoint.folder is None:
+        except BaseException as cause:
+            self.close()
+            is_new = checkpoint.folder is None
+            if isinstance(cause, MemoryError) or (is_new and isinstance(cause, ValueError)):
                 raise _no_room(config, cause) from None
+            if is_new and isinstance(cause, OSError):
+                raise ConfigError(f"the run cannot be set up: {cause}") from None
+            if is_new or not isinstance(cause, (OSError, ValueError, KeyError)):
+                raise
             raise ConfigError(f"the checkpoint {checkpoint.folder} is damaged: {cause}") from None
         self.board: Board = self.streams["board"].source()
 

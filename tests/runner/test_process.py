@@ -16,7 +16,8 @@ from kary_replay.runner.backends import ProcessBackend, Supervisor, memory
 from kary_replay.runner.backends import supervisor as supervisor_module
 from kary_replay.runner.backends.guard import Guard
 from kary_replay.runner.failures import WorkerFailedError
-from kary_replay.runner.messages import Problem
+from kary_replay.runner.messages import Problem, Saved
+from kary_replay.runner.streams.board import BoardStream
 
 
 def checkpoint(directory):
@@ -218,3 +219,46 @@ def test_the_guard_kills_the_groups_it_was_told_of_last(tmp_path):
     guard.close()
     one.kill()
     one.wait()
+
+
+class Answering:
+    """A handle whose worker answers what the test says."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def reports(self):
+        answers, self.answers = self.answers, []
+        return answers
+
+    def cause_of_death(self):
+        return None
+
+    def ignore(self, *_):
+        pass
+
+    order = wait = kill = ignore
+
+
+def test_an_answer_that_comes_too_late_for_its_checkpoint_does_not_count(supervisor):
+    member = supervisor._members[0]
+    member.handle = Answering(Saved("checkpoint-1"))
+    supervisor._order([member], "save", "checkpoint-2")
+    assert supervisor._await(Saved, [member], 0.0) == [member]
+    member.handle.answers = [Saved("checkpoint-2")]
+    assert supervisor._await(Saved, [member], 0.0) == []
+
+
+def test_streams_that_cannot_be_made_leave_nothing(tmp_path, monkeypatch):
+    media = []
+
+    def fail(self, medium, checkpoint):
+        media.append(medium)
+        raise OSError("no place for the board")
+
+    monkeypatch.setattr(BoardStream, "host", fail)
+    settings = {"backend": "process", "actors": 1, "learners": 2, "options": {"batch_size": 24}}
+    with pytest.raises(ConfigError, match=r"^the run cannot be set up: no place for the board$"):
+        Runner(config("dqn", "CartPole-v1", tmp_path / "run", **settings)).run()
+    assert not (tmp_path / "run").exists()
+    assert media[0].path is not None and not media[0].path.exists()

@@ -125,7 +125,7 @@ class ProcessHandle:
             return Problem("it has closed its pipe") if self.pipe is None else None
         if code < 0:
             suspicion = " (out of memory?)" if -code == signal.SIGKILL else ""
-            message = f"killed by {signal.Signals(-code).name}{suspicion}"
+            message = f"killed by {_name_of(-code)}{suspicion}"
             return Problem(message, was_killed=True)
         if self._role.steps_environments:
             # Only environments have code of others there.
@@ -148,3 +148,11 @@ class ProcessHandle:
     def wait(self, seconds: float) -> None:
         """Wait for the end of the process."""
         self.process.join(seconds)
+
+
+def _name_of(number: int) -> str:
+    """Return the name of a signal; not all have one."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -46,6 +46,7 @@ class Member:
     beat: float = 0.0  # as the worker had last counted it
     beat_at: float = 0.0  # when that was seen to change
     has_beaten: bool = False  # since the worker was started
+    folder: str = ""  # where its state was to be saved last
     answers: list[Any] = field(default_factory=list)  # since the last order
 
     @property
@@ -201,10 +202,13 @@ class Supervisor:
         alive = [member for member in self._members if member.handle is not None]
         self._order(alive, "stop")
         deadline = time.monotonic() + GRACE_SECONDS
-        for member in alive:
-            assert member.handle is not None
-            member.handle.wait(max(0.0, deadline - time.monotonic()))
-            self._kill(member)
+        try:
+            for member in alive:
+                assert member.handle is not None
+                member.handle.wait(max(0.0, deadline - time.monotonic()))
+        finally:  # also when Ctrl-C ends the wait
+            for member in alive:
+                self._kill(member)
 
     def _start(self, member: Member, states: Path | None = None) -> None:
         role = member.role
@@ -240,6 +244,8 @@ class Supervisor:
             if beat != member.beat:
                 member.beat, member.beat_at, member.has_beaten = beat, now, True
             for report in member.handle.reports() if member.handle is not None else ():
+                if isinstance(report, Saved) and report.folder != member.folder:
+                    continue  # the answer comes too late for the checkpoint that it belongs to
                 is_answer = isinstance(report, ANSWERS)
                 (member.answers if is_answer else self._reports).append(report)
 
@@ -395,7 +401,10 @@ class Supervisor:
         self._kill(member)
         member.failures += 1
         member.incarnation += 1
-        self._start(member, self._flow.checkpoint.folder)
+        try:
+            self._start(member, self._flow.checkpoint.folder)
+        except OSError as error:
+            raise WorkerFailedError(f"{member.name} could not be started: {error}") from error
         self._warn(f"{member.name} is started anew: {cause.message}")
         return True
 
@@ -412,6 +421,8 @@ class Supervisor:
     def _order(self, members: list[Member], order: Order, argument: Any = None) -> None:
         for member in members:
             member.answers.clear()
+            if order == "save":
+                member.folder = argument
             if member.handle is not None:
                 member.handle.order(order, argument)
 

@@ -44,10 +44,8 @@ def main(role: Role, seat: Seat, pipe: Any, state: Path | None) -> None:
             seat.clock.start(seconds)
             _serve(worker, seat.name, pipe)
         worker.close()
-    except (BrokenPipeError, EOFError, ConnectionResetError):
-        os._exit(1)  # the supervisor is gone
     except BaseException as error:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the supervisor may be gone
             pipe.send(problem_of(error))
         sys.stderr.flush()
         os._exit(1)

@@ -1,4 +1,4 @@
-"""How long a run takes to start, beside Stable-Baselines3: ``python -m bench.startup``.
+"""How long a run takes to start, beside Stable-Baselines3: ``python -m bench.runs.startup``.
 
 Each command is timed from outside, in a process of its own, less the seconds that it says it
 trained: what is left is the interpreter, imports, measurements, processes, and the end. The
