@@ -1,10 +1,11 @@
 // What is done when a holder of the lock has died, and the reset, which recovery finishes.
 //
-// The holder may have died at any instruction. Everything that the lock guards follows from the
-// generations, the priorities and alpha, and is computed anew from them. So there is no log of what
-// the holder was about to do. There is an order: what others are derived from is stored first, and
-// release stores keep that order in memory. Only a reset, which takes many steps and must not be
-// seen half done, says that it is under way.
+// The holder may have died at any instruction. The masses, the tree and the counts of rows follow
+// from the generations, the priorities and alpha, and are computed anew from them. The position,
+// the number of rows added and the largest priority are one number each, which is the old one or
+// the new one. So there is no log of what the holder was about to do. There is an order: what
+// others are derived from is stored first, and release stores keep that order in memory. Only a
+// reset, which takes many steps and must not be seen half done, says that it is under way.
 #pragma once
 #include "selectors.hpp"
 
