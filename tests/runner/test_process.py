@@ -46,8 +46,8 @@ def test_a_run_that_was_stopped_goes_on(learners, tmp_path):
     first = stopped(runner, lambda: episodes.exists() and episodes.stat().st_size > 1000)
     assert first.interrupted and 0 < first.env_steps < 20_000
     counters, buffer = checkpoint(directory)
-    # actors go on while the buffer is saved
-    assert first.env_steps / 2 < buffer.n_added < counters["env_steps"] + 1_000
+    # Actors go on while the buffer is saved. A group counts its steps before it adds them.
+    assert counters["env_steps"] - 4 <= buffer.n_added <= first.env_steps
     missed = counters["env_steps"] - buffer.n_added
     second = Runner.resume(directory).run()
     assert not second.interrupted and second.env_steps >= 20_000 and second.updates > first.updates
