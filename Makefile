@@ -12,8 +12,8 @@ SOURCES := $(wildcard kary_replay/core/*.pyx kary_replay/core/*.pxd kary_replay/
 WHEEL_PYTHONS ?= $(PYTHON) python3.10 python3.11 python3.12 python3.13 \
 	$(wildcard $(HOME)/.pyenv/versions/3.*/bin/python3)
 
-.PHONY: run test test-quick test-core stress sanitize bench bench-full bench-smoke rivals rivals-try \
-	solves solves-nightly learning docs wheel lint format clean
+.PHONY: run test test-quick test-core stress sanitize bench bench-full bench-smoke rivals \
+	rivals-try solves solves-nightly learning docs wheel lint format clean
 
 run: $(VENV)/recipes-installed $(VENV)/compiled
 	$(BIN)/python docs/recipes/two_ways.py

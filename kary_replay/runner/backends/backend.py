@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ..flow import Role
-from ..messages import Problem
+from ..messages import Problem, Saved
+from ..records.run_directory import save_state
 from ..streams import Medium
-from ..workers import Seat
+from ..workers import Seat, Worker
 
-__all__ = ["Backend", "Handle", "Order"]
+__all__ = ["Backend", "Handle", "Order", "save_worker"]
 
 Order = Literal["go", "save", "finish", "stop"]
 """What a worker is told: go with the run's seconds, and save with a folder, as the argument.
@@ -65,3 +66,13 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Let go of what the backend opened; the workers have ended."""
+
+
+def save_worker(worker: Worker, name: str, folder: str) -> Saved:
+    """Write a worker's state into a folder; return the answer to the order."""
+    state = worker.state_dict()
+    try:
+        save_state(Path(folder) / f"{name}.pt", state)
+    except OSError as error:
+        return Saved(folder, str(error))
+    return Saved(folder)

@@ -12,10 +12,10 @@ import torch
 from ..config import RunnerConfig
 from ..failures import problem_of
 from ..flow import Role
-from ..messages import Finished, Problem, Saved, Started
-from ..records.run_directory import load_state, save_state
+from ..messages import Finished, Problem, Started
+from ..records.run_directory import load_state
 from ..workers import Seat, Worker
-from .backend import Order
+from .backend import Order, save_worker
 from .memory import OwnMemory
 
 __all__ = ["SerialBackend"]
@@ -92,7 +92,7 @@ class SerialHandle:
             return
         try:
             if order == "save":
-                self._reports.append(self._saved(worker, argument))
+                self._reports.append(save_worker(worker, self._name, argument))
             elif order == "finish":
                 worker.finish(self._interrupted)
                 self._reports.append(Finished())
@@ -119,14 +119,6 @@ class SerialHandle:
 
     def wait(self, seconds: float) -> None:
         """Do nothing: a worker that was told to stop has ended."""
-
-    def _saved(self, worker: Worker, folder: str) -> Saved:
-        state = worker.state_dict()
-        try:
-            save_state(Path(folder) / f"{self._name}.pt", state)
-        except OSError as error:
-            return Saved(folder, str(error))
-        return Saved(folder)
 
     def _fail(self, error: Exception) -> None:
         self._problem = problem_of(error)._replace(error=error)

@@ -18,9 +18,10 @@ import torch
 
 from ..failures import problem_of
 from ..flow import Role
-from ..messages import Finished, Saved, Started
-from ..records.run_directory import load_state, save_state
+from ..messages import Finished, Started
+from ..records.run_directory import load_state
 from ..workers import Seat, Worker
+from .backend import save_worker
 
 __all__ = ["main"]
 
@@ -65,24 +66,13 @@ def _serve(worker: Worker, name: str, pipe: Any) -> None:
         while pipe.poll(0 if worked else PATIENCE_SECONDS / 4):
             order, argument = pipe.recv()
             if order == "save":
-                refusal = _saved(worker, Path(argument) / f"{name}.pt")
-                pipe.send(Saved(argument, refusal))
+                pipe.send(save_worker(worker, name, argument))
             elif order == "finish":
                 worker.finish(lambda: pipe.poll(0))
                 pipe.send(Finished())
             elif order == "stop":
                 return
             worked = True
-
-
-def _saved(worker: Worker, path: Path) -> str:
-    """Write a worker's state; return why that failed, or nothing."""
-    state = worker.state_dict()
-    try:
-        save_state(path, state)
-    except OSError as error:
-        return str(error)
-    return ""
 
 
 def _leave_no_orphan(name: str) -> None:
