@@ -1,4 +1,4 @@
-"""Two versions of the core in one run: what has a change cost, or gained?
+"""Two versions of the package in one run: what has a change cost, or gained?
 
     git worktree add --detach ../before v0.1.0
     (cd ../before && python setup.py build_ext --inplace)
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib.util
 import inspect
 import json
 import os
@@ -80,16 +81,61 @@ def calls(
     }
 
 
-def serve(folder: str) -> None:
-    """Time what standard input names, with the package of another folder, until it ends."""
-    sys.path[:0] = [folder]
-    import numpy as np
+def frameworks_calls() -> dict[str, tuple[Callable[..., object], Callable[[], tuple[Any, ...]]]]:
+    """Return what is timed of the adapters and of the learners."""
+    import torch
 
+    from bench.calls.test_learner import ours as update_of
+    from bench.rivals import sb3_prioritized, tianshou_prioritized
+
+    torch.set_num_threads(1)
+    n_rows = 100_000
+    sb3 = sb3_prioritized.Buffers("HalfCheetah", n_rows)
+    tianshou = tianshou_prioritized.build("HalfCheetah", n_rows, ours=True)
+    nothing: Callable[[], tuple[Any, ...]] = tuple
+    cycles = {
+        "SB3: draw and update 256": sb3.cycles(BATCH)[0],
+        "Tianshou: draw and update 256": tianshou_prioritized.cycle(tianshou, n_rows, BATCH, ""),
+    }
+    return {
+        "SB3: add 64 times": (lambda: sb3_prioritized.fill(sb3.ours, 64, block=64), nothing),
+        **{
+            name: (cycle.call, lambda cycle=cycle: cycle.inputs(1)[0])
+            for name, cycle in cycles.items()
+        },
+        **{
+            f"learner: {name} update": (update_of(name, 64, BATCH), nothing)
+            for name in ("dqn", "td3", "sac")
+        },
+    }
+
+
+def take_package(folder: str) -> Any:
+    """Import the package of a folder, its adapters included, whatever is installed."""
+    sys.path[:0] = [folder]
     import kary_replay as kr
 
     found = Path(inspect.getfile(kr))
     assert found.is_relative_to(Path(folder).resolve()), f"{found} is not of {folder}"
-    timed = calls(kr, np)
+    adapters = Path(folder, "adapters")
+    spec = importlib.util.spec_from_file_location(
+        "kary_replay.adapters",
+        adapters / "__init__.py",
+        submodule_search_locations=[str(adapters)],
+    )
+    assert spec is not None and spec.loader is not None
+    sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[spec.name])
+    sys.path[0] = str(ROOT)  # for the benchmarks' own modules, the same for both versions
+    return kr
+
+
+def serve(folder: str) -> None:
+    """Time what standard input names, with the package of another folder, until it ends."""
+    kr = take_package(folder)
+    import numpy as np
+
+    timed = {**calls(kr, np), **frameworks_calls()}
     n_calls: dict[str, int] = {}
     gc.disable()
     print(json.dumps(list(timed)), flush=True)

@@ -29,7 +29,8 @@ class Proportional : public Selector {
     // A slot without a row has no mass, so only draws without replacement come to this.
     bool needs_remainder(bool is_unique) const override { return is_unique; }
     // O(n_drawn · K · log_K(capacity))
-    bool look(const Handle* drawn, int64_t n_drawn, int64_t n, Remainder* rest) const override {
+    bool build_remainder(const Handle* drawn, int64_t n_drawn, int64_t n,
+                         Remainder* rest) const override {
         rest->extent = 0;
         constexpr int64_t kInVain = 16;  // draws beyond the rows of the batch
         if (!rest->tree.make(tree_, n + kInVain)) return false;
@@ -45,7 +46,7 @@ class Proportional : public Selector {
     }
     void put_back(Remainder*) const override {}  // only draws with replacement put back
 
-    void empty(const int64_t* slot, int64_t n, int64_t* scratch) override {
+    void vacate(const int64_t* slot, int64_t n, int64_t* scratch) override {
         int64_t n_emptied = 0;
         for (int64_t i = 0; i < n; ++i) {
             if (load_relaxed(leaf + slot[i]) <= 0) continue;  // only changed under the lock
@@ -54,7 +55,7 @@ class Proportional : public Selector {
         }
         if (n_emptied > 0) recompute(tree_, scratch, n_emptied);
     }
-    void note(const int64_t* slot, int64_t n, const double* given) override {
+    void store_priorities(const int64_t* slot, int64_t n, const double* given) override {
         for (int64_t i = 0; i < n; ++i) {
             const bool is_given = given != nullptr && given[i] >= 0;
             store(slot[i], is_given ? given[i] : header_->max_priority);
@@ -99,7 +100,7 @@ class Proportional : public Selector {
         recompute(tree_, slot, n);
     }
     // Under alpha = 0 a mass tells no priority: the row keeps its own, or gets the largest.
-    void keep(const int64_t* slot, const double* mass, int64_t n) override {
+    void take_masses(const int64_t* slot, const double* mass, int64_t n) override {
         const double alpha = header_->alpha;
         for (int64_t i = 0; i < n; ++i) {
             double& kept = priority[slot[i]];

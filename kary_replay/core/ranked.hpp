@@ -67,7 +67,7 @@ class Ranked final : public Proportional {
         rank_if_due(n);
     }
     // A mass does not tell the rank: the row keeps its priority, or gets the largest.
-    void keep(const int64_t* slot, const double* mass, int64_t n) override {
+    void take_masses(const int64_t* slot, const double* mass, int64_t n) override {
         for (int64_t i = 0; i < n; ++i) {
             double& kept = priority[slot[i]];
             if (mass[i] == 0) kept = 0;

@@ -217,29 +217,29 @@ cdef class Reader:
     cdef int draw_rest(self, Draw* batch, int64_t i, Remainder* rest, int64_t* slot) noexcept nogil:
         """Draw a slot from what is left beside the batch's first i rows, and take it out.
 
-        What is left is looked at anew when it has been used up; where nothing is left, this waits
+        What is left is found anew when it has been used up; where nothing is left, this waits
         for those who write.
         """
         cdef Header* header = self.slots.header
         cdef Selector* selector = self.slots.selector
-        cdef bint is_idle, is_looked_at
+        cdef bint is_idle, is_built
         cdef double u
         fill_uniform(header.random_key, take_random(header, 1), &u, 1)
-        if rest.extent <= 0 and not selector.look(batch.handle, i, batch.n, rest):
+        if rest.extent <= 0 and not selector.build_remainder(batch.handle, i, batch.n, rest):
             return NO_MEMORY
         while rest.extent <= 0:
             acquire(header)
             bury(self.slots.attachment, False)
             is_idle = header.n_writing == 0
             # under the lock, if nobody is writing: then it is one moment
-            is_looked_at = not is_idle or selector.look(batch.handle, i, batch.n, rest)
+            is_built = not is_idle or selector.build_remainder(batch.handle, i, batch.n, rest)
             release(header)
-            if is_idle and is_looked_at and rest.extent <= 0:
+            if is_idle and is_built and rest.extent <= 0:
                 return TOO_FEW if rest.is_unique else EMPTY
             if not is_idle:
                 sched_yield()
-                is_looked_at = selector.look(batch.handle, i, batch.n, rest)
-            if not is_looked_at:
+                is_built = selector.build_remainder(batch.handle, i, batch.n, rest)
+            if not is_built:
                 return NO_MEMORY
         slot[0] = selector.draw_from(rest, u)
         return DRAWN

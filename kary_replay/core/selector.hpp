@@ -43,8 +43,9 @@ class Selector {
 
     // Whether many draws in vain mean that the batch should draw from what is left instead.
     virtual bool needs_remainder(bool is_unique) const = 0;
-    // Looks at what is left beside the first n_drawn of a batch of n rows. False: no memory for it.
-    virtual bool look(const Handle* drawn, int64_t n_drawn, int64_t n, Remainder* rest) const = 0;
+    // Finds what is left beside the first n_drawn of a batch of n rows. False: no memory for it.
+    virtual bool build_remainder(const Handle* drawn, int64_t n_drawn, int64_t n,
+                                 Remainder* rest) const = 0;
     // Draws a slot from what is left, with u in [0, 1), and takes it out.
     virtual int64_t draw_from(Remainder* rest, double u) const = 0;
     // Puts back what was taken out last: it may come again.
@@ -53,10 +54,10 @@ class Selector {
     // ------------------------------- rows come and go; the caller holds the lock but for `prepare`
 
     // Takes the masses of n slots that are about to be overwritten.
-    virtual void empty(const int64_t*, int64_t, int64_t* /*scratch*/) {}
+    virtual void vacate(const int64_t*, int64_t, int64_t* /*scratch*/) {}
     // Stores the priorities of n rows before they are published. A negative one, or null for all,
     // stands for the largest seen.
-    virtual void note(const int64_t*, int64_t, const double* /*priority*/) {}
+    virtual void store_priorities(const int64_t*, int64_t, const double* /*priority*/) {}
     // Gives n rows that have just been published the masses of their priorities.
     virtual void admit(const int64_t*, int64_t, int64_t* /*scratch*/) {}
     // Takes n rows out for good: they are no transitions any more. Uses up `slot`.
@@ -70,7 +71,7 @@ class Selector {
     // Sets n priorities above 0, the last one where a slot comes twice. Uses up `slot`.
     virtual void update(int64_t*, const double*, double* /*mass*/, int64_t, double /*alpha*/) {}
     // Stores the priorities that n masses stand for, which somebody sets in the tree.
-    virtual void keep(const int64_t*, const double* /*mass*/, int64_t) {}
+    virtual void take_masses(const int64_t*, const double* /*mass*/, int64_t) {}
 
     // --------------------------------------------------- all rows at once, by a holder of the lock
 

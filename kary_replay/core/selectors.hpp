@@ -45,10 +45,10 @@ inline Selector* make_selector(Header* header, SelectorSpace* space) {
 
 // Stores the priorities that n masses stand for which somebody sets in the tree of a block; a tree
 // alone has none. The caller holds the lock.
-inline void keep_masses(Header* header, const int64_t* slot, const double* mass, int64_t n) {
+inline void take_masses(Header* header, const int64_t* slot, const double* mass, int64_t n) {
     if (header->layout.selection == kNoSelection) return;
     SelectorSpace space;
-    make_selector(header, &space)->keep(slot, mass, n);
+    make_selector(header, &space)->take_masses(slot, mass, n);
 }
 
 }  // namespace kary

@@ -227,7 +227,7 @@ cdef class Slots:
                 at += 1
                 if at == self.capacity:
                     at = 0
-            self.selector.empty(slot, taken, scratch)
+            self.selector.vacate(slot, taken, scratch)
             for i in range(taken):
                 # before the generation: who repairs the block looks at so many
                 if slot[i] >= header.n_started:
@@ -258,7 +258,7 @@ cdef class Slots:
         cdef int64_t i
         acquire(header)
         # before the generations: a row that others find published has its own priority
-        self.selector.note(slot, n, priority)
+        self.selector.store_priorities(slot, n, priority)
         for i in range(n):
             generation = published(load_relaxed(generation_of(header, slot[i])))
             # [publish-slot] release: pairs with the acquire in Reader.read_rows (reader.pyx); the

@@ -1,8 +1,4 @@
 import os
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from ..types import Field
 from .reader import Reader
@@ -28,10 +24,3 @@ class Storage:
     def reader(self) -> Reader: ...
     @property
     def writer(self) -> Writer: ...
-    def add(
-        self,
-        columns: list[npt.NDArray[Any]],
-        n: int,
-        priorities: npt.NDArray[np.float64] | None,
-        handles: npt.NDArray[np.void] | None = None,
-    ) -> npt.NDArray[np.int64]: ...

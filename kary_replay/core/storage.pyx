@@ -28,7 +28,3 @@ cdef class Storage:
         self.slots = Slots(capacity, names, fields, selection, seed, shared, directory, file)
         self.reader = Reader(self.slots) if frames is None else FrameReader(self.slots, *frames)
         self.writer = Writer(self.slots)
-
-    def add(self, columns, n, priorities, handles=None):
-        """Write n rows; see Writer.add."""
-        return self.writer.add(columns, n, priorities, handles)

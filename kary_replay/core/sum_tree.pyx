@@ -30,7 +30,7 @@ from .block cimport (
 )
 
 cdef extern from "selectors.hpp" namespace "kary" nogil:
-    void keep_masses(Header* header, const int64_t* slot, const double* mass, int64_t n)
+    void take_masses(Header* header, const int64_t* slot, const double* mass, int64_t n)
 
 cnp.import_array()
 
@@ -194,7 +194,7 @@ cdef class SumTree:
                     )
             with nogil:
                 acquire(self.header)
-                keep_masses(self.header, leaf, value, n)
+                take_masses(self.header, leaf, value, n)
                 for i in range(n):
                     # [leaf] release: pairs with the acquires in SumTree.sample and in
                     # Selector::mass_at (selector.hpp)

@@ -24,7 +24,7 @@ class Uniform final : public Selector {
 
     bool needs_remainder(bool) const override { return true; }
     // O(capacity)
-    bool look(const Handle*, int64_t, int64_t, Remainder* rest) const override {
+    bool build_remainder(const Handle*, int64_t, int64_t, Remainder* rest) const override {
         const int64_t n_started = load_relaxed(&header_->n_started);
         rest->extent = 0;
         if (!rest->slots.make(n_started)) return false;

@@ -275,7 +275,7 @@ class FrameStackWriter:
         """Add rows, and return their slots [B] and handles [B, 2]."""
         n = len(columns[0])
         handles = np.empty(n, HANDLE_DTYPE)
-        index = self._buffer._storage.add(
+        index = self._buffer._storage.writer.add(
             [np.ascontiguousarray(column) for column in columns], n, priorities, handles
         )
         return index, handles.view(np.int64).reshape(n, 2)

@@ -249,17 +249,17 @@ class Trial:
 
 
 class Recorder:
-    """A storage that notes how it was asked to add rows."""
+    """A storage, and its writer, that notes how it was asked to add rows."""
 
     def __init__(self, storage):
-        self.storage = storage
+        self.storage, self.writer = storage, self
 
     def __getattr__(self, name):
         return getattr(self.storage, name)
 
     def add(self, *args):
         self.args = args
-        return self.storage.add(*args)
+        return self.storage.writer.add(*args)
 
 
 class AddFrames:
@@ -273,7 +273,7 @@ class AddFrames:
         storage = buffer._storage
         buffer._storage = recorder = Recorder(storage)
         self.actor.step()
-        self.add = lambda: storage.add(*recorder.args)
+        self.add = lambda: storage.writer.add(*recorder.args)
 
     def __call__(self):
         self.add()
