@@ -1,9 +1,9 @@
 """A process that has imported what workers need, and from which they are forked.
 
-Importing torch takes a second, and what records updates another one. A worker that is forked has
-both at once. The server is started as early as possible, so that it imports while the program that
-started it still does. It is a server of the standard library that belongs to this package alone:
-another fork server of the program keeps its settings.
+Importing torch takes a second. A worker that is forked has it at once. The server is started as
+early as possible, so that it imports while the program that started it still does. It is a server
+of the standard library that belongs to this package alone: another fork server of the program keeps
+its settings.
 
 This module imports neither torch nor NumPy.
 """

@@ -118,7 +118,6 @@ class Minimizer:
         # of gradients, as Adam keeps them
         self._mean, self._square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         self._n_steps = torch.zeros((), device=self.flat.device)
-        self._one = torch.ones((), device=self.flat.device)
 
     def step(self, *inputs: Any) -> tuple[Tensor, ...]:
         """Take one step with tensors, or dicts of them.
@@ -170,8 +169,7 @@ class Minimizer:
         """Return the flat gradient of the loss, then what the loss returned besides itself."""
         with torch.enable_grad():
             loss, *others = self._loss(*inputs)
-            # Because of this one, nothing in a recording needs the value of the loss.
-            gradients = torch.autograd.grad(loss, self._parameters, self._one)
+            gradients = torch.autograd.grad(loss, self._parameters)
         gradient = torch.cat([part.reshape(-1) for part in gradients])
         if self._average is None:
             gradient = self._clipped(gradient)

@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from .captured import Captured
+from .operations import graph_of
 
 __all__ = ["PROGRAMS", "Function", "Recorded"]
 
@@ -78,7 +78,7 @@ class Recorded:
                 )
             )
 
-        graph = make_fx(flat_function)(*tensors)
+        graph = graph_of(flat_function, tensors)
         for node in graph.graph.nodes:
             if has_unknown_shape(node):
                 raise RuntimeError(
@@ -87,6 +87,8 @@ class Recorded:
                 )
             if node.target is torch.ops.aten.addmm.default and not node.kwargs:
                 as_linear(node)
+            if node.target is torch.ops.aten.ones_like.default:
+                as_ones(node)
         graph.graph.eliminate_dead_code()
         graph.recompile()
         return PROGRAMS[tensors[0].device.type](graph, tensors)
@@ -134,6 +136,13 @@ def as_linear(addmm: torch.fx.Node) -> None:
         with addmm.graph.inserting_before(addmm):
             weight = addmm.graph.call_function(torch.ops.aten.t.default, (matrix,))
     addmm.target, addmm.args = torch.ops.aten.linear.default, (inputs, weight, bias)
+
+
+def as_ones(ones_like: torch.fx.Node) -> None:
+    """Make ones of ones like another tensor, as the loss, whose value nothing else needs."""
+    ones = ones_like.meta["val"]
+    ones_like.target, ones_like.args = torch.ops.aten.ones.default, (tuple(ones.shape),)
+    ones_like.kwargs = {"dtype": ones.dtype, "device": ones.device}
 
 
 def is_list_of_bools(argument: Any) -> bool:
