@@ -38,8 +38,6 @@ from .streams import Checkpoint
 __all__ = ["RunFailedError", "RunResult", "Runner"]
 
 POLL_SECONDS = 0.1
-# for workers to write their states; the second after Ctrl-C
-SAVE_SECONDS, LAST_SAVE_SECONDS = 30.0, 1.0
 _NOT_IMPORTABLE = (
     "{} does not lead to env={!r}, so this run cannot be resumed, played or exported later: give a "
     "function at the top level of a module"
@@ -298,8 +296,8 @@ class Runner:
                 return
             if monitor.checkpoint_is_due():
                 try:
-                    self._save(supervisor, flow, monitor, SAVE_SECONDS, flow.clock.seconds)
-                except OSError as error:  # such as a full disk, where somebody may make room
+                    self._save(supervisor, flow, monitor, flow.clock.seconds)
+                except OSError as error:  # a full disk or a slow worker: the next one may succeed
                     monitor.warn(f"no checkpoint, the one before stays: {error}")
                     monitor.saved()
 
@@ -311,9 +309,8 @@ class Runner:
             return
         for report in supervisor.finish():
             monitor.take(report)
-        within = LAST_SAVE_SECONDS if self._stop.is_set() else SAVE_SECONDS
         try:
-            self._save(supervisor, flow, monitor, within, seconds)
+            self._save(supervisor, flow, monitor, seconds, is_last=True)
         except (WorkerFailedError, OSError) as error:
             if not self._stop.is_set():
                 raise WorkerFailedError(f"the last checkpoint could not be made: {error}") from None
@@ -335,7 +332,7 @@ class Runner:
         if flow.board.env_steps == 0:
             return
         try:
-            self._save(supervisor, flow, monitor, SAVE_SECONDS, flow.clock.seconds)
+            self._save(supervisor, flow, monitor, flow.clock.seconds, is_last=True)
         except (WorkerFailedError, OSError) as error:
             monitor.warn(f"there is no checkpoint of the end: {error}")
 
@@ -344,8 +341,9 @@ class Runner:
         supervisor: Supervisor,
         flow: HostedFlow,
         monitor: Monitor,
-        within_seconds: float,
         seconds: float,
+        *,
+        is_last: bool = False,
     ) -> None:
         """Make a checkpoint while the workers go on; until it is whole, the one before counts.
 
@@ -362,7 +360,7 @@ class Runner:
         }
         folder = directory.begin_checkpoint(flow.board.env_steps)
         try:
-            supervisor.save(folder, within_seconds)
+            supervisor.save(folder, is_last=is_last)
             directory.commit(folder, counters)
         finally:
             # This removes what could not be made, or has been replaced, although a second Ctrl-C

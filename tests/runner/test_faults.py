@@ -10,10 +10,11 @@ from pathlib import Path
 
 import kill_actors
 import pytest
-from runs import config
+from runs import SMALL, config
 
-from kary_replay.runner import RunFailedError, Runner
+from kary_replay.runner import RunFailedError, Runner, RunnerConfig
 from kary_replay.runner.backends import supervisor
+from kary_replay.runner.records.monitor import Monitor
 
 HERE = Path(__file__).parent
 
@@ -160,7 +161,7 @@ def test_an_actor_that_hangs_does_not_hold_up_ctrl_c(tmp_path):
 def test_checkpoints_do_not_excuse_an_actor_that_hangs(tmp_path, monkeypatch):
     """They wait for its state longer than it may be away."""
     monkeypatch.setattr(supervisor, "AWAY_SECONDS", 0.5)
-    monkeypatch.setattr("kary_replay.runner.runner.SAVE_SECONDS", 3.0)
+    monkeypatch.setattr(supervisor, "SAVE_SECONDS", 3.0)
     with pytest.raises(RunFailedError, match="hung: no step or reset ended for"):
         Runner(
             faulty(
@@ -224,6 +225,32 @@ def test_a_learner_that_hangs_ends_the_run(tmp_path, monkeypatch):
     with pytest.raises(RunFailedError, match="learner-0 failed: it hung: no update ended for"):
         runner.run()
     thread.join()
+    assert workers() == []
+
+
+def test_a_run_outlives_a_checkpoint_for_which_its_learner_is_too_slow(tmp_path, monkeypatch):
+    """It says so, and the next checkpoint is whole."""
+    slow, warned = tmp_path / "slow", []
+    slow.touch()
+    monkeypatch.setenv("SLOW_FILE", str(slow))
+    monkeypatch.setattr(supervisor, "SAVE_SECONDS", 0.2)
+
+    def warn(self, message):
+        warned.append(message)
+        slow.unlink(missing_ok=True)
+
+    monkeypatch.setattr(Monitor, "warn", warn)
+    settings = RunnerConfig(
+        "failing_algorithms:SlowToSave",
+        "CartPole-v1",
+        directory=str(tmp_path / "run"),
+        **{**SMALL, "backend": "process", "checkpoint_interval_env_steps": 200},
+        total_env_steps=2_000,
+    )
+    result = Runner(settings).run()
+    assert "learner-0 did not save its state" in warned[0]
+    [folder] = (tmp_path / "run").glob("checkpoint-*/")
+    assert result.env_steps >= 2_000 and (folder / "learner-0.pt").exists()
     assert workers() == []
 
 

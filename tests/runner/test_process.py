@@ -4,19 +4,14 @@ import errno
 import json
 import os
 import subprocess
-import threading
-import time
 
 import pytest
-from runs import config, hosted, run, stopped
+from runs import config, run, stopped
 
 from kary_replay import PrioritizedReplayBuffer
 from kary_replay.runner import ConfigError, RunFailedError, Runner
-from kary_replay.runner.backends import ProcessBackend, Supervisor, memory
-from kary_replay.runner.backends import supervisor as supervisor_module
+from kary_replay.runner.backends import ProcessBackend, memory
 from kary_replay.runner.backends.guard import Guard
-from kary_replay.runner.failures import WorkerFailedError
-from kary_replay.runner.messages import Problem, Saved
 from kary_replay.runner.streams.board import BoardStream
 
 
@@ -59,87 +54,6 @@ def test_a_run_that_was_stopped_goes_on(learners, tmp_path):
     assert second.samples_per_insert == pytest.approx(8, rel=0.3)
 
 
-@pytest.fixture
-def supervisor(tmp_path):
-    """One with two actors, whose processes have not been started."""
-    settings = config("dqn", "CartPole-v1", tmp_path / "run", actors=2, backend="process")
-    backend, flow = ProcessBackend(settings, lambda: False), hosted(settings, 2)
-    supervisor = Supervisor(flow, backend, print, lambda: False)
-    yield supervisor
-    supervisor.stop()
-    backend.close()
-    flow.close()
-
-
-def test_a_start_may_take_long_while_episodes_are_played_again(supervisor, monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr(supervisor._backend, "wait", lambda seconds: None)
-    monkeypatch.setattr(supervisor_module.time, "monotonic", lambda: now[0])
-    actors = [member for member in supervisor._members if member.role.kind == "actor"]
-    for actor in actors:
-        actor.beat_at = now[0]
-    now[0] += supervisor_module.START_SECONDS + 1
-    supervisor._flow.board.row("actor", 0).beat += 1
-    supervisor._receive(0)
-    supervisor._check_starting(actors[:1])
-    with pytest.raises(WorkerFailedError, match="actor-1 did not start within 120 s"):
-        supervisor._check_starting(actors)
-
-
-class Silent:
-    """Stands in for the handle of a worker that lives and does not answer."""
-
-    answers_at_once = False
-
-    def order(self, order, argument=None):
-        pass
-
-    def reports(self):
-        return []
-
-    def cause_of_death(self):
-        return None
-
-    def kill(self):
-        pass
-
-    def wait(self, seconds):
-        pass
-
-
-def test_a_checkpoint_that_ctrl_c_interrupts_is_no_failure_of_the_learner(
-    supervisor, monkeypatch, tmp_path
-):
-    pressed = iter([False, True, True])
-    for member in supervisor._members:
-        member.handle = Silent()
-    monkeypatch.setattr(supervisor, "_interrupted", lambda: next(pressed))
-    monkeypatch.setattr(
-        supervisor, "_await", lambda answer, members, seconds, give_up=None: members
-    )
-    with pytest.raises(OSError, match="the run was to end"):
-        supervisor.save(tmp_path, 30.0)
-
-
-def test_a_second_ctrl_c_does_not_wait_for_a_large_buffer(supervisor, monkeypatch, tmp_path):
-    """While a buffer is saved, here for ever, KeyboardInterrupt gets through at once."""
-
-    def press_again(seconds):
-        raise KeyboardInterrupt
-
-    written, done = threading.Event(), threading.Event()
-    monkeypatch.setattr(
-        PrioritizedReplayBuffer, "save", lambda self, path: (written.set(), done.wait(60))
-    )
-    monkeypatch.setattr(supervisor, "_await", lambda answer, members, seconds, give_up=None: [])
-    monkeypatch.setattr(supervisor, "_receive", press_again)
-    before = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        supervisor.save(tmp_path, 30.0)
-    assert time.monotonic() - before < 5 and written.wait(5)
-    done.set()
-
-
 def test_the_last_policy_is_published_and_evaluated(tmp_path):
     settings = {
         "backend": "process",
@@ -149,31 +63,6 @@ def test_the_last_policy_is_published_and_evaluated(tmp_path):
     }
     result = run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=600, **settings)
     assert result.evaluations[-1].updates == result.updates > 0
-
-
-def test_policies_that_are_lost_are_told_of(tmp_path, capsys):
-    settings = config("dqn", "CartPole-v1", tmp_path / "run", backend="process", evaluate="after")
-    backend, flow = ProcessBackend(settings, lambda: False), hosted(settings)
-    supervisor = Supervisor(flow, backend, print, lambda: False)
-    supervisor._failed(supervisor._members[-1], Problem("killed by SIGKILL"))
-    assert (
-        "the policies that wait for their evaluation are lost: killed by SIGKILL"
-        in capsys.readouterr().out
-    )
-    backend.close()
-    flow.close()
-
-
-def test_a_process_that_cannot_be_started_anew_is_tried_again(supervisor, monkeypatch, capsys):
-    def full(*arguments):
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-    monkeypatch.setattr(supervisor._backend, "start", full)
-    actor = next(member for member in supervisor._members if member.role.kind == "actor")
-    actor.restart_at = time.monotonic()
-    supervisor._watch(actor)
-    assert actor.restart_at > time.monotonic() and actor.failures == 1
-    assert "actor-0 is started anew, in 0.1 s: it could not be started" in capsys.readouterr().out
 
 
 def test_workers_that_cannot_be_started_end_the_run(tmp_path, monkeypatch):
@@ -219,34 +108,6 @@ def test_the_guard_kills_the_groups_it_was_told_of_last(tmp_path):
     guard.close()
     one.kill()
     one.wait()
-
-
-class Answering:
-    """A handle whose worker answers what the test says."""
-
-    def __init__(self, *answers):
-        self.answers = list(answers)
-
-    def reports(self):
-        answers, self.answers = self.answers, []
-        return answers
-
-    def cause_of_death(self):
-        return None
-
-    def ignore(self, *_):
-        pass
-
-    order = wait = kill = ignore
-
-
-def test_an_answer_that_comes_too_late_for_its_checkpoint_does_not_count(supervisor):
-    member = supervisor._members[0]
-    member.handle = Answering(Saved("checkpoint-1"))
-    supervisor._order([member], "save", "checkpoint-2")
-    assert supervisor._await(Saved, [member], 0.0) == [member]
-    member.handle.answers = [Saved("checkpoint-2")]
-    assert supervisor._await(Saved, [member], 0.0) == []
 
 
 def test_streams_that_cannot_be_made_leave_nothing(tmp_path, monkeypatch):

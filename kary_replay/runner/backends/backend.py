@@ -61,7 +61,7 @@ class Backend(Protocol):
         It takes up the state in the file ``state``, if there is one.
         """
 
-    def wait(self, seconds: float) -> None:
+    def run(self, seconds: float) -> None:
         """Let the workers work for so long, or until one of them reports something."""
 
     def close(self) -> None:

@@ -71,7 +71,7 @@ class ProcessBackend:
         self._guard.watch(handle.process.pid for handle in self._handles)
         return self._handles[-1]
 
-    def wait(self, seconds: float) -> None:
+    def run(self, seconds: float) -> None:
         """Wait so long for a report, or for the end of a process."""
         pipes = [handle.pipe for handle in self._handles if handle.pipe is not None]
         connections.wait(pipes, seconds)

@@ -45,7 +45,7 @@ class SerialBackend:
         self._handles.append(SerialHandle(role, seat, state, self._interrupted))
         return self._handles[-1]
 
-    def wait(self, seconds: float) -> None:
+    def run(self, seconds: float) -> None:
         """Give every worker one turn, unless there is no time at all."""
         for handle in self._handles:
             if seconds and not handle.turn():

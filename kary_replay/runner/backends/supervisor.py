@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from .backend import Backend, Handle, Order
 
 __all__ = ["Supervisor"]
 
-# between the order to stop and the kill, and for states that are being written after Ctrl-C
-GRACE_SECONDS = 0.5
+GRACE_SECONDS = 0.5  # between the order to stop and the kill
+AWAIT_SECONDS = 0.02  # between two looks at workers whose answers are awaited
+# for workers to write their states; the second after Ctrl-C
+SAVE_SECONDS, LAST_SAVE_SECONDS = 30.0, 1.0
 LONGEST_BACKOFF_SECONDS = 5.0
 UPDATE_SECONDS = 120.0  # for an update, before a worker that trains counts as hung
 # Workers may have waited to make their reports while nobody took them in, as while this process was
@@ -28,7 +30,7 @@ UPDATE_SECONDS = 120.0  # for an update, before a worker that trains counts as h
 AWAY_SECONDS = 5.0
 FINISH_SECONDS = 5.0
 TOGETHER_SECONDS = 0.2  # in which learners fail after the first one
-ANSWERS = Started, Saved, Finished
+ANSWERS: dict[Order, type] = {"save": Saved, "finish": Finished}
 
 
 @dataclass
@@ -38,7 +40,6 @@ class Member:
     role: Role
     index: int
     handle: Handle | None = None
-    started: float = 0.0
     incarnation: int = 0
     failures: int = 0  # in a row
     progress: tuple[float, float] = (0.0, 0.0)  # steps and episodes when it last failed
@@ -46,8 +47,9 @@ class Member:
     beat: float = 0.0  # as the worker had last counted it
     beat_at: float = 0.0  # when that was seen to change
     has_beaten: bool = False  # since the worker was started
+    owes: type | None = None  # the answer that it has not given yet
     folder: str = ""  # where its state was to be saved last
-    answers: list[Any] = field(default_factory=list)  # since the last order
+    saved: Saved | None = None  # its answer to that
 
     @property
     def name(self) -> str:
@@ -55,13 +57,14 @@ class Member:
         return f"{self.role.kind}-{self.index}"
 
     @property
-    def is_alive(self) -> bool:
-        """Whether the worker has not ended, as far as is known."""
-        return self.handle is not None and self.handle.cause_of_death() is None
+    def is_starting(self) -> bool:
+        """Whether the worker has been started, and is not ready yet."""
+        return self.handle is not None and self.owes is Started
 
-    def has_answered(self, kind: type) -> bool:
-        """Return whether the worker has given this kind of answer."""
-        return any(isinstance(answer, kind) for answer in self.answers)
+    @property
+    def is_necessary(self) -> bool:
+        """Whether there is no run, and no checkpoint, without the worker."""
+        return self.role.on_failure == "end"
 
 
 class Supervisor:
@@ -97,7 +100,7 @@ class Supervisor:
         self._flow, self._backend, self._forgives_hangs = flow, backend, forgives_hangs
         self._warn, self._interrupted = warn, interrupted
         self._members = [Member(role, index) for role in flow.roles for index in range(role.count)]
-        self._ending = False
+        self._has_begun = self._ending = self._all_saved = False
         self._received = self._back = time.monotonic()
         self._reports: list[Any] = []
 
@@ -111,89 +114,106 @@ class Supervisor:
         """
         try:
             for member in self._members:
-                self._start(member, self._flow.checkpoint.folder)
+                self._start(member)
         except OSError as error:
             raise WorkerFailedError(f"the workers could not be started: {error}") from error
-        missing = self._members
-        while missing and not self._interrupted():
-            missing = self._await(Started, missing, START_SECONDS, self._interrupted)
-            self._check_starting(missing)
-        if not missing:
-            self._flow.clock.start(self._flow.clock.before)
-            self._order(self._members, "go", self._flow.clock.seconds)
+
+        def is_over() -> bool:
+            self._check_starting([member for member in self._members if member.is_starting])
+            return self._interrupted()
+
+        self._await(Started, self._members, is_over)
+        if any(member.owes is Started for member in self._members):
+            return
+        self._flow.clock.start(self._flow.clock.before)
+        self._has_begun = True
+        for member in self._members:
+            member.beat_at = time.monotonic()  # some have waited for others
+        self._order(self._members, "go", self._flow.clock.seconds)
 
     def poll(self, seconds: float) -> list[Any]:
         """Have the workers work for so long, or until one reports; start anew who has failed."""
-        self._receive(seconds)
-        for member in self._members:
-            self._watch(member)
+        self._poll(seconds)
         return self._taken()
 
-    def save(self, folder: Path, within_seconds: float) -> None:
+    def save(self, folder: Path, *, is_last: bool = False) -> None:
         """Have workers write their states, and write the streams, while they go on.
 
-        A worker that is started anew when it fails is left out if it does not answer in time.
+        Workers are watched meanwhile as in `poll`. One that is started anew when it fails is left
+        out if it does not answer within 30 seconds. For the others the last checkpoint waits as
+        long as they live and beat. Once the run is interrupted, nobody is waited for longer than a
+        second.
+
+        Parameters
+        ----------
+        folder : Path
+            Where to; the folder is there.
+        is_last : bool
+            Whether the run ends after this checkpoint: no worker is started anew any more.
 
         Raises
         ------
-        WorkerFailedError
-            If a worker does not answer in time without which there is no checkpoint.
         OSError
-            If something could not be written.
+            If something could not be written. It is a TimeoutError if a worker does not answer in
+            time without which there is no checkpoint; the run may go on.
+        WorkerFailedError
+            If a worker fails without which there is no run, or another one too often.
         """
+        self._ending |= is_last
         members = [member for member in self._members if self._is_saved(member)]
+        for member in self._members:
+            if member.is_necessary and member.handle is None:
+                raise WorkerFailedError(f"{member.name} has ended")
         self._order(members, "save", str(folder))
-        is_last = self._interrupted()
-        missing = self._await(
-            Saved, members, within_seconds, lambda: not is_last and self._interrupted()
-        )
-        if missing and not is_last and self._interrupted():
-            # Ctrl-C does not wait for a worker that hangs.
-            missing = self._await(Saved, missing, GRACE_SECONDS)
-            if any(member.role.on_failure == "end" for member in missing):
-                raise InterruptedError("the run was to end")
-        for member in missing:
-            if member.role.on_failure == "end":
-                seconds, kind = f"{within_seconds:g} s", member.role.kind
-                raise WorkerFailedError(f"the {kind} did not save its state within {seconds}")
-            if member.role.holds:
-                self._warn(f"the checkpoint is without {member.role.holds}")
+        begun, interrupted = time.monotonic(), math.inf
+
+        def is_over() -> bool:
+            nonlocal interrupted
+            now = time.monotonic()
+            if self._interrupted():
+                interrupted = min(interrupted, now)
+            waits = is_last and any(
+                member.is_necessary and member.owes is Saved for member in members
+            )
+            is_late = now >= begun + SAVE_SECONDS and not waits
+            return is_late or now >= interrupted + LAST_SAVE_SECONDS
+
+        self._await(Saved, members, is_over)
         for member in members:
-            for answer in member.answers:
-                if isinstance(answer, Saved) and answer.refusal:
-                    raise OSError(answer.refusal)
+            if member.saved is None and member.is_necessary:
+                seconds = time.monotonic() - begun
+                raise TimeoutError(f"{member.name} did not save its state within {seconds:.0f} s")
+            if member.saved is None and member.role.holds:
+                self._warn(f"the checkpoint is without {member.role.holds}")
+            if member.saved is not None and member.saved.refusal:
+                raise OSError(member.saved.refusal)
+        self._all_saved = is_last
         saving = in_background(partial(self._flow.save, folder))
-        while not saving.done():
-            wait([saving], 0.02)
-            self._receive(0)  # full pipes would hold up the workers
+        try:
+            while not saving.done():
+                wait([saving], AWAIT_SECONDS)
+                self._poll(0)  # full pipes would hold up the workers
+        except WorkerFailedError:
+            wait([saving])  # it uses the folder and the streams, which end with the run
+            raise
         saving.result()
 
     def finish(self) -> list[Any]:
         """Have the workers finish without which there is no run, before the last checkpoint."""
         self._ending = True
-        members = [member for member in self._members if member.role.on_failure == "end"]
+        members = [member for member in self._members if member.is_necessary]
         self._order(members, "finish")
-        self._await(Finished, members, FINISH_SECONDS)
+        deadline = time.monotonic() + FINISH_SECONDS
+        self._await(Finished, members, lambda: time.monotonic() >= deadline)
         return self._taken()
 
     def finish_optional(self) -> list[Any]:
         """Have the other workers finish, however long that takes, unless they die or hang."""
-        members = [
-            member
-            for member in self._members
-            if member.role.on_failure == "continue" and member.is_alive
-        ]
+        members = [member for member in self._members if member.role.on_failure == "continue"]
         self._order(members, "finish")
         self._receive(0)
-        while any(not member.has_answered(Finished) and member.is_alive for member in members):
-            if self._interrupted():
-                break
-            self._receive(0.1)
-            for member in members:
-                self._watch(member)
-        for member in members:
-            if not self._interrupted():
-                self._watch(member)
+        if not self._interrupted():
+            self._await(Finished, members, self._interrupted)
         return self._taken()
 
     def stop(self) -> None:
@@ -210,21 +230,21 @@ class Supervisor:
             for member in alive:
                 self._kill(member)
 
-    def _start(self, member: Member, states: Path | None = None) -> None:
-        role = member.role
+    def _start(self, member: Member) -> None:
+        """Start a worker: with its state, unless the run has begun."""
+        role, states = member.role, None if self._has_begun else self._flow.checkpoint.folder
         seat = self._flow.seat(role, member.index, member.incarnation)
         state = None
         if states is not None:
             # Workers that go on together have one state for all.
             name = f"{role.kind}-0" if role.saved == "first" else member.name
             state = states / f"{name}.pt"
-            if role.on_failure != "end" and not state.exists():
+            if not member.is_necessary and not state.exists():
                 state = None
         member.handle = self._backend.start(role, member.index, seat, state)
-        member.started = member.beat_at = time.monotonic()
-        member.restart_at, member.has_beaten = None, False
+        member.beat_at, member.has_beaten = time.monotonic(), False
+        member.restart_at, member.owes = None, Started
         member.beat = self._flow.board.row(role.kind, member.index).beat
-        member.answers.clear()
 
     def _is_saved(self, member: Member) -> bool:
         saved, handle = member.role.saved, member.handle
@@ -232,9 +252,15 @@ class Supervisor:
             return False
         return saved != "at once" or handle.answers_at_once
 
+    def _poll(self, seconds: float) -> None:
+        """Take in what comes within so long, and start anew who has failed."""
+        self._receive(seconds)
+        for member in self._members:
+            self._watch(member)
+
     def _receive(self, seconds: float) -> None:
         """Take in the reports that come within so long, and who has shown to be alive."""
-        self._backend.wait(seconds)
+        self._backend.run(seconds)
         now = time.monotonic()
         if now - self._received > AWAY_SECONDS + seconds:
             self._back = now
@@ -244,10 +270,14 @@ class Supervisor:
             if beat != member.beat:
                 member.beat, member.beat_at, member.has_beaten = beat, now, True
             for report in member.handle.reports() if member.handle is not None else ():
-                if isinstance(report, Saved) and report.folder != member.folder:
-                    continue  # the answer comes too late for the checkpoint that it belongs to
-                is_answer = isinstance(report, ANSWERS)
-                (member.answers if is_answer else self._reports).append(report)
+                if isinstance(report, Saved):
+                    if report.folder != member.folder:
+                        continue  # the answer comes too late for its checkpoint
+                    member.saved = report
+                if type(report) is member.owes:
+                    member.owes = None
+                elif not isinstance(report, (Started, Saved, Finished)):
+                    self._reports.append(report)
 
     def _check_starting(self, missing: list[Member]) -> None:
         """Raise if workers that should be ready seem to hang.
@@ -264,7 +294,8 @@ class Supervisor:
     def _watch(self, member: Member) -> None:
         """Notice if a worker has died or hangs."""
         if member.restart_at is not None:
-            if time.monotonic() >= member.restart_at:  # never, if it was given up
+            # One that was given up never is, nor is any while the run ends.
+            if time.monotonic() >= member.restart_at and not self._ending:
                 self._restart(member)
             return
         if member.handle is None:
@@ -274,6 +305,8 @@ class Supervisor:
             self._kill(member)
             self._failed(member, death)
             return
+        if member.handle.answers_at_once or not self._has_begun:
+            return  # it works and beats in turns of this thread, or may wait for others to start
         config, steps = self._flow.config, member.role.steps_environments
         limit = config.environment_timeout_seconds if steps else UPDATE_SECONDS
         if not member.has_beaten:
@@ -297,7 +330,8 @@ class Supervisor:
         member.incarnation += 1
         try:
             self._start(member)
-            self._order([member], "go", self._flow.clock.seconds)
+            if self._has_begun:
+                self._order([member], "go", self._flow.clock.seconds)
         except OSError as error:  # there may be room for a process later
             self._failed(member, Problem(f"it could not be started: {error}"))
 
@@ -308,10 +342,12 @@ class Supervisor:
         if not self._backend.starts_anew:
             spares = role.on_failure != "end" and not cause.has_diverged
             raise WorkerFailedError(failed, spares_learning=spares) from cause.error
-        if self._ending:
+        if self._ending and (self._all_saved or not member.is_necessary):
             self._warn(failed)
             return
-        if role.on_failure == "end":
+        # What fails in a worker before it has done anything fails in it again.
+        is_unfit = not self._has_begun and role.on_failure == "restart" and not cause.was_killed
+        if member.is_necessary or is_unfit:
             raise self._together_failed(member, cause)
         if cause.has_diverged:
             raise WorkerFailedError(failed)
@@ -327,9 +363,10 @@ class Supervisor:
             member.restart_at = math.inf
             self._warn(f"{often}\nThe run goes on without {role.provides}.")
             return
-        message = f"{role.holds} are lost: {cause.message}" if role.holds else cause.message
+        is_loss = role.holds and self._has_begun
+        message = f"{role.holds} are lost: {cause.message}" if is_loss else cause.message
         seconds = min(0.1 * 2 ** min(member.failures - 1, 10), LONGEST_BACKOFF_SECONDS)
-        member.restart_at = time.monotonic() + seconds
+        member.restart_at, member.owes = time.monotonic() + seconds, Started
         self._warn(f"{member.name} is started anew, in {seconds:.1f} s: {message}")
 
     def _count_failure(self, member: Member, cause: Problem) -> None:
@@ -363,74 +400,29 @@ class Supervisor:
                 causes.append(f"{other.name} failed: {death.message}")
         return WorkerFailedError("\n".join(causes))
 
-    def _await(
-        self,
-        answer: type,
-        members: list[Member],
-        seconds: float,
-        give_up: Callable[[], bool] = lambda: False,
-    ) -> list[Member]:
-        """Wait for an answer of each of some workers; return those that have given none."""
-        deadline = time.monotonic() + seconds
-        waiting, missing, late = list(members), list[Member](), False
-        self._receive(0)
-        while not give_up():
-            for member in list(waiting):
-                if member.has_answered(answer):
-                    waiting.remove(member)
-                elif not member.is_alive:
-                    if answer is Started and self._started_again(member):
-                        continue
-                    if member.role.on_failure == "end" or answer is Started:
-                        self._raise_death(member)
-                    waiting.remove(member)
-                    missing.append(member)
-            if late or not waiting:
-                break
+    def _await(self, answer: type, members: list[Member], is_over: Callable[[], bool]) -> None:
+        """Wait until no worker of some owes such an answer, or ``is_over``; watch all workers."""
+        self._poll(0)
+        over = False
+        while not over and any(member.owes is answer for member in members):
+            over = is_over()
             # This process may have been stopped: what has come meanwhile counts.
-            late = time.monotonic() >= deadline
-            self._receive(0.02)
-        return waiting + missing
-
-    def _started_again(self, member: Member) -> bool:
-        """Start a worker again that others have killed before it was ready, if its role allows."""
-        cause = member.handle.cause_of_death() if member.handle is not None else None
-        too_often = member.failures >= self._flow.config.max_restarts
-        if cause is None or not cause.was_killed or too_often or member.role.on_failure == "end":
-            return False
-        self._kill(member)
-        member.failures += 1
-        member.incarnation += 1
-        try:
-            self._start(member, self._flow.checkpoint.folder)
-        except OSError as error:
-            raise WorkerFailedError(f"{member.name} could not be started: {error}") from error
-        self._warn(f"{member.name} is started anew: {cause.message}")
-        return True
-
-    def _raise_death(self, member: Member) -> None:
-        """Raise that the run cannot begin, or go on, without a worker that has died."""
-        handle = member.handle
-        cause = handle.cause_of_death() if handle is not None else None
-        cause = cause or Problem("it has ended")
-        self._kill(member)
-        error = self._together_failed(member, cause)
-        error.spares_learning = member.role.on_failure != "end" and not cause.has_diverged
-        raise error from cause.error
+            self._poll(AWAIT_SECONDS)
 
     def _order(self, members: list[Member], order: Order, argument: Any = None) -> None:
         for member in members:
-            member.answers.clear()
+            if member.handle is None:
+                continue
             if order == "save":
-                member.folder = argument
-            if member.handle is not None:
-                member.handle.order(order, argument)
+                member.folder, member.saved = argument, None
+            member.owes = ANSWERS.get(order, member.owes)
+            member.handle.order(order, argument)
 
     def _kill(self, member: Member) -> None:
         """End a worker, and whatever it has started."""
         if member.handle is not None:
             member.handle.kill()
-            member.handle = None
+            member.handle = member.owes = None
 
     def _taken(self) -> list[Any]:
         reports, self._reports = self._reports, []

@@ -19,6 +19,7 @@ import errno
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -209,16 +210,24 @@ class RunDirectory:
         return folder, content
 
     def begin_checkpoint(self, env_steps: int) -> Path:
-        """Make the folder of a new checkpoint; it does not count until `commit`."""
-        folder = self.path / f"checkpoint-{env_steps:012d}"
-        while folder.exists():
-            folder = folder.with_name(folder.name + "b")
+        """Make the folder of a new checkpoint; it does not count until `commit`.
+
+        Its name is that of this attempt alone. A worker that writes its state late, when the
+        checkpoint was given up or committed without it, finds no folder of that name.
+        """
+        folder = self.path / f"checkpoint-{env_steps:012d}.{secrets.token_hex(4)}"
         folder.mkdir()
         return folder
 
-    def commit(self, folder: Path, counters: Mapping[str, Any]) -> None:
-        """Make the checkpoint in ``folder`` the last one; `sweep` removes the others."""
+    def commit(self, begun: Path, counters: Mapping[str, Any]) -> None:
+        """Make the checkpoint that was begun the last one; `sweep` removes the others."""
         self.flush()
+        folder = begun.with_suffix("")
+        while folder.exists():
+            folder = folder.with_name(folder.name + "b")
+        begun.rename(folder)
+        for path in folder.glob("*.new"):  # somebody is late
+            path.unlink()
         for path in folder.glob("*.pt"):
             _sync(path)
         _sync(folder)
