@@ -17,10 +17,22 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from multiprocessing import context, forkserver, popen_forkserver, process, reduction, spawn, util
+from multiprocessing import (
+    connection,
+    context,
+    forkserver,
+    popen_forkserver,
+    process,
+    reduction,
+    spawn,
+    util,
+)
 from typing import Any
 
-__all__ = ["WorkerProcess", "let_go", "start"]
+__all__ = ["SERVER_ENDED", "WorkerProcess", "let_go", "start"]
+
+SERVER_ENDED = 256
+"""The exit code of a process whose server has ended before it; no process ends with this one."""
 
 PRELOADED = "kary_replay.runner.backends.preloaded"
 N_THREADS = "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
@@ -30,6 +42,7 @@ class _Popen(popen_forkserver.Popen):
     """A process forked from the server of this package."""
 
     _fds: list[int]
+    returncode: int | None
 
     def _launch(self, process_obj: Any) -> None:
         data, content = spawn.get_preparation_data(process_obj._name), io.BytesIO()
@@ -47,6 +60,17 @@ class _Popen(popen_forkserver.Popen):
         with open(writable, "wb", closefd=True) as file:
             file.write(content.getbuffer())
         self.pid = forkserver.read_signed(self.sentinel)
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        """Return the exit code, which the server tells; None while the process lives."""
+        if self.returncode is None:
+            seconds = 0 if flag == os.WNOHANG else None
+            if connection.wait([self.sentinel], seconds):
+                try:
+                    self.returncode = forkserver.read_signed(self.sentinel)
+                except (OSError, EOFError):
+                    self.returncode = SERVER_ENDED
+        return self.returncode
 
 
 def _close(*descriptors: int) -> None:

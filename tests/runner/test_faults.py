@@ -12,6 +12,7 @@ import kill_actors
 import pytest
 from runs import SMALL, config
 
+from kary_replay import fork_server
 from kary_replay.runner import RunFailedError, Runner, RunnerConfig
 from kary_replay.runner.backends import supervisor
 from kary_replay.runner.records.monitor import Monitor
@@ -371,6 +372,49 @@ def test_a_killed_supervisor_leaves_nothing(tmp_path, monkeypatch):
     process.wait()
     assert gone(children, 5.0)
     assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_a_killed_fork_server_is_named(tmp_path, capfd):
+    """All workers end with it, and no environment is accused."""
+    options = {"total_env_steps": 1_000_000, "on_environment_error": "stop"}
+    runner = Runner(faulty(tmp_path / "run", "none", **options))
+
+    def kill():
+        episodes, deadline = tmp_path / "run" / "episodes.jsonl", time.monotonic() + 60
+        while not (episodes.exists() and episodes.stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(fork_server._SERVER._forkserver_pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    message = "learner-0 failed: the process from which workers are forked was killed"
+    with pytest.raises(RunFailedError, match=message):
+        runner.run()
+    thread.join()
+    assert "environment" not in "".join(capfd.readouterr()) and workers() == []
+    small = {"total_env_steps": 200, "learning_starts": 100}
+    assert Runner(faulty(tmp_path / "next", "none", **small)).run().env_steps >= 200
+
+
+ORPHAN = """
+import os
+from multiprocessing import get_context
+from kary_replay.runner.backends import worker_process
+
+if __name__ == "__main__":
+    worker_process.SERVER = os.getppid()
+    process = get_context("fork").Process(target=worker_process._leave_no_orphan, args=["actor-0"])
+    process.start()
+    process.join()
+"""
+
+
+def test_a_worker_that_has_no_server_says_so(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(ORPHAN)
+    ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True)
+    message = "kary-replay: actor-0 ends, for the process from which it is forked has ended"
+    assert message in ended.stderr
 
 
 HANGS = """

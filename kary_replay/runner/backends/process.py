@@ -118,11 +118,16 @@ class ProcessHandle:
 
     def cause_of_death(self) -> Problem | None:
         """Return what the worker has said last, or what the exit code of its process says."""
+        from ...fork_server import SERVER_ENDED
+
         code = self.process.exitcode
         if self._problem is not None:
             return self._problem
         if code is None:
             return Problem("it has closed its pipe") if self.pipe is None else None
+        if code == SERVER_ENDED:
+            # Workers end with the server, which no environment can reach.
+            return Problem("the process from which workers are forked was killed", was_killed=True)
         if code < 0:
             suspicion = " (out of memory?)" if -code == signal.SIGKILL else ""
             message = f"killed by {_name_of(-code)}{suspicion}"

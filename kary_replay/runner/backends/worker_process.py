@@ -32,9 +32,9 @@ SERVER = os.getpid()  # where this module is imported by the fork server, before
 
 def main(role: Role, seat: Seat, pipe: Any, state: Path | None) -> None:
     """Run one worker until the supervisor ends it or is gone."""
-    _leave_no_orphan(seat.name)
-    torch.set_num_threads(role.threads)
     try:
+        _leave_no_orphan(seat.name)
+        torch.set_num_threads(role.threads)
         worker = role.worker(dataclasses.replace(seat, report=pipe.send))
         if state is not None:
             worker.load_state_dict(load_state(state))
@@ -92,5 +92,7 @@ def _leave_no_orphan(name: str) -> None:
     supervisor = parent_process()
     assert supervisor is not None
     if os.getppid() != SERVER or not supervisor.is_alive():
-        os._exit(1)
+        gone = "the process from which it is forked" if supervisor.is_alive() else "its supervisor"
+        print(f"kary-replay: {name} ends, for {gone} has ended", file=sys.stderr, flush=True)
+        raise OSError(f"{gone} has ended")
     os.setpgid(0, 0)  # what environments start belongs to this group, and is killed with it
