@@ -3,8 +3,12 @@
 import errno
 import json
 import os
+import signal
 import subprocess
+import threading
+from multiprocessing import connection
 
+import numpy as np
 import pytest
 from runs import config, run, stopped
 
@@ -12,6 +16,10 @@ from kary_replay import PrioritizedReplayBuffer
 from kary_replay.runner import ConfigError, RunFailedError, Runner
 from kary_replay.runner.backends import ProcessBackend, memory
 from kary_replay.runner.backends.guard import Guard
+from kary_replay.runner.backends.process import ProcessHandle
+from kary_replay.runner.backends.report_pipe import LENGTH, send_report
+from kary_replay.runner.flow import Role
+from kary_replay.runner.messages import Finished
 from kary_replay.runner.streams.board import BoardStream
 
 
@@ -108,6 +116,54 @@ def test_the_guard_kills_the_groups_it_was_told_of_last(tmp_path):
     guard.close()
     one.kill()
     one.wait()
+
+
+class Process:
+    """Stands in for a worker's process."""
+
+    exitcode = pid = None
+
+    def join(self, seconds=None):
+        self.exitcode = -signal.SIGKILL
+
+
+@pytest.fixture
+def handle():
+    """The handle of an actor, and the end of the pipe that the actor has."""
+    pipe, theirs = connection.Pipe()
+    role = Role("actor", None, 0, steps_environments=True)
+    yield ProcessHandle(role, Process(), pipe, "env"), theirs
+    theirs.close()
+    pipe.close()
+
+
+def test_a_worker_that_is_stopped_in_a_report_does_not_hold_up_the_supervisor(handle):
+    """It is noticed as dead when it is killed there; whole reports before it count."""
+    handle, theirs = handle
+    send_report(theirs, Finished())
+    os.write(theirs.fileno(), LENGTH.pack(1_000) + b"half of a report")
+    assert handle.reports() == [Finished()]
+    assert handle.reports() == [] and handle.cause_of_death() is None
+    theirs.close()
+    assert handle.reports() == [] and handle.cause_of_death().was_killed
+
+
+def test_a_report_may_be_larger_than_the_pipe(handle):
+    handle, theirs = handle
+    sent = np.arange(1_000_000)
+    sender = threading.Thread(target=send_report, args=(theirs, sent))
+    sender.start()
+    received = []
+    while not received:
+        received = handle.reports()
+    sender.join()
+    np.testing.assert_array_equal(received[0], sent)
+
+
+def test_an_order_to_a_worker_that_is_stopped_does_not_hold_up_the_supervisor(handle):
+    handle, _ = handle
+    for _ in range(10_000):
+        handle.order("save", "a" * 100)
 
 
 def test_streams_that_cannot_be_made_leave_nothing(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from ..workers import Seat
 from .backend import Order
 from .guard import Guard
 from .memory import SharedMemory
+from .report_pipe import Inbox
 from .worker_process import main
 
 __all__ = ["ProcessBackend"]
@@ -92,25 +93,26 @@ class ProcessHandle:
         self._role, self._env_name = role, env_name
         self.process = process
         self.pipe: Any = pipe  # None after the worker has closed its end
+        self._inbox = Inbox(pipe)
         self._problem: Problem | None = None
 
     def order(self, order: Order, argument: Any = None) -> None:
-        """Send an order."""
+        """Send an order; one for which a worker that is stopped leaves no room is lost."""
         if self.pipe is not None:
             with contextlib.suppress(OSError):
                 self.pipe.send((order, argument))
 
     def reports(self) -> list[Any]:
         """Return what has come through the pipe."""
+        if self.pipe is None:
+            return []
         reports: list[Any] = []
-        try:
-            while self.pipe is not None and self.pipe.poll(0):
-                report = self.pipe.recv()
-                if isinstance(report, Problem):
-                    self._problem = report
-                else:
-                    reports.append(report)
-        except (EOFError, OSError):
+        for report in self._inbox.take():
+            if isinstance(report, Problem):
+                self._problem = report
+            else:
+                reports.append(report)
+        if self._inbox.has_ended:
             self.pipe.close()
             self.pipe = None
             self.process.join(LAST_WORD_SECONDS)

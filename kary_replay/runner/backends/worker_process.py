@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from ..messages import Finished, Started
 from ..records.run_directory import load_state
 from ..workers import Seat, Worker
 from .backend import save_worker
+from .report_pipe import send_report
 
 __all__ = ["main"]
 
@@ -32,13 +34,14 @@ SERVER = os.getpid()  # where this module is imported by the fork server, before
 
 def main(role: Role, seat: Seat, pipe: Any, state: Path | None) -> None:
     """Run one worker until the supervisor ends it or is gone."""
+    report = partial(send_report, pipe)
     try:
         _leave_no_orphan(seat.name)
         torch.set_num_threads(role.threads)
-        worker = role.worker(dataclasses.replace(seat, report=pipe.send))
+        worker = role.worker(dataclasses.replace(seat, report=report))
         if state is not None:
             worker.load_state_dict(load_state(state))
-        pipe.send(Started())
+        report(Started())
         # All workers go when all are ready: nobody's start is to slow down the others' work.
         order, seconds = pipe.recv()
         if order == "go":
@@ -47,7 +50,7 @@ def main(role: Role, seat: Seat, pipe: Any, state: Path | None) -> None:
         worker.close()
     except BaseException as error:
         with contextlib.suppress(OSError):  # the supervisor may be gone
-            pipe.send(problem_of(error))
+            report(problem_of(error))
         sys.stderr.flush()
         os._exit(1)
     # Libraries' own clean-up may hang, as that of a process group whose other members are gone.
@@ -66,10 +69,10 @@ def _serve(worker: Worker, name: str, pipe: Any) -> None:
         while pipe.poll(0 if worked else PATIENCE_SECONDS / 4):
             order, argument = pipe.recv()
             if order == "save":
-                pipe.send(save_worker(worker, name, argument))
+                send_report(pipe, save_worker(worker, name, argument))
             elif order == "finish":
                 worker.finish(lambda: pipe.poll(0))
-                pipe.send(Finished())
+                send_report(pipe, Finished())
             elif order == "stop":
                 return
             worked = True
