@@ -18,8 +18,8 @@ from .cores import Allocation, allocate, n_cores
 __all__ = ["measured_allocation"]
 
 MEASURE_SECONDS = 0.3
-WARM_UPDATES = 3  # before the measurement, and the least that it lasts
-POLL_SECONDS = 0.02
+LEAST_UPDATES = 3  # before the measurement, and the least that it lasts
+TURN_SECONDS = 0.02  # between two looks at how far the workers are
 
 
 def measured_allocation(
@@ -66,16 +66,16 @@ def _rates(
 ) -> tuple[float, float]:
     """Return environment steps and updates per second, once both workers are warm."""
     board = flow.board
-    while board.updates < WARM_UPDATES and not interrupted():
-        supervisor.poll(POLL_SECONDS)
+    while board.updates < LEAST_UPDATES and not interrupted():
+        supervisor.poll(TURN_SECONDS)
     begun, steps, updates = time.perf_counter(), board.env_steps, board.updates
     seconds = 0.0
     while not interrupted():
         seconds = time.perf_counter() - begun
-        is_enough = board.updates >= updates + WARM_UPDATES and board.env_steps > steps
+        is_enough = board.updates >= updates + LEAST_UPDATES and board.env_steps > steps
         if is_enough and seconds >= MEASURE_SECONDS:
             break
-        supervisor.poll(POLL_SECONDS)
+        supervisor.poll(TURN_SECONDS)
     seconds = max(1e-9, time.perf_counter() - begun)
     return (board.env_steps - steps) / seconds, (board.updates - updates) / seconds
 

@@ -28,6 +28,7 @@ COLUMNS = (
     "parameter_version",  # updates of the parameters that an actor or evaluator used last
     "has_stepped",  # 1 after the first step of an environment in this session
 )
+STEPS, TRAINS = "actor", "learner"  # whose environment steps and whose updates are the run's
 INDEX = {name: number for number, name in enumerate(COLUMNS)}
 
 
@@ -66,23 +67,18 @@ class BoardStream:
     ----------
     n_workers : mapping
         How many workers there are of each kind.
-    steps, trains : str
-        The kinds whose environment steps and whose updates are those of the run.
     """
 
     n_workers: Mapping[str, int]
-    steps: str = "actor"
-    trains: str = "learner"
 
     def host(self, medium: Medium, checkpoint: Checkpoint) -> HostedBoard:
         """Make the rows, and set what an earlier session of the run has counted."""
         numbers = medium.numbers(sum(self.n_workers.values()) * len(COLUMNS))
         board = Board(self, numbers)
-        n_steppers = self.n_workers[self.steps]
-        for index, steps in enumerate(checkpoint.counters.get(f"{self.steps}_env_steps", ())):
+        for index, steps in enumerate(checkpoint.counters.get(f"{STEPS}_env_steps", ())):
             # The user may have set another number of actors in config.json.
-            board.row(self.steps, index % n_steppers).env_steps += steps
-        board.column(self.trains, "updates")[:] = checkpoint.counters.get("updates", 0)
+            board.row(STEPS, index % self.n_workers[STEPS]).env_steps += steps
+        board.column(TRAINS, "updates")[:] = checkpoint.counters.get("updates", 0)
         return HostedBoard(board)
 
 
@@ -92,7 +88,7 @@ class Board:
     def __init__(self, stream: BoardStream, numbers: Numbers) -> None:
         self._stream, self._numbers = stream, numbers
         self._rows = numbers.array.reshape(-1, len(COLUMNS))
-        self._env_steps = self.column(stream.steps, "env_steps")
+        self._env_steps = self.column(STEPS, "env_steps")
 
     def row(self, kind: str, index: int) -> Row:
         """Return the row of one worker."""
@@ -111,7 +107,7 @@ class Board:
     @property
     def updates(self) -> int:
         """Updates of the networks; all learners do each of them together."""
-        return int(self.column(self._stream.trains, "updates")[0])
+        return int(self.column(TRAINS, "updates")[0])
 
     def _start(self, kind: str) -> int:
         counts, kinds = self._stream.n_workers, list(self._stream.n_workers)
@@ -137,10 +133,10 @@ class HostedBoard(Hosted):
 
     def counters(self) -> dict[str, Any]:
         """Return what the run has counted, and how many workers have stepped its environments."""
-        board, steps = self._board, self._board._stream.steps
+        board = self._board
         return {
             "env_steps": board.env_steps,
             "updates": board.updates,
-            f"n_{steps}s": board._stream.n_workers[steps],
-            f"{steps}_env_steps": board.column(steps, "env_steps").tolist(),
+            f"n_{STEPS}s": board._stream.n_workers[STEPS],
+            f"{STEPS}_env_steps": board.column(STEPS, "env_steps").tolist(),
         }

@@ -14,7 +14,7 @@ from .stream import Checkpoint, Hosted, Medium, Numbers
 
 __all__ = ["GradientStream", "Gradients", "HostedGradients"]
 
-LOOK_SECONDS = 20e-6  # between two looks at what the first learner announces
+ANNOUNCED_SECONDS = 20e-6  # between two looks at what the first learner announces
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Gradients:
         while self._announced.array[0] < update:
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(LOOK_SECONDS)
+            time.sleep(ANNOUNCED_SECONDS)
         return True
 
     def share(self, index: int, device: str) -> Share:

@@ -152,16 +152,19 @@ class ReplaySource:
 
     def __init__(self, buffer: PrioritizedReplayBuffer, limiter: RateLimiter, beta: float) -> None:
         self._buffer, self._limiter, self._beta = buffer, limiter, beta
+        self._batch_size = 0
         self._prefetcher: Iterator[Any] | None = None
 
     @property
     def draws_tensors(self) -> bool:
-        """Whether batches come as tensors on the learner's device, as with `prefetch`."""
+        """Whether batches come as tensors on the learner's device, which they do drawn ahead."""
         return self._prefetcher is not None
 
-    def prefetch(self, batch_size: int, device: torch.device, n_ahead: int) -> None:
-        """Have a thread draw ``n_ahead`` batches ahead, and bring them to a device."""
-        self._prefetcher = Prefetcher(self._buffer, batch_size, device, n_ahead)
+    def prepare(self, batch_size: int, device: torch.device, n_ahead: int) -> None:
+        """Say what `draw` is to return; a thread brings ``n_ahead`` batches to the device."""
+        self._batch_size = batch_size
+        if n_ahead:
+            self._prefetcher = Prefetcher(self._buffer, batch_size, device, n_ahead)
 
     def blank(self, n: int) -> Batch:
         """Return a batch of ``n`` rows of zeros."""
@@ -178,12 +181,12 @@ class ReplaySource:
         """Wait at most so long; return whether ``n`` rows may be drawn now."""
         return _may(self._limiter.await_sample, n, patience_seconds)
 
-    def draw(self, batch_size: int) -> Batch:
-        """Draw rows by priority; with `prefetch` those that lie ready."""
+    def draw(self) -> Batch:
+        """Draw a batch by priority, or take one that was drawn ahead."""
         if self._prefetcher is not None:
             batch: Batch = next(self._prefetcher)
             return batch
-        return self._buffer.sample(batch_size)
+        return self._buffer.sample(self._batch_size)
 
     def learned(self, batch: Batch, td_error: Any) -> None:
         """Set the priorities of a batch's rows; ValueError if an error is not finite."""

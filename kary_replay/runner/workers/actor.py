@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ..environments.vector import EnvironmentFaultError, Environments, random_actions
 from ..failures import DivergedError
 from ..messages import EpisodeEnded
+from ..streams.experience import Sink
 from ..streams.inference import Inference, as_tensors
 from .worker import Seat
 
@@ -34,7 +35,7 @@ class Actor:
     def __init__(self, seat: Seat) -> None:
         config, board = seat.config, seat.board
         self.seat, self.config, self.board, self.row = seat, config, board, seat.row
-        self.experience = seat.streams["experience"]
+        self.experience: Sink = seat.streams["experience"]
         self.rng = seat.rng(seat.incarnation, int(self.row.env_steps))
         self.algorithm = seat.algorithm()
         client = seat.streams["inference"].client

@@ -10,6 +10,7 @@ import torch
 
 from ...types import Batch
 from ..failures import DivergedError
+from ..streams.experience import Source
 from ..streams.inference import as_tensors
 from ..streams.parameters import as_vector, published
 from .worker import Seat
@@ -17,7 +18,7 @@ from .worker import Seat
 __all__ = ["Learner"]
 
 SETTINGS_INTERVAL = 100  # updates between two looks at what changes slowly: beta
-FINISH_SECONDS = 0.02  # patience in an update that other learners do, too
+LAST_UPDATE_SECONDS = 0.02  # patience in an update that other learners do, too
 
 
 class Learner:
@@ -38,7 +39,8 @@ class Learner:
     def __init__(self, seat: Seat) -> None:
         config, streams = seat.config, seat.streams
         self.seat, self.config, self.row = seat, config, seat.row
-        self.experience, self.parameters = streams["experience"], streams["parameters"]
+        self.experience: Source = streams["experience"]
+        self.parameters = streams["parameters"]
         self.gradients = streams["gradients"]
         self.is_first = seat.index == 0
         self.algorithm = seat.algorithm(self.gradients.share(seat.index, seat.device))
@@ -50,8 +52,7 @@ class Learner:
         blank = self.experience.blank(self.batch_size)
         self.columns = list(blank.keys())
         self.algorithm.warm_up(self.as_tensors(blank))
-        if ahead:
-            self.experience.prefetch(self.batch_size, device, ahead)
+        self.experience.prepare(self.batch_size, device, ahead)
         self.n_done = 0  # updates of this session
         self.last_update: int | None = None
         # What the stream had before `finish` published out of turn: a run that goes on from a
@@ -66,7 +67,7 @@ class Learner:
         following = int(self.row.updates) + 1
         if not self._may_do(following, patience_seconds):
             return False
-        batch = self.experience.draw(self.batch_size)
+        batch = self.experience.draw()
         error = self.algorithm.update(self.as_tensors(batch)).cpu().numpy()
         try:
             self.experience.learned(batch, error)
@@ -111,7 +112,7 @@ class Learner:
             return
         if self.seat.n_workers > 1 and self.n_done:
             self.last_update = int(self.row.updates) + 1
-            while self.work(FINISH_SECONDS) and not give_up():
+            while self.work(LAST_UPDATE_SECONDS) and not give_up():
                 pass
         newest = self.parameters.newest()
         if newest is None or newest[1] != int(self.row.updates):
