@@ -104,6 +104,7 @@ def test_who_was_ready_first_does_not_seem_to_hang_when_all_go(supervisor, monke
     learner, first, second = (Worker(is_ready=False) for _ in range(3))
     workers = iter([learner, first, second])
     learner.answers.append(Started())
+    supervisor._received = supervisor._back = now[0]
     monkeypatch.setattr(supervisor._backend, "start", lambda *arguments: next(workers))
     monkeypatch.setattr(supervisor_module.time, "monotonic", lambda: now[0])
 
