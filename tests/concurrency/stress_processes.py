@@ -42,7 +42,7 @@ from rows import (  # noqa: E402
 )
 
 ROLES = ["writer"] * 4 + ["sampler"] * 2 + ["updater"] * 2
-HANG_SECONDS = 30.0
+HANG_SECONDS = 300.0
 NUMBERS_EACH = 1 << 36  # insertion numbers of one incarnation of a writer
 
 

@@ -35,7 +35,7 @@ from rows import EPSILON, Rows, check_masses, priority, require, td_error  # noq
 CAPACITY, N_WORDS, BATCH = 3_000, 60, 50
 CHUNK_NBYTES = 1 << 16  # many of them
 MAX_SAVES = 1 << 16
-HANG_SECONDS = 60.0
+HANG_SECONDS = 300.0
 
 
 def new_buffer(seed, shared):

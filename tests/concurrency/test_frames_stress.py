@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from rows import ViolationError, require
 
 import kary_replay as kr
 
-STACK, N_ENVS, GAMMA = 3, 2, 0.5
+CAPACITY, STACK, N_ENVS, GAMMA = 60, 3, 2, 0.5
 PRIME = 1_000_003
 BODY = np.arange(40, dtype=np.int64) * 31
 FRAME = kr.Field((40,), "int64")
@@ -49,7 +48,9 @@ def check_batch(batch, n_step):
 
 
 def make(n_step, shared=False):
-    return kr.FrameReplayBuffer(60, FRAME, FIELDS, STACK, n_step, alpha=0.5, seed=0, shared=shared)
+    return kr.FrameReplayBuffer(
+        CAPACITY, FRAME, FIELDS, STACK, n_step, alpha=0.5, seed=0, shared=shared
+    )
 
 
 class Actor:
@@ -91,10 +92,13 @@ class Actor:
         self.begin(envs[truncated])
 
 
-def sample_for(buffer, n_step, seconds):
-    """Draw, verify and update, for some time; return how many different transitions came."""
-    ends, seen = time.monotonic() + seconds, set()
-    while time.monotonic() < ends:
+def sample_until(buffer, n_step, enough):
+    """Draw, verify and update, until so many different transitions have come.
+
+    More than the buffer has room for come only if somebody writes meanwhile.
+    """
+    seen = set()
+    while len(seen) < enough:
         try:
             batch = buffer.sample(16)
         except (
@@ -104,10 +108,9 @@ def sample_for(buffer, n_step, seconds):
         check_batch(batch, n_step)
         seen.update(batch.action.tolist())
         buffer.update_priorities(batch.handle, np.linspace(0.1, 2.0, 16))
-    return len(seen)
 
 
-def run_threads(run_threaded, n_step, writer=kr.FrameStackWriter, seconds=1.5):
+def run_threads(run_threaded, n_step, writer=kr.FrameStackWriter, enough=3_000):
     buffer = make(n_step)
     running = [True]
 
@@ -118,23 +121,22 @@ def run_threads(run_threaded, n_step, writer=kr.FrameStackWriter, seconds=1.5):
 
     def sample():
         try:
-            return sample_for(buffer, n_step, seconds)
+            sample_until(buffer, n_step, enough)
         finally:
             running[0] = False
 
-    counts = run_threaded([lambda: act(1), lambda: act(2), sample])
+    run_threaded([lambda: act(1), lambda: act(2), sample], timeout_seconds=300)
     buffer.check_invariants()
-    return counts[2]
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_threads_write_while_one_draws(run_threaded, n_step):
-    assert run_threads(run_threaded, n_step) > 200
+    run_threads(run_threaded, n_step)
 
 
 def test_links_without_generations_are_noticed(run_threaded):
     with pytest.raises(ViolationError, match="wrong frame"):
-        run_threads(run_threaded, 1, FollowsSlots, seconds=20)
+        run_threads(run_threaded, 1, FollowsSlots, enough=1_000_000)
 
 
 @pytest.mark.parametrize("fault", ["swapped", "torn", "shifted"])
@@ -174,13 +176,10 @@ def test_processes_write_and_one_is_killed():
     try:
         for actor in actors:
             actor.start()
-        ends = time.monotonic() + 60
-        while buffer.n_added < 500 and time.monotonic() < ends:
-            time.sleep(0.01)
-        assert sample_for(buffer, 3, 1.0) > 50
+        sample_until(buffer, 3, 10 * CAPACITY)
         os.kill(actors[0].pid, signal.SIGKILL)
         actors[0].join()
-        assert sample_for(buffer, 3, 1.0) > 50
+        sample_until(buffer, 3, 10 * CAPACITY)
         assert all(actor.is_alive() for actor in actors[1:])
     finally:
         for actor in actors:

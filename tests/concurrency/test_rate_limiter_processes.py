@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import time
 
@@ -16,14 +17,19 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="sharing
 
 FIELDS = {"reward": kr.Field((), "float32")}
 RATIO, ERROR, MIN_SIZE, ADD, DRAW = 4.0, 64.0, 50, 5, 16
+PATIENCE, HANG_SECONDS = 0.1, 300.0
 LEARNER, ACTOR = "has the learner stopped", "has every actor stopped"
 
 
-def take_part(limiter, buffer, role, unlimited, patience, parent):
-    """Add or draw until killed, or until the other side pauses ``patience`` seconds; say why.
+def take_part(limiter, buffer, role, unlimited, hurry, parent):
+    """Add or draw until killed, or until a wait takes PATIENCE seconds after ``hurry``; say why.
 
     ``unlimited`` is None, or the role that never asks; the other one is slow then.
     """
+
+    def wait(call, n):
+        call(n, should_stop=lambda: hurry.value) or call(n, timeout_seconds=PATIENCE)
+
     if isinstance(limiter, tuple):  # attached by descriptor
         buffer = kr.PrioritizedReplayBuffer.attach(buffer)
         limiter = kr.RateLimiter(buffer, RATIO, MIN_SIZE, ERROR, origin=limiter)
@@ -34,10 +40,10 @@ def take_part(limiter, buffer, role, unlimited, patience, parent):
             if unlimited not in (None, role):
                 time.sleep(1e-3)
             if role == "adder":
-                unlimited == role or limiter.await_add(ADD, timeout_seconds=patience)
+                unlimited == role or wait(limiter.await_add, ADD)
                 buffer.add(reward=np.zeros(ADD))
             else:
-                unlimited == role or limiter.await_sample(DRAW, timeout_seconds=patience)
+                unlimited == role or wait(limiter.await_sample, DRAW)
                 buffer.sample(DRAW)
     except RateLimiterTimeoutError as error:
         parent.send(str(error))
@@ -50,19 +56,20 @@ class Race:
         self.buffer = kr.PrioritizedReplayBuffer(200, FIELDS, seed=0, shared=True)
         self.limiter = kr.RateLimiter(self.buffer, RATIO, MIN_SIZE, ERROR)
         self.context = multiprocessing.get_context("spawn")
+        self.hurry = self.context.RawValue("b", False)
         self.processes = []
 
-    def start(self, *roles, attached=(), unlimited=None, patience=30.0):
+    def start(self, *roles, attached=(), unlimited=None):
         """Start processes of these roles, then some ``attached`` by descriptor, together."""
-        started = [self.spawn(role, False, unlimited, patience) for role in roles]
-        started += [self.spawn(role, True, unlimited, patience) for role in attached]
+        started = [self.spawn(role, False, unlimited) for role in roles]
+        started += [self.spawn(role, True, unlimited) for role in attached]
         for process in started:
-            assert process.pipe.poll(60) and process.pipe.recv() == "ready"
+            assert process.pipe.poll(HANG_SECONDS) and process.pipe.recv() == "ready"
         for process in started:
             process.pipe.send("go")
         return started
 
-    def spawn(self, role, by_descriptor, unlimited, patience):
+    def spawn(self, role, by_descriptor, unlimited):
         ours, theirs = self.context.Pipe()
         # In one pickle, the limiter's buffer and the buffer are one in the child, too.
         how = (
@@ -71,7 +78,7 @@ class Race:
             else (self.limiter, self.buffer)
         )
         process = self.context.Process(
-            target=take_part, args=(*how, role, unlimited, patience, theirs), daemon=True
+            target=take_part, args=(*how, role, unlimited, self.hurry, theirs), daemon=True
         )
         process.start()
         theirs.close()
@@ -79,11 +86,11 @@ class Race:
         process.pipe = ours
         return process
 
-    def watch(self, n_adders, n_samplers, n_drawn, seconds=30.0):
+    def watch(self, n_adders, n_samplers, n_drawn):
         """Follow the balance until so many more rows are drawn; return its extremes."""
         buffer, (added, sampled) = self.buffer, self.limiter.origin
         n_looks, lowest, highest = 0, np.inf, -np.inf
-        until, enough = time.monotonic() + seconds, buffer.n_sampled + n_drawn
+        until, enough = time.monotonic() + HANG_SECONDS, buffer.n_sampled + n_drawn
         while (buffer.n_sampled < enough or n_looks < 1000) and time.monotonic() < until:
             # No two counts are read at one moment. Both only grow: so with the earlier count of the
             # rows drawn the balance was not more than what comes out, with the later one not less.
@@ -106,14 +113,16 @@ class Race:
 
     def kill(self, process):
         os.kill(process.pid, signal.SIGKILL)
-        process.join(10)
+        process.join(HANG_SECONDS)
         assert process.exitcode == -signal.SIGKILL
 
     def last_words(self, process):
-        assert process.pipe.poll(20), "waits for ever"
+        self.hurry.value = True
+        assert process.pipe.poll(HANG_SECONDS), "waits for ever"
         said = process.pipe.recv()
-        process.join(10)
+        process.join(HANG_SECONDS)
         assert process.exitcode == 0
+        self.hurry.value = False
         return said
 
 
@@ -123,7 +132,7 @@ def race():
     yield one
     for process in one.processes:
         process.kill()
-        process.join(10)
+        process.join()
 
 
 def test_one_adder_and_one_sampler_stay_within_the_band(race):
@@ -146,32 +155,31 @@ def test_the_watch_sees_who_does_not_ask(race, unlimited, n_drawn):
         race.watch(1, 1, n_drawn)
 
 
+def assert_says(said, side, drive, culprit):
+    found = re.match(
+        rf"the {side} has waited ([\d.]+) s, .* no row was {drive} for ([\d.]+) s: {culprit}", said
+    )
+    assert found and all(float(seconds) >= PATIENCE for seconds in found.groups()), said
+
+
 def test_a_killed_partner_is_named(race):
     """And nothing is left locked: a new one takes over."""
-    adder, sampler = race.start("adder", "sampler", patience=1.0)
+    adder, sampler = race.start("adder", "sampler")
     race.watch(1, 1, 2_000)
     race.kill(sampler)
     said = race.last_words(adder)
-    assert (
-        said.startswith("the adder has waited 1")
-        and "no row was drawn for 1" in said
-        and LEARNER in said
-    )
-    adder, sampler = race.start("adder", "sampler", patience=1.0)
+    assert_says(said, "adder", "drawn", LEARNER)
+    adder, sampler = race.start("adder", "sampler")
     race.watch(1, 1, 2_000)
     race.kill(adder)
     said = race.last_words(sampler)
-    assert (
-        said.startswith("the sampler has waited 1")
-        and "no row was added for 1" in said
-        and ACTOR in said
-    )
+    assert_says(said, "sampler", "added", ACTOR)
 
 
 def test_killed_while_it_waits(race):
     """A waiting process holds nothing that the others need."""
     (waits,) = race.start("adder")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG_SECONDS
     while race.limiter.allowed_adds() >= ADD and time.monotonic() < deadline:
         time.sleep(0.01)
     race.kill(waits)

