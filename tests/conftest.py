@@ -6,9 +6,8 @@ draws fresh ones, many more, and prints how to replay a failure.
 """
 
 import faulthandler
-import fcntl
 import os
-from contextlib import contextmanager
+import time
 
 import numpy as np
 import pytest
@@ -64,45 +63,23 @@ def pytest_xdist_auto_num_workers():
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-@contextmanager
-def locked(path, kind):
-    """Hold a lock on a file; it is let go explicitly, because forked children have it, too."""
-    with open(path, "a") as file:
-        fcntl.flock(file, kind)
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
-
-
 @pytest.fixture(autouse=True)
-def beside_others(request, tmp_path_factory):
-    """Let a test marked ``alone`` wait until no other worker runs a test, and keep them waiting.
-
-    Every test passes the turnstile and holds the floor with the others; one that is to be alone
-    keeps the turnstile and has the floor to itself.
-    """
-    if not UNDER_XDIST:
-        yield
-        return
-    shared_folder = tmp_path_factory.getbasetemp().parent
-    turnstile, floor = shared_folder / "turnstile", shared_folder / "floor"
-    if request.node.get_closest_marker("alone"):
-        with locked(turnstile, fcntl.LOCK_EX), locked(floor, fcntl.LOCK_EX):
-            yield
-        return
-    with locked(turnstile, fcntl.LOCK_EX):
-        pass
-    with locked(floor, fcntl.LOCK_SH):
-        yield
-
-
-@pytest.fixture(autouse=True)
-def no_hang(beside_others, pytestconfig):
+def no_hang(pytestconfig):
     """End the process, with all stacks, if a test takes ten minutes: a hang must fail, not wait."""
     faulthandler.dump_traceback_later(600.0, exit=True, file=pytestconfig.stash[STDERR])
     yield
     faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture
+def no_shared_memory_is_left():
+    """Names in /dev/shm that appear during the test go away; those of tests beside it do, too."""
+    before = set(os.listdir("/dev/shm"))
+    yield
+    left, deadline = set(os.listdir("/dev/shm")) - before, time.monotonic() + 300
+    while left := left & set(os.listdir("/dev/shm")):
+        assert time.monotonic() < deadline, f"left in /dev/shm: {sorted(left)}"
+        time.sleep(0.05)
 
 
 @pytest.fixture

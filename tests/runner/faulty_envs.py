@@ -51,8 +51,6 @@ class Faulty(gymnasium.Env):
         self.n_steps += 1
         observation = self.np_random.uniform(-1, 1, 3).astype(np.float32)
         reward = self.reward * float(np.sum(action))
-        if self.fault == "slow":
-            time.sleep(0.4)
         if (
             self.n_steps == self.at
             and self.fault != "none"

@@ -14,6 +14,8 @@ from kary_replay.runner.flow import HostedFlow
 from kary_replay.runner.records.run_directory import load_state
 from kary_replay.runner.streams import Checkpoint
 
+HANG_SECONDS = 300.0
+
 SMALL = {
     "actors": 1,
     "backend": "serial",
@@ -55,14 +57,27 @@ def worker(flow, kind, index=0, report=lambda message: None):
     return role.worker(dataclasses.replace(flow.seat(role, index), report=report))
 
 
-def stopped(runner, enough, seconds=60):
+def wait_until(condition):
+    """Look until it holds; the limit is against hanging."""
+    deadline = time.monotonic() + HANG_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def size_of(path):
+    """The bytes of a file, 0 if it is not there."""
+    return path.stat().st_size if path.exists() else 0
+
+
+def stopped(runner, enough):
     """Run, and stop the run as soon as ``enough()``; return its result."""
 
     def stop():
-        deadline = time.monotonic() + seconds
-        while not enough() and time.monotonic() < deadline:
-            time.sleep(0.005)
-        runner.stop()
+        try:
+            wait_until(enough)
+        finally:
+            runner.stop()
 
     thread = threading.Thread(target=stop)
     thread.start()

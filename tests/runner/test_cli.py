@@ -7,10 +7,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from PIL import Image
+from runs import HANG_SECONDS, wait_until
 
 from kary_replay import cli
 from kary_replay.algorithms import ALGORITHMS
@@ -319,11 +319,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     process = started(
         "train", "dqn", "CartPole-v1", *SMALL, "--total-env-steps", "10000000", "--directory", "run"
     )
-    deadline = time.monotonic() + 60
-    while not ((tmp_path / "run" / "episodes.jsonl").exists()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until((tmp_path / "run" / "episodes.jsonl").exists)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 130, err
     assert "go on with: kary-replay train --resume run" in out
     assert json.loads((tmp_path / "run" / "checkpoint.json").read_text())["env_steps"] > 0
@@ -333,5 +331,5 @@ def test_a_closed_pipe_does_not_end_a_run(tmp_path):
     process = started("train", "dqn", "CartPole-v1", *SMALL, "--directory", "run")
     process.stdout.close()
     assert process.stderr.read() == ""
-    assert process.wait(60) == 0
+    assert process.wait(HANG_SECONDS) == 0
     assert (tmp_path / "run" / "learning_curve.png").exists()

@@ -10,7 +10,7 @@ from pathlib import Path
 import faulty_envs
 import gymnasium
 import pytest
-from runs import config, run
+from runs import HANG_SECONDS, config, run
 
 from kary_replay import PrioritizedReplayBuffer, cli
 from kary_replay.algorithms import DQNOptions, SACOptions, TD3Options
@@ -278,7 +278,11 @@ def test_a_program_without_a_main_guard_is_told_so(tmp_path):
         "Runner(RunnerConfig('dqn', 'CartPole-v1', **settings)).run()\n"
     )
     ended = subprocess.run(
-        [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, str(program)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
     )
     assert (
         ended.returncode == 1 and 'must do so only under if __name__ == "__main__":' in ended.stderr

@@ -1,5 +1,7 @@
 """Environments alone: their faults are named, and running episodes come back."""
 
+import itertools
+
 import gymnasium
 import numpy as np
 import pytest
@@ -59,6 +61,29 @@ def test_what_a_step_returns_is_what_it_led_to_also_at_the_end_of_an_episode():
         (3.0, 3),
         (0.0, 3),
     ] * 2
+
+
+def test_environments_may_be_slow_one_by_one():
+    """Each shows when it is done, so that they are not stuck as long as one of them is not."""
+    done = []
+
+    class Noted(Faulty):
+        def step(self, action):
+            done.append("step")
+            return super().step(action)
+
+        def reset(self, **options):
+            done.append("reset")
+            return super().reset(**options)
+
+    rng, beat = np.random.default_rng(0), lambda: done.append("beat")
+    envs = Environments(lambda: Noted(length=2), 2, rng, "Noted", beat)
+    envs.reset()
+    envs.step(np.zeros(2, np.int64))
+    envs.step(np.zeros(2, np.int64))
+    calls = [one for one in done if one != "beat"]
+    assert calls == ["reset"] * 2 + ["step"] * 4 + ["reset"] * 2
+    assert all("beat" in pair for pair in itertools.pairwise(done))
 
 
 def test_making_an_environment_is_part_of_it():

@@ -15,6 +15,7 @@ from runs import config, run
 from kary_replay.runner import Evaluation, Runner, display
 from kary_replay.runner.allocation.cores import allocate
 from kary_replay.runner.backends.memory import OwnMemory
+from kary_replay.runner.records import monitor
 from kary_replay.runner.records.display import Display, duration, number
 from kary_replay.runner.records.learning_curve import MOST_POINTS, Points
 from kary_replay.runner.records.monitor import Monitor
@@ -175,20 +176,29 @@ def test_actors_say_which_parameters_they_act_by(tmp_path, monkeypatch):
 
 
 def test_looking_is_rare_and_the_rest_free(tmp_path, monkeypatch):
-    looks, show, seconds = [], Monitor.show, []
-    monkeypatch.setattr(
-        Progress, "look", lambda self, look=Progress.look: looks.append(1) or look(self)
-    )
+    """By a clock on which 10 ms pass from one turn to the next."""
+    called, show, now = [], Monitor.show, [1000.0]
+    for thing, name in ((Progress, "look"), (Display, "show"), (RunDirectory, "flush")):
+        method = getattr(thing, name)
+        monkeypatch.setattr(
+            thing,
+            name,
+            lambda *arguments, method=method, name=name: called.append(name) or method(*arguments),
+        )
 
-    def timed(self):
-        begun = time.perf_counter()
+    def turn(self):
+        now[0] += 0.01
+        n_called, n_turns[0] = len(called), n_turns[0] + 1
         show(self)
-        seconds.append(time.perf_counter() - begun)
+        n_looks[0] += len(called) > n_called
 
-    monkeypatch.setattr(Monitor, "show", timed)
+    n_turns, n_looks = [0], [0]
+    monkeypatch.setattr(monitor, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(Monitor, "show", turn)
     run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=3000)
-    assert len(seconds) > 500 and len(looks) < len(seconds) / 10
-    assert np.median(seconds) < 20e-6
+    assert n_turns[0] > 500 and n_looks[0] == pytest.approx(n_turns[0] / 50, abs=2)
+    # and once more at the end
+    assert called.count("look") == called.count("show") == n_looks[0] + 1
 
 
 def test_tensorboard_reads_the_scalars(tmp_path):

@@ -10,7 +10,7 @@ from multiprocessing import connection
 
 import numpy as np
 import pytest
-from runs import config, run, stopped
+from runs import HANG_SECONDS, config, run, size_of, stopped
 
 from kary_replay import PrioritizedReplayBuffer
 from kary_replay.runner import ConfigError, RunFailedError, Runner
@@ -45,8 +45,7 @@ def test_a_run_that_was_stopped_goes_on(learners, tmp_path):
         )
     )
 
-    episodes = directory / "episodes.jsonl"
-    first = stopped(runner, lambda: episodes.exists() and episodes.stat().st_size > 1000)
+    first = stopped(runner, lambda: size_of(directory / "episodes.jsonl") > 1000)
     assert first.interrupted and 0 < first.env_steps < 20_000
     counters, buffer = checkpoint(directory)
     # Actors go on while the buffer is saved. A group counts its steps before it adds them.
@@ -104,14 +103,14 @@ def test_a_start_that_is_interrupted_leaves_the_checkpoint_as_it_is(tmp_path):
 
 
 def test_the_guard_kills_the_groups_it_was_told_of_last(tmp_path):
-    one, other = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
+    one, other = (subprocess.Popen(["sleep", "1000"], start_new_session=True) for _ in range(2))
     (tmp_path / "a folder").mkdir()
     guard = Guard(tmp_path / "a folder")
     guard.watch([one.pid, other.pid])
     guard.watch([other.pid])
     guard._shell.stdin.close()  # as the kernel does when the supervisor is killed
-    assert other.wait(10) == -9
-    assert guard._shell.wait(10) == 0 and one.poll() is None
+    assert other.wait(HANG_SECONDS) == -9
+    assert guard._shell.wait(HANG_SECONDS) == 0 and one.poll() is None
     assert not list(tmp_path.iterdir())
     guard.close()
     one.kill()
