@@ -35,10 +35,10 @@ def actors(supervisor):
     return [pid for pid in workers if names[pid].startswith("actor-")]
 
 
-def kill_some(n_kills, ended, killed, seed):
+def kill_some(n_kills, ended, killed, seed, longest_pause):
     rng = random.Random(seed)
     while len(killed) < n_kills and not ended.is_set():
-        time.sleep(rng.uniform(0.0, 1.0))
+        time.sleep(rng.uniform(0.0, longest_pause))
         alive = actors(os.getpid())
         if alive:
             pid = rng.choice(alive)
@@ -46,7 +46,7 @@ def kill_some(n_kills, ended, killed, seed):
             killed.append(pid)
 
 
-def main(kills, total_env_steps, seed, directory):
+def main(kills, total_env_steps, seed, directory, longest_pause=1.0):
     """Return the result of the run, and how many actors were killed."""
     config = RunnerConfig(
         "dqn",
@@ -59,7 +59,8 @@ def main(kills, total_env_steps, seed, directory):
         directory=str(directory),
     )
     ended, killed = threading.Event(), []
-    killer = threading.Thread(target=kill_some, args=(kills, ended, killed, seed))
+    arguments = kills, ended, killed, seed, longest_pause
+    killer = threading.Thread(target=kill_some, args=arguments)
     killer.start()
     try:
         result = Runner(config).run()
