@@ -201,16 +201,22 @@ def test_looking_is_rare_and_the_rest_free(tmp_path, monkeypatch):
     assert called.count("look") == called.count("show") == n_looks[0] + 1
 
 
-def test_tensorboard_reads_the_scalars(tmp_path):
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """The result of a run, for those who look at its records and change nothing."""
+    path = tmp_path_factory.mktemp("recorded") / "run"
+    return run("dqn", "CartPole-v1", path, target_return=500.0, **MODEST)
+
+
+def test_tensorboard_reads_the_scalars(recorded):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    result = run("dqn", "CartPole-v1", tmp_path / "run", **MODEST)
-    events = EventAccumulator(str(tmp_path / "run"))
+    events = EventAccumulator(str(recorded.directory))
     events.Reload()
     points = events.Scalars("return/evaluation")
     assert [(point.step, point.value) for point in points] == [
         (evaluation.env_steps, pytest.approx(evaluation.mean_return))
-        for evaluation in result.evaluations
+        for evaluation in recorded.evaluations
     ]
     names = {
         "return/episodes",
@@ -221,9 +227,8 @@ def test_tensorboard_reads_the_scalars(tmp_path):
     assert names <= set(events.Tags()["scalars"])
 
 
-def test_the_learning_curve_is_drawn(tmp_path):
-    result = run("dqn", "CartPole-v1", tmp_path / "run", target_return=500.0, **MODEST)
-    picture = Image.open(result.directory / "learning_curve.png")
+def test_the_learning_curve_is_drawn(recorded):
+    picture = Image.open(recorded.directory / "learning_curve.png")
     assert picture.format == "PNG" and picture.width > 2 * picture.height
     colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 24)}
     assert {(0x21, 0x66, 0xAC), (0xC0, 0x39, 0x2B)} <= colours  # evaluations, target
