@@ -201,6 +201,96 @@ def test_results_that_are_inputs_constants_or_parts_of_a_result(linear):
         assert all(map(torch.equal, results, expected))
 
 
+def test_one_tensor_as_two_inputs_or_as_a_parameter():
+    y = X + 1
+    recorded = Recorded(lambda a, b: (a - b, a * y))
+    recorded(X, X)
+    recorded(y, X)
+    for a, b in ((X, y), (y, X), (y, y)):
+        assert (recorded(a, b)[0] == a - b).all() and (recorded(a, b)[1] == a * y).all()
+
+
+def parameter_made_inside(linear, x):
+    scale = nn.Parameter(x.detach() * 2)
+    return torch.autograd.grad((scale * scale * linear(x).detach()).sum(), [scale])
+
+
+def several_changed_in_place(linear, x):
+    parts = [x * 2, x * 3]
+    torch._foreach_add_(parts, 1.0)
+    return parts
+
+
+def gradient_clipped(linear, x):
+    linear.weight.grad = x[:1] * 5
+    nn.utils.clip_grad_norm_([linear.weight], 1.0)
+    return [linear.weight.grad]
+
+
+def inverse(linear, x):
+    return [torch.linalg.inv(x.T @ x + torch.eye(2))]
+
+
+def derivative_forwards(linear, x):
+    return torch.func.jvp(torch.sin, (x,), (linear(x).detach() * x,))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        parameter_made_inside,
+        several_changed_in_place,
+        gradient_clipped,
+        inverse,
+        derivative_forwards,
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_functions_of_other_kinds(function, linear):
+    def with_gradients(x):
+        with torch.enable_grad():
+            return tuple(function(linear, x))
+
+    recorded = Recorded(with_gradients)
+    for number in range(3):
+        x = X + number / 4
+        assert all(map(torch.equal, recorded(x), with_gradients(x)))
+
+
+def test_tensors_that_nobody_else_holds_are_changed_each_time():
+    kept = [torch.ones(2), torch.ones(3)]
+
+    def function(x):
+        torch._foreach_add_(kept, 1.0)
+        return (x * kept[0],)
+
+    recorded = Recorded(function)
+    recorded(X)
+    before = kept[0].clone()
+    assert torch.equal(recorded(X)[0], X * (before + 1)) and torch.equal(kept[0], before + 1)
+
+
+def test_a_generator_of_its_own_is_refused():
+    recorded = Recorded(lambda x: (x + torch.rand(2, generator=torch.Generator()),))
+    with pytest.raises(RuntimeError, match="leave out generator="):
+        recorded(X)
+
+
+def test_autocast_outside_casts_the_parameters_of_the_moment(linear):
+    def gradients(x):
+        with torch.enable_grad():
+            return torch.autograd.grad(linear(x).square().mean(), list(linear.parameters()))
+
+    recorded = Recorded(gradients)
+    for casts in (True, False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+            linear(X)  # now autocast keeps the parameters, cast
+            expected = gradients(X)
+            assert all(map(torch.equal, recorded(X), expected))
+        with torch.no_grad():
+            linear.weight += 1
+
+
 def test_torch_does_not_import_its_compiler_which_takes_a_second():
     program = (
         "import sys, torch\n"

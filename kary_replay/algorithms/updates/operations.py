@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 __all__ = ["graph_of"]
 
 aten: Any = torch.ops.aten
+# operations that return no tensor, and ask for no value
+OF_SHAPES = {aten.is_same_size.default, aten._has_same_storage_numel.default}
 
 
 def graph_of(
@@ -27,12 +29,20 @@ def graph_of(
     Raises
     ------
     RuntimeError
-        If the function asks for the value of an input or of what an operation has returned.
+        If the function asks for the value of an input or of what an operation has returned, or
+        does what a graph cannot repeat.
     """
     # torch.fx's make_fx does the same, and imports torch's compiler first, which takes a second.
+    # Every input is an object of its own: one tensor may come twice, or be a parameter, too.
+    tensors = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
     recorder = Recorder(tensors)
-    with recorder:
-        results = function(*tensors)
+    caches = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # what it has kept of parameters would be constants
+    try:
+        with recorder:
+            results = function(*tensors)
+    finally:
+        torch.set_autocast_cache_enabled(caches)
     recorder.graph.output(tuple(map(recorder.node_of, results)))
     return torch.fx.GraphModule(recorder.constants, recorder.graph)
 
@@ -65,8 +75,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         result = function(*args, **kwargs)
         returned = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        if not returned:
-            if any(id(tensor) in self._nodes for tensor in read):
+        if not returned and not function._schema.is_mutable:
+            knows = any(id(tensor) in self._nodes for tensor in read)
+            if knows and function._schema.returns and function not in OF_SHAPES:
                 raise RuntimeError(
                     f"{function} asks for the value of a tensor, which cannot be recorded: "
                     "the recording could not ask again"
@@ -76,7 +87,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._allocated |= set(map(_storage_of, returned)) - set(map(_storage_of, read))
         if isinstance(result, Tensor):
             self._note(result, node)
-        else:
+        elif result is not None:
             for number, one in enumerate(result):
                 if isinstance(one, Tensor):
                     self._note(one, self.graph.call_function(operator.getitem, (node, number)))
@@ -85,16 +96,33 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def node_of(self, tensor: Tensor) -> torch.fx.Node:
         """Return the node that stands for a tensor; an unknown one becomes a constant."""
         node = self._nodes.get(id(tensor))
+        if node is None and _storage_of(tensor) in self._allocated:
+            node = self._node_of_alias(tensor)
         if node is None:
-            # What an operation has returned does not come back as another object.
-            assert _storage_of(tensor) not in self._allocated, "a result taken for a constant"
             name = f"constant_{len(self.constants)}"
             self.constants[name] = tensor
             node = self.graph.get_attr(name)
             self._note(tensor, node)
         return node
 
+    def _node_of_alias(self, tensor: Tensor) -> torch.fx.Node:
+        """Return a node for what an operation has returned, as another object: nn.Parameter(…)."""
+        for known in reversed(self._kept):
+            if _place_of(known) == _place_of(tensor):
+                node = self.graph.call_function(aten.detach.default, (self.node_of(known),))
+                self._note(tensor, node)
+                return node
+        raise RuntimeError(
+            "memory of an operation's result is used in another shape without an operation, which "
+            "cannot be recorded"
+        )
+
     def _argument(self, value: Any) -> Any:
+        if isinstance(value, torch.Generator):
+            raise RuntimeError(
+                "a generator of its own cannot be recorded: leave out generator=, and seed with "
+                "torch.manual_seed"
+            )
         return self.node_of(value) if isinstance(value, Tensor) else value
 
     def _note(self, tensor: Tensor, node: torch.fx.Node) -> None:
@@ -104,5 +132,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _storage_of(tensor: Tensor) -> int:
+    if tensor.layout != torch.strided:
+        return id(tensor)
     storage: Any = tensor.untyped_storage()
     return int(storage._cdata)
+
+
+def _place_of(tensor: Tensor) -> tuple[Any, ...]:
+    if tensor.layout != torch.strided:
+        return (id(tensor),)
+    offset = tensor.storage_offset()
+    return _storage_of(tensor), offset, tensor.dtype, tensor.shape, tensor.stride()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -47,6 +48,10 @@ class Recorded:
     ``torch.addmm`` onto a matrix, which TorchScript rounds once more. The tensors that are returned
     are for use under ``torch.inference_mode``; outside, clone them, and on a GPU also if they are
     to outlast the next call.
+
+    At the first call the function is carried out up to three times, so it should change nothing
+    besides what it returns. Values that it takes out of torch, as by ``numpy`` or ``tolist``, stay
+    as they were then.
     """
 
     def __init__(self, function: Function) -> None:
@@ -55,13 +60,15 @@ class Recorded:
 
     def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
         tensors = leaves(inputs)
-        kind = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
+        device = tensors[0].device.type
+        casts = torch.is_autocast_enabled(device)
+        kind = (casts, *[(tensor.shape, tensor.dtype) for tensor in tensors])
         program = self.programs.get(kind)
         if program is None:
             with RECORDING:
                 program = self.programs[kind] = self._record(inputs, tensors)
         # an operation takes a fifth longer with the bookkeeping of no_grad
-        with torch.inference_mode():
+        with torch.inference_mode(), without_autocast(device) if casts else nullcontext():
             return program(*tensors)
 
     def _record(self, inputs: tuple[Any, ...], tensors: list[Tensor]) -> Function:
@@ -91,7 +98,9 @@ class Recorded:
                 as_ones(node)
         graph.graph.eliminate_dead_code()
         graph.recompile()
-        return PROGRAMS[tensors[0].device.type](graph, tensors)
+        device = tensors[0].device.type
+        with without_autocast(device):
+            return PROGRAMS[device](graph, tensors)
 
 
 def scripted(graph: Any, tensors: list[Tensor]) -> Any:
@@ -110,6 +119,11 @@ def scripted(graph: Any, tensors: list[Tensor]) -> Any:
 
 PROGRAMS: dict[str, Callable[[Any, list[Tensor]], Function]] = {"cpu": scripted, "cuda": Captured}
 """What makes a recorded graph run, by the device that its tensors are on."""
+
+
+def without_autocast(device: str) -> Any:
+    """Return a context in which nothing is cast: a recording has the casts among its operations."""
+    return torch.autocast(device, enabled=False)
 
 
 def has_unknown_shape(node: torch.fx.Node) -> bool:
