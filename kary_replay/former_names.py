@@ -44,7 +44,12 @@ FOLDERS = {
 
 RENAMED = {
     "adapters.sb3.prioritized": "adapters.sb3.prioritized_buffer",
+    "frame_storage": "core.frame_reader",
+    "runner.background": "runner.records.background",
+    "runner.making": "runner.environments.env_factory",
+    "runner.measuring": "runner.allocation.measurement",
     "runner.plan": "runner.messages",
+    "runner.trained": "runner.policies.checkpoint_policy",
 }
 """The modules that have another name now. Pickled results of runs name the last one."""
 

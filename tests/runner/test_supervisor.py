@@ -141,6 +141,19 @@ def test_an_evaluator_that_never_is_ready_is_done_without(supervisor_of, monkeyp
     assert "The run goes on without evaluations." in capsys.readouterr().out
 
 
+def test_an_evaluator_that_is_to_be_started_anew_at_the_end_is_missed(
+    supervisor_of, monkeypatch, capsys
+):
+    supervisor = supervisor_of(evaluate="during")
+    monkeypatch.setattr(supervisor._backend, "start", lambda *arguments: Worker())
+    supervisor.start()
+    of_kind(supervisor, "evaluator").handle.death = Problem("killed", was_killed=True)
+    supervisor.poll(0)
+    supervisor.finish_optional()
+    missing = "evaluator-0 had failed: the run ends without its last evaluations"
+    assert missing in capsys.readouterr().out
+
+
 def test_an_actor_that_others_kill_before_it_is_ready_is_started_again(supervisor, monkeypatch):
     started = []
 
@@ -266,8 +279,8 @@ def test_workers_are_watched_while_a_checkpoint_is_written(when, begun, monkeypa
     assert (tmp_path / "replay").is_dir()
 
 
-def test_a_failure_waits_for_the_streams_that_are_being_written(begun, monkeypatch, tmp_path):
-    """Whoever takes the error removes the folder, and frees the memory."""
+def test_a_failure_waits_for_the_checkpoint_that_is_being_written(begun, monkeypatch, tmp_path):
+    """All states are in: what the run has learned must not go with the worker."""
     learner, is_done = of_kind(begun, "learner").handle, threading.Event()
 
     def save(self, path):
@@ -276,15 +289,16 @@ def test_a_failure_waits_for_the_streams_that_are_being_written(begun, monkeypat
         is_done.set()
 
     monkeypatch.setattr(PrioritizedReplayBuffer, "save", save)
-    with pytest.raises(WorkerFailedError, match="killed by SIGKILL"):
-        begun.save(tmp_path)
+    begun.save(tmp_path)
     assert is_done.is_set()
+    with pytest.raises(WorkerFailedError, match="killed by SIGKILL"):
+        begun.poll(0)
 
 
 def test_a_checkpoint_that_ctrl_c_interrupts_is_no_failure_of_the_learner(
     begun, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(supervisor_module, "LAST_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor_module, "SAVE_SECONDS", 0.0)
     pressed = iter([False, False])
     monkeypatch.setattr(begun, "_interrupted", lambda: next(pressed, True))
     of_kind(begun, "learner").handle.saves = False

@@ -21,7 +21,7 @@ __all__ = ["Supervisor"]
 
 GRACE_SECONDS = 0.5  # between the order to stop and the kill
 AWAIT_SECONDS = 0.02  # between two looks at workers whose answers are awaited
-# for workers to write their states; the second after Ctrl-C
+# for workers to write their states; after Ctrl-C, the second for those that the run can do without
 SAVE_SECONDS, LAST_SAVE_SECONDS = 30.0, 1.0
 LONGEST_BACKOFF_SECONDS = 5.0
 UPDATE_SECONDS = 120.0  # for an update, before a worker that trains counts as hung
@@ -103,6 +103,7 @@ class Supervisor:
         self._has_begun = self._ending = self._all_saved = False
         self._received = self._back = time.monotonic()
         self._reports: list[Any] = []
+        self._failure: WorkerFailedError | None = None  # which a checkpoint has put off
 
     def start(self) -> None:
         """Start all workers, and have them go when each of them is ready.
@@ -133,6 +134,8 @@ class Supervisor:
 
     def poll(self, seconds: float) -> list[Any]:
         """Have the workers work for so long, or until one reports; start anew who has failed."""
+        if self._failure is not None:
+            raise self._failure
         self._poll(seconds)
         return self._taken()
 
@@ -141,8 +144,9 @@ class Supervisor:
 
         Workers are watched meanwhile as in `poll`. One that is started anew when it fails is left
         out if it does not answer within 30 seconds. For the others the last checkpoint waits as
-        long as they live and beat. Once the run is interrupted, nobody is waited for longer than a
-        second.
+        long as they live and beat. Once the run is interrupted, these have 30 seconds more, and
+        nobody else has more than one. A worker that fails when all states are there costs no
+        checkpoint: the next `poll` raises that.
 
         Parameters
         ----------
@@ -172,11 +176,9 @@ class Supervisor:
             now = time.monotonic()
             if self._interrupted():
                 interrupted = min(interrupted, now)
-            waits = is_last and any(
-                member.is_necessary and member.owes is Saved for member in members
-            )
-            is_late = now >= begun + SAVE_SECONDS and not waits
-            return is_late or now >= interrupted + LAST_SAVE_SECONDS
+            waits = any(member.is_necessary and member.owes is Saved for member in members)
+            is_late = now >= begun + SAVE_SECONDS and not (waits and is_last)
+            return is_late or now >= interrupted + (SAVE_SECONDS if waits else LAST_SAVE_SECONDS)
 
         self._await(Saved, members, is_over)
         for member in members:
@@ -193,9 +195,8 @@ class Supervisor:
             while not saving.done():
                 wait([saving], AWAIT_SECONDS)
                 self._poll(0)  # full pipes would hold up the workers
-        except WorkerFailedError:
-            wait([saving])  # it uses the folder and the streams, which end with the run
-            raise
+        except WorkerFailedError as error:
+            self._failure = error
         saving.result()
 
     def finish(self) -> list[Any]:
@@ -212,6 +213,10 @@ class Supervisor:
         members = [member for member in self._members if member.role.on_failure == "continue"]
         self._order(members, "finish")
         self._receive(0)
+        for member in members:
+            if member.restart_at is not None and member.restart_at < math.inf:
+                what = member.role.provides
+                self._warn(f"{member.name} had failed: the run ends without its last {what}")
         if not self._interrupted():
             self._await(Finished, members, self._interrupted)
         return self._taken()
