@@ -167,7 +167,7 @@ def test_what_an_environment_started_ends_with_it(tmp_path, monkeypatch):
 
 def test_a_run_goes_on_whatever_happens_to_its_actors(tmp_path):
     """The long form, which must solve CartPole, is kill_actors.py."""
-    result, killed = kill_actors.main(5, 30_000, 0, tmp_path / "run", longest_pause=0.3)
+    result, killed, _ = kill_actors.main(5, 30_000, 0, tmp_path / "run", longest_pause=0.3)
     assert killed == 5 and result.env_steps >= 30_000
     assert result.samples_per_insert == pytest.approx(32, rel=0.02)
     assert workers() == []
