@@ -143,8 +143,8 @@ CURVES := $(BIN)/python -m bench.runs.learning.curves
 learning: $(VENV)/built
 	$(PIP_INSTALL) ".[learning]"
 	$(BIN)/python -m bench.runs.learning.cliffwalk
-	for task in $(LEARNING); do $(CURVES) $$task || exit 1; done
-	$(CURVES) lunarlander --buffers "prioritized, in plain Python"
+	$(CURVES) $(LEARNING) --seeds 5
+	$(CURVES) lunarlander --seeds 5 --buffers "prioritized, in plain Python"
 	$(BIN)/python -m bench.runs.learning.report
 
 # -------------------------------------------------------------------------------------- to release

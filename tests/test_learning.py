@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 from statistics import median
 
@@ -86,13 +87,17 @@ def test_learning_curves_are_recorded_in_parts(tmp_path, monkeypatch):
         __enter__ = lambda self: self  # noqa: E731
         __exit__ = lambda *_: None  # noqa: E731
 
-        def imap_unordered(self, _, jobs):
-            for _name, _steps, buffer, seed in jobs:
-                ran.append((buffer, seed))
-                yield {"buffer": buffer, "seed": seed, "returns": [float(len(ran))], "seconds": 1.0}
+        def submit(self, _, job):
+            name, _steps, buffer, seed = job
+            ran.append((buffer, seed))
+            ended = Future()
+            returns = [float(len(ran))]
+            ended.set_result(
+                (name, {"buffer": buffer, "seed": seed, "returns": returns, "seconds": 1.0})
+            )
+            return ended
 
-    context = type("Context", (), {"Pool": Pool})
-    monkeypatch.setattr(curves.multiprocessing, "get_context", lambda _: context)
+    monkeypatch.setattr(curves, "ProcessPoolExecutor", Pool)
 
     def record(*arguments):
         ran.clear()
@@ -103,8 +108,20 @@ def test_learning_curves_are_recorded_in_parts(tmp_path, monkeypatch):
         return {(run["buffer"], run["seed"]): run["returns"] for run in runs}
 
     first = record("--seeds", "2", "--buffers", "uniform")
-    more = record("--seeds", "3", "--buffers", "uniform", "prioritized", "--resume")
+    more = record("--seeds", "3", "--buffers", "uniform", "prioritized")
     assert ran == [("prioritized", 0), ("prioritized", 1), ("uniform", 2), ("prioritized", 2)]
     assert more.items() >= first.items() and len(more) == 6
-    again = record("--seeds", "1", "--buffers", "uniform")
+    again = record("--seeds", "1", "--buffers", "uniform", "--anew")
     assert ran == [("uniform", 0)] and len(again) == 6
+    record("--seeds", "4", "--minutes", "1e-9")
+    assert ran == []
+
+
+def test_weighted_batches_have_the_gradient_of_the_whole_buffer():
+    """With beta = 1; the test rejects weights that are divided by a number of each batch."""
+    gradients = pytest.importorskip("bench.runs.learning.gradients")
+    model = gradients.built(gradients.TASKS["cartpole"], gradients.FIRST, 0).learn(1536)
+    model.replay_buffer.alpha = 0.2  # under which no weight is so rare that few batches miss it
+    found = {one["kind"]: one for one in gradients.measured(model, 64, 300)}
+    assert found["uniform"]["mean_square_z"] < 4 and found["beta = 1"]["mean_square_z"] < 4
+    assert found["beta = 1 over the largest in the batch"]["mean_square_z"] > 100

@@ -14,11 +14,11 @@ from matplotlib import pyplot as plt
 from bench.harness.paths import DOCS
 from bench.harness.plots import BLUE, GREEN, GREY, ORANGE, STYLE
 from bench.harness.report import markdown_table, results_links, write
-from bench.runs.learning.curves import BUFFERS, PLAIN, RESULTS
+from bench.runs.learning.curves import BUFFERS, FIRST, PLAIN, RESULTS, UNIFORM
 
 TASKS = ("cartpole", "pendulum", "lunarlander", "lunarlander_gentle")
 COLOURS = {"uniform": GREY, "prioritized": BLUE, "oracle": GREEN}  # of Cliffwalk
-CURVES = {"uniform": GREY, "prioritized": BLUE, PLAIN: ORANGE}
+CURVES = {UNIFORM: GREY, FIRST: BLUE, "beta = 1": GREEN, PLAIN: ORANGE}
 LAST = 5  # evaluations that make the final return
 SAMPLES = 10_000  # of the bootstrap
 
@@ -135,7 +135,7 @@ def curve_table(documents: dict[str, dict[str, Any]]) -> list[str]:
     ]
     for document in documents.values():
         task = f"{document['algorithm']}, {document['env']}{_variant(document)}".replace("\n", ", ")
-        seeds = len(curves(document, BUFFERS[0]))
+        seeds = len(curves(document, UNIFORM))
         for title, reduce in (
             (f"last {LAST} evaluations", lambda r: r[:, -LAST:]),
             ("all evaluations", lambda r: r),
@@ -152,6 +152,21 @@ def curve_table(documents: dict[str, dict[str, Any]]) -> list[str]:
                 cells.append(f"{mean(values):.1f} [{low:.1f} … {high:.1f}]{of}")
             rows.append([task, f"{document['steps']:,}", str(seeds), title, *cells])
     return markdown_table(["", "steps", "seeds", "mean return over", *buffers], rows)
+
+
+def gradient_table(document: dict[str, Any]) -> list[str]:
+    """One line for each way of drawing: what it does to the gradient of a batch."""
+    rows = [
+        [
+            one["kind"],
+            f"{one['cosine']:.3f}",
+            f"{one['length']:.2f}",
+            f"{one['noise_over_length']:.2f}",
+        ]
+        for one in document["kinds"]
+    ]
+    heads = ["draws and weights", "cosine to the gradient of all rows", "length", "noise / length"]
+    return markdown_table(heads, rows)
 
 
 def main() -> None:
@@ -180,14 +195,27 @@ def main() -> None:
             "",
             *curve_table(documents),
         ]
-        versions = next(iter(documents.values()))["versions"]
+        first = next(iter(documents.values()))
+        versions = first.get("versions") or first["runs"][0]["versions"]
         lines += [
             "Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()),
             "",
         ]
+    gradients = load("gradients_lunarlander")
+    if gradients:
+        lines += [
+            "## Gradients in the middle of a run",
+            "",
+            f"DQN on LunarLander-v3 after {gradients['steps']:,} steps, seed {gradients['seed']}. "
+            f"Its priorities leave {gradients['share']:.0%} of all rows as effective sample size.",
+            "",
+            *gradient_table(gradients),
+        ]
     names = [
         f"learning/{name}.json"
-        for name in ["cliffwalk"] * (cliffwalk is not None) + list(documents)
+        for name in ["cliffwalk"] * (cliffwalk is not None)
+        + list(documents)
+        + ["gradients_lunarlander"] * (gradients is not None)
     ]
     lines += [f"Every run: {results_links(names)}.", ""]
     write(docs / "learning.md", "Does it learn?", lines)

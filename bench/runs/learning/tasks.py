@@ -1,0 +1,228 @@
+"""The tasks that learning is measured on: what is trained, where, for how long, and how.
+
+The hyperparameters are those of RL Baselines3 Zoo, which were tuned for uniform replay. Where the
+zoo has none, they are Stable-Baselines3's own, and ``variant`` says so. No arm changes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+__all__ = ["TASKS", "Task", "environments"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """An algorithm, an environment, and the settings that all buffers get."""
+
+    algorithm: str
+    env: str
+    steps: int
+    evaluate_every: int
+    episodes: int  # of one evaluation
+    settings: dict[str, Any] = field(default_factory=dict)
+    variant: str = ""  # in what its settings differ from the zoo's
+    policy: str = "MlpPolicy"
+    hindsight: dict[str, Any] | None = None  # arguments of hindsight replay, if it is that
+
+
+def environments(task: Task, n: int, seed: int) -> Any:
+    """Return n environments of a task as Stable-Baselines3 takes them."""
+    from stable_baselines3.common.env_util import make_vec_env
+
+    return make_vec_env(_makers().get(task.env, task.env), n_envs=n, seed=seed)
+
+
+def _makers() -> dict[str, Callable[[], Any]]:
+    """Return what makes an environment that `gymnasium.make` does not make as it is wanted."""
+    import gymnasium
+
+    def doorkey() -> Any:
+        from minigrid.wrappers import ImgObsWrapper
+
+        env = ImgObsWrapper(gymnasium.make("MiniGrid-DoorKey-5x5-v0"))
+        return gymnasium.wrappers.FlattenObservation(env)
+
+    def minatar(game: str) -> Callable[[], Any]:
+        def make() -> Any:
+            from minatar.gym import register_envs
+
+            if f"MinAtar/{game}-v1" not in gymnasium.registry:
+                register_envs()
+            env = gymnasium.make(f"MinAtar/{game}-v1")
+            return gymnasium.wrappers.FlattenObservation(env)
+
+        return make
+
+    def bits() -> Any:
+        from stable_baselines3.common.envs import BitFlippingEnv
+
+        return BitFlippingEnv(n_bits=12, continuous=False, max_steps=12)
+
+    return {
+        "MiniGrid-DoorKey-5x5-v0": doorkey,
+        "MinAtar/Breakout-v1": minatar("Breakout"),
+        "MinAtar/Freeway-v1": minatar("Freeway"),
+        "BitFlipping, 12 bits": bits,
+    }
+
+
+ZOO_LUNARLANDER = {
+    "learning_rate": 6.3e-4,
+    "batch_size": 128,
+    "buffer_size": 50_000,
+    "learning_starts": 0,
+    "gamma": 0.99,
+    "target_update_interval": 250,
+    "train_freq": 4,
+    "gradient_steps": -1,
+    "exploration_fraction": 0.12,
+    "exploration_final_eps": 0.1,
+    "policy_kwargs": {"net_arch": [256, 256]},
+}
+# MinAtar's paper (Young & Tian 2019, arXiv:1903.03176) and the sparse tasks have no entry in the
+# zoo: a buffer, target and exploration that fit a run of that length, the same for every arm.
+SMALL = {
+    "learning_rate": 1e-4,
+    "batch_size": 32,
+    "buffer_size": 100_000,
+    "learning_starts": 1_000,
+    "target_update_interval": 1_000,
+    "train_freq": 4,
+    "exploration_fraction": 0.2,
+    "exploration_final_eps": 0.05,
+    "policy_kwargs": {"net_arch": [128, 128]},
+}
+OWN = "settings of our own, chosen with uniform replay"
+
+TASKS = {
+    "cartpole": Task(
+        "DQN",
+        "CartPole-v1",
+        steps=50_000,
+        evaluate_every=2_000,
+        episodes=20,
+        settings={
+            "learning_rate": 2.3e-3,
+            "batch_size": 64,
+            "buffer_size": 100_000,
+            "learning_starts": 1000,
+            "gamma": 0.99,
+            "target_update_interval": 10,
+            "train_freq": 256,
+            "gradient_steps": 128,
+            "exploration_fraction": 0.16,
+            "exploration_final_eps": 0.04,
+            "policy_kwargs": {"net_arch": [256, 256]},
+        },
+    ),
+    "acrobot": Task(
+        "DQN",
+        "Acrobot-v1",
+        steps=100_000,
+        evaluate_every=5_000,
+        episodes=10,
+        settings=ZOO_LUNARLANDER,
+    ),
+    "mountaincar": Task(
+        "DQN",
+        "MountainCar-v0",
+        steps=120_000,
+        evaluate_every=6_000,
+        episodes=10,
+        settings={
+            "learning_rate": 4e-3,
+            "batch_size": 128,
+            "buffer_size": 10_000,
+            "learning_starts": 1000,
+            "gamma": 0.98,
+            "target_update_interval": 600,
+            "train_freq": 16,
+            "gradient_steps": 8,
+            "exploration_fraction": 0.2,
+            "exploration_final_eps": 0.07,
+            "policy_kwargs": {"net_arch": [256, 256]},
+        },
+    ),
+    "lunarlander": Task(
+        "DQN",
+        "LunarLander-v3",
+        steps=100_000,
+        evaluate_every=5_000,
+        episodes=10,
+        settings=ZOO_LUNARLANDER,
+    ),
+    "pendulum": Task(
+        "SAC",
+        "Pendulum-v1",
+        steps=10_000,
+        evaluate_every=500,
+        episodes=10,
+        settings={"learning_rate": 1e-3},
+        variant="half of the zoo's steps",
+    ),
+    "pendulum_td3": Task(
+        "TD3",
+        "Pendulum-v1",
+        steps=20_000,
+        evaluate_every=1_000,
+        episodes=10,
+        settings={
+            "learning_rate": 1e-3,
+            "gamma": 0.98,
+            "buffer_size": 200_000,
+            "learning_starts": 10_000,
+            "action_noise": 0.1,
+            "gradient_steps": 1,
+            "train_freq": 1,
+            "policy_kwargs": {"net_arch": [400, 300]},
+        },
+    ),
+    "frozenlake": Task(
+        "DQN",
+        "FrozenLake8x8-v1",
+        steps=100_000,
+        evaluate_every=5_000,
+        episodes=50,
+        settings=SMALL,
+        variant=OWN,
+    ),
+    "doorkey": Task(
+        "DQN",
+        "MiniGrid-DoorKey-5x5-v0",
+        steps=100_000,
+        evaluate_every=5_000,
+        episodes=20,
+        settings=SMALL,
+        variant=OWN,
+    ),
+    "breakout": Task(
+        "DQN",
+        "MinAtar/Breakout-v1",
+        steps=200_000,
+        evaluate_every=10_000,
+        episodes=20,
+        settings=SMALL,
+        variant=OWN,
+    ),
+    "bits": Task(
+        "DQN",
+        "BitFlipping, 12 bits",
+        steps=30_000,
+        evaluate_every=1_500,
+        episodes=50,
+        settings={**SMALL, "train_freq": 1},
+        variant=OWN,
+        policy="MultiInputPolicy",
+        hindsight={"n_sampled_goal": 4, "goal_selection_strategy": "future"},
+    ),
+}
+# Prioritized replay repeats the rows with large errors, so its paper takes a quarter of uniform
+# replay's step size (section 4). Here both buffers get it.
+TASKS["lunarlander_gentle"] = replace(
+    TASKS["lunarlander"],
+    settings={**ZOO_LUNARLANDER, "learning_rate": 6.3e-4 / 4},
+    variant="a quarter of the zoo's learning rate",
+)
