@@ -130,12 +130,17 @@ def take_package(folder: str) -> Any:
     return kr
 
 
-def serve(folder: str) -> None:
-    """Time what standard input names, with the package of another folder, until it ends."""
+def serve(folder: str, chosen: set[str]) -> None:
+    """Time what standard input names, with the package of another folder, until it ends.
+
+    What is chosen will be asked for, or anything if nothing is.
+    """
     kr = take_package(folder)
     import numpy as np
 
-    timed = {**calls(kr, np), **frameworks_calls()}
+    timed = calls(kr, np)
+    if not chosen or not chosen <= timed.keys():  # the others need torch, and full buffers
+        timed |= frameworks_calls()
     n_calls: dict[str, int] = {}
     gc.disable()
     print(json.dumps(list(timed)), flush=True)
@@ -155,8 +160,9 @@ def serve(folder: str) -> None:
 class Version:
     """A process with one version."""
 
-    def __init__(self, folder: Path, core: int) -> None:
-        command = [sys.executable, str(Path(__file__).resolve()), "--serve", str(folder.resolve())]
+    def __init__(self, folder: Path, core: int, chosen: list[str]) -> None:
+        program, where = str(Path(__file__).resolve()), str(folder.resolve())
+        command = [sys.executable, program, "--serve", where, *chosen]
         if sys.platform == "linux":
             command = ["taskset", "-c", str(core), *command]
         self.process = subprocess.Popen(
@@ -197,7 +203,10 @@ def compare(
     core = max(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     found: dict[str, dict[str, list[float]]] = {}
     for number in range(n_processes):
-        versions = {"before": Version(before, core), "after": Version(ROOT, core)}
+        versions = {
+            side: Version(folder, core, chosen)
+            for side, folder in (("before", before), ("after", ROOT))
+        }
         for name in chosen or versions["after"].names:
             times = found.setdefault(name, {"before": [], "after": []})
             for turn in range(n_rounds + 1):
@@ -255,6 +264,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
-        serve(sys.argv[2])
+        serve(sys.argv[2], set(sys.argv[3:]))
     else:
         main()

@@ -86,12 +86,9 @@ def train(name: str, steps: int, buffer: str, seed: int) -> dict[str, Any]:
     shows_values = task.algorithm == "DQN" and task.policy == "MlpPolicy"
 
     def value() -> float:
-        from stable_baselines3.common.preprocessing import preprocess_obs
-
         rows = model.replay_buffer.observations[: min(1000, model.num_timesteps), 0]
-        observations = preprocess_obs(torch.from_numpy(rows), model.observation_space)
         with torch.no_grad():
-            return float(model.q_net.q_net(observations.flatten(1)).max(dim=1).values.mean())
+            return float(model.q_net(torch.from_numpy(rows)).max(dim=1).values.mean())
 
     class Evaluate(BaseCallback):
         def _on_step(self) -> bool:

@@ -110,7 +110,12 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "task", choices=[name for name, task in TASKS.items() if "DQN" in task.algorithm]
+        "task",
+        choices=[
+            name
+            for name, task in TASKS.items()
+            if (task.algorithm, task.policy) == ("DQN", "MlpPolicy")
+        ],
     )
     parser.add_argument("--steps", type=int, default=30_000)
     parser.add_argument("--seed", type=int, default=0)

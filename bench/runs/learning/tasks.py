@@ -1,7 +1,7 @@
 """The tasks that learning is measured on: what is trained, where, for how long, and how.
 
 The hyperparameters are those of RL Baselines3 Zoo, which were tuned for uniform replay. Where the
-zoo has none, they are Stable-Baselines3's own, and ``variant`` says so. No arm changes them.
+zoo has none, they are ours, and ``variant`` says so. They are the same for all buffers.
 """
 
 from __future__ import annotations
@@ -45,16 +45,12 @@ def _makers() -> dict[str, Callable[[], Any]]:
         env = ImgObsWrapper(gymnasium.make("MiniGrid-DoorKey-5x5-v0"))
         return gymnasium.wrappers.FlattenObservation(env)
 
-    def minatar(game: str) -> Callable[[], Any]:
-        def make() -> Any:
-            from minatar.gym import register_envs
+    def breakout() -> Any:
+        from minatar.gym import register_envs
 
-            if f"MinAtar/{game}-v1" not in gymnasium.registry:
-                register_envs()
-            env = gymnasium.make(f"MinAtar/{game}-v1")
-            return gymnasium.wrappers.FlattenObservation(env)
-
-        return make
+        if "MinAtar/Breakout-v1" not in gymnasium.registry:
+            register_envs()
+        return gymnasium.wrappers.FlattenObservation(gymnasium.make("MinAtar/Breakout-v1"))
 
     def bits() -> Any:
         from stable_baselines3.common.envs import BitFlippingEnv
@@ -63,8 +59,7 @@ def _makers() -> dict[str, Callable[[], Any]]:
 
     return {
         "MiniGrid-DoorKey-5x5-v0": doorkey,
-        "MinAtar/Breakout-v1": minatar("Breakout"),
-        "MinAtar/Freeway-v1": minatar("Freeway"),
+        "MinAtar/Breakout-v1": breakout,
         "BitFlipping, 12 bits": bits,
     }
 
@@ -83,7 +78,7 @@ ZOO_LUNARLANDER = {
     "policy_kwargs": {"net_arch": [256, 256]},
 }
 # MinAtar's paper (Young & Tian 2019, arXiv:1903.03176) and the sparse tasks have no entry in the
-# zoo: a buffer, target and exploration that fit a run of that length, the same for every arm.
+# zoo: a buffer, target and exploration that fit a run of that length.
 SMALL = {
     "learning_rate": 1e-4,
     "batch_size": 32,
@@ -95,7 +90,7 @@ SMALL = {
     "exploration_final_eps": 0.05,
     "policy_kwargs": {"net_arch": [128, 128]},
 }
-OWN = "settings of our own, chosen with uniform replay"
+OWN = "settings of our own, not tuned"
 
 TASKS = {
     "cartpole": Task(
