@@ -51,7 +51,7 @@ RENAMED = {
     "runner.plan": "runner.messages",
     "runner.trained": "runner.policies.checkpoint_policy",
 }
-"""The modules that have another name now. Pickled results of runs name the last one."""
+"""The modules that have another name now. Pickled results of runs name runner.plan."""
 
 PACKAGE = __name__.rpartition(".")[0]
 FORMER = {

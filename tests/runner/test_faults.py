@@ -273,7 +273,7 @@ from kary_replay.runner import Runner
 from kary_replay.runner.backends import supervisor
 if __name__ == "__main__":
     settings = {{"total_env_steps": 1_000_000, "learners": {learners}}}
-    limits = "GRACE_SECONDS", "FINISH_SECONDS", "SAVE_SECONDS", "LAST_SAVE_SECONDS"
+    limits = "GRACE_SECONDS", "FINISH_SECONDS", "SAVE_SECONDS", "SPARE_SAVE_SECONDS"
     with patch.multiple(supervisor, **dict.fromkeys(limits, {never})):
         result = Runner(faulty({directory!r}, {fault!r}, **settings)).run()
     print("interrupted", result.interrupted, flush=True)

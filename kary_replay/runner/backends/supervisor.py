@@ -21,8 +21,8 @@ __all__ = ["Supervisor"]
 
 GRACE_SECONDS = 0.5  # between the order to stop and the kill
 AWAIT_SECONDS = 0.02  # between two looks at workers whose answers are awaited
-# for workers to write their states; after Ctrl-C, the second for those that the run can do without
-SAVE_SECONDS, LAST_SAVE_SECONDS = 30.0, 1.0
+SAVE_SECONDS = 30.0  # for workers to write their states
+SPARE_SAVE_SECONDS = 1.0  # the same after Ctrl-C, for those that the run can do without
 LONGEST_BACKOFF_SECONDS = 5.0
 UPDATE_SECONDS = 120.0  # for an update, before a worker that trains counts as hung
 # Workers may have waited to make their reports while nobody took them in, as while this process was
@@ -178,7 +178,7 @@ class Supervisor:
                 interrupted = min(interrupted, now)
             waits = any(member.is_necessary and member.owes is Saved for member in members)
             is_late = now >= begun + SAVE_SECONDS and not (waits and is_last)
-            return is_late or now >= interrupted + (SAVE_SECONDS if waits else LAST_SAVE_SECONDS)
+            return is_late or now >= interrupted + (SAVE_SECONDS if waits else SPARE_SAVE_SECONDS)
 
         self._await(Saved, members, is_over)
         for member in members:
