@@ -50,8 +50,8 @@ def as_real(name: str, value: Any) -> float:
         raise TypeError(f"{name} must be a real number, got {value!r}") from None
 
 
-def as_exponent(name: str, value: Any) -> float:
-    """Return ``value`` as a float from 0 to 1."""
+def as_fraction(name: str, value: Any) -> float:
+    """Return ``value``, an exponent or a share, as a float from 0 to 1."""
     number = as_real(name, value)
     if not 0 <= number <= 1:
         raise ValueError(f"{name} must be from 0 to 1, got {value!r}")

@@ -53,6 +53,11 @@ def choose_child(group, prefix):
     return block * BLOCK + child, prefix
 
 
+def strata(uniforms):
+    """One number in each of as many equal parts of [0, 1)."""
+    return (np.arange(len(uniforms)) + uniforms) * (1.0 / len(uniforms))
+
+
 class ReferenceTree:
     """K-ary sum tree without a tree: `levels` builds all of it from the leaves, every time."""
 
@@ -103,13 +108,9 @@ class ReferenceTree:
 
     def sample(self, uniforms, stratified=True):
         """The leaves that uniforms in [0, 1) pick: one each, or one in each of B equal strata."""
-        levels, n_draws = self.levels(), len(uniforms)
+        levels = self.levels()
         total = float(levels[0][0])
-        prefixes = (
-            (np.arange(n_draws) + uniforms) * (1.0 / n_draws) * total
-            if stratified
-            else uniforms * total
-        )
+        prefixes = strata(uniforms) * total if stratified else uniforms * total
         return np.array([self.find(prefix, levels) for prefix in prefixes], dtype=np.int64)
 
 
@@ -130,8 +131,18 @@ class ReferenceStream:
 class ReferenceBuffer:
     """Prioritized replay as a list of rows. A handle is (slot, how often the slot was written)."""
 
-    def __init__(self, capacity, arity, alpha=0.6, beta=0.4, priority_epsilon=1e-6, seed=None):
+    def __init__(
+        self,
+        capacity,
+        arity,
+        alpha=0.6,
+        beta=0.4,
+        priority_epsilon=1e-6,
+        seed=None,
+        uniform_share=0.0,
+    ):
         self.capacity = capacity
+        self.uniform_share = uniform_share
         self.alpha, self.beta, self.priority_epsilon = alpha, beta, priority_epsilon
         self.tree = ReferenceTree(capacity, arity)
         self.stream = ReferenceStream(seed)
@@ -167,9 +178,22 @@ class ReferenceBuffer:
 
     def sample(self, batch_size, stratified=True):
         """Slots and importance weights of the next batch."""
-        slots = self.tree.sample(self.stream.uniforms(batch_size), stratified)
-        mass = self.tree.mass[slots]
-        return slots, (mass.min() / mass) ** self.beta
+        uniforms, share = self.stream.uniforms(batch_size), self.uniform_share
+        if share == 0:
+            slots = self.tree.sample(uniforms, stratified)
+            mass = self.tree.mass[slots]
+            return slots, (mass.min() / mass) ** self.beta
+        levels, n_rows = self.tree.levels(), len(self)
+        total = float(levels[0][0])
+        points = strata(uniforms) * total if stratified else uniforms * total
+        slots = np.empty(batch_size, np.int64)
+        for i, point in enumerate(points):
+            if share == 1 or point < share * total:
+                slots[i] = min(int(point / (share * total) * n_rows), n_rows - 1)
+            else:
+                slots[i] = self.tree.find((point - share * total) / (1 - share), levels)
+        chance = (1 - share) * n_rows * (self.tree.mass[slots] / total) + share
+        return slots, chance**-self.beta
 
     def update_priorities(self, handles, td_errors):
         """Number of handles that were still current; the others change nothing."""

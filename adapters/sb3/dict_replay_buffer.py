@@ -20,7 +20,7 @@ class PrioritizedDictReplayBuffer(PrioritizedBuffer, DictReplayBuffer):
 handle_timeout_termination
         The same as in `stable_baselines3.common.buffers.DictReplayBuffer`, which does not support
         ``optimize_memory_usage``.
-    alpha, beta, priority_epsilon, seed
+    alpha, beta, priority_epsilon, seed, uniform_share
         The same as in `PrioritizedReplayBuffer`.
 
     Raises
@@ -50,6 +50,7 @@ handle_timeout_termination
         beta: float | BetaSchedule = 0.4,
         priority_epsilon: float = 1e-6,
         seed: int | None = None,
+        uniform_share: float = 0.0,
     ) -> None:
         self._check_sizes(buffer_size, n_envs)
         super().__init__(
@@ -61,4 +62,4 @@ handle_timeout_termination
             optimize_memory_usage,
             handle_timeout_termination,
         )
-        self._move_to_native(buffer_size, alpha, beta, priority_epsilon, seed)
+        self._move_to_native(buffer_size, alpha, beta, priority_epsilon, seed, uniform_share)

@@ -29,7 +29,7 @@ class PrioritizedHerReplayBuffer(PrioritizedBuffer, HerReplayBuffer):
     buffer_size, observation_space, action_space, env, device, n_envs, optimize_memory_usage, \
 handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_dict
         The same as in `stable_baselines3.her.HerReplayBuffer`.
-    alpha, beta, priority_epsilon, seed
+    alpha, beta, priority_epsilon, seed, uniform_share
         The same as in `PrioritizedReplayBuffer`.
 
     Raises
@@ -64,6 +64,7 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
         beta: float | BetaSchedule = 0.4,
         priority_epsilon: float = 1e-6,
         seed: int | None = None,
+        uniform_share: float = 0.0,
     ) -> None:
         self._check_sizes(buffer_size, n_envs)
         super().__init__(
@@ -79,7 +80,7 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
             goal_selection_strategy,
             copy_info_dict,
         )
-        self._move_to_native(buffer_size, alpha, beta, priority_epsilon, seed)
+        self._move_to_native(buffer_size, alpha, beta, priority_epsilon, seed, uniform_share)
         shape = (self.buffer_size, self.n_envs)
         self.infos = np.array([[{} for _ in range(shape[1])] for _ in range(shape[0])])
         self.ep_start = np.zeros(shape, np.int64)

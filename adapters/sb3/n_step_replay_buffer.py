@@ -39,7 +39,7 @@ handle_timeout_termination
         stored rows end earlier.
     gamma : float
         The discount of one step, in [0, 1].
-    alpha, beta, priority_epsilon, seed
+    alpha, beta, priority_epsilon, seed, uniform_share
         The same as in `PrioritizedReplayBuffer`. The priority of a transition is that of the return
         that begins with it.
 
@@ -72,6 +72,7 @@ handle_timeout_termination
         beta: float | BetaSchedule = 0.4,
         priority_epsilon: float = 1e-6,
         seed: int | None = None,
+        uniform_share: float = 0.0,
     ) -> None:
         if isinstance(n_steps, bool) or not isinstance(n_steps, (int, np.integer)):
             raise TypeError(f"n_steps must be an integer, got {n_steps!r}")
@@ -95,6 +96,7 @@ handle_timeout_termination
             beta=beta,
             priority_epsilon=priority_epsilon,
             seed=seed,
+            uniform_share=uniform_share,
         )
         self.n_steps = int(n_steps)
         self.gamma = gamma

@@ -80,6 +80,7 @@ class PrioritizedBuffer(ReplayBuffer):
         beta: float | BetaSchedule,
         priority_epsilon: float,
         seed: int | None,
+        uniform_share: float,
     ) -> None:
         """Make the native buffer, with the real size and with the fields that SB3 has chosen.
 
@@ -100,6 +101,7 @@ class PrioritizedBuffer(ReplayBuffer):
             beta=0.0,
             priority_epsilon=priority_epsilon,
             seed=seed,
+            uniform_share=uniform_share,
         )
         self.n_sampled = 0
         self.beta = beta
@@ -153,6 +155,15 @@ class PrioritizedBuffer(ReplayBuffer):
         # The native buffer refuses a number out of range before the schedule changes.
         self._native.beta = value(self.n_sampled) if callable(value) else value
         self.beta_schedule = value if callable(value) else None
+
+    @property
+    def uniform_share(self) -> float:
+        """The share of draws that go to all transitions alike, in [0, 1]; settable."""
+        return self._native.uniform_share
+
+    @uniform_share.setter
+    def uniform_share(self, value: float) -> None:
+        self._native.uniform_share = value
 
     def update_priorities(self, td_errors: np.ndarray | torch.Tensor) -> None:
         """Set the priorities of the batch sampled last by hand, for losses that are not recognized.

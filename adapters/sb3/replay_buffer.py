@@ -39,6 +39,10 @@ handle_timeout_termination
     seed : int, optional
         The seed of the draws. The default is a number from `numpy.random`, which SB3 has seeded by
         the time it makes its buffer, so that an SB3 run with a seed is reproducible.
+    uniform_share : float
+        The share of draws that go to all transitions alike, in [0, 1]. It bounds the importance
+        weights by uniform_share ** -beta; with 0 they have no bound, and are divided by the largest
+        of their batch. It can be set later.
 
     Attributes
     ----------
@@ -53,7 +57,8 @@ handle_timeout_termination
     TypeError
         If `observation_space` is a Dict.
     ValueError
-        If alpha, beta or priority_epsilon is out of range, or SB3 refuses an argument.
+        If alpha, beta, priority_epsilon or uniform_share is out of range, or SB3 refuses an
+        argument.
 
     Notes
     -----
@@ -75,6 +80,7 @@ handle_timeout_termination
         beta: float | BetaSchedule = 0.4,
         priority_epsilon: float = 1e-6,
         seed: int | None = None,
+        uniform_share: float = 0.0,
     ) -> None:
         if isinstance(observation_space, spaces.Dict):
             raise TypeError(
@@ -92,7 +98,7 @@ handle_timeout_termination
             optimize_memory_usage,
             handle_timeout_termination,
         )
-        self._move_to_native(buffer_size, alpha, beta, priority_epsilon, seed)
+        self._move_to_native(buffer_size, alpha, beta, priority_epsilon, seed, uniform_share)
 
     def add(
         self,

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..validation import as_count, as_exponent, as_real
+from ..validation import as_count, as_fraction, as_real
 from .spaces import check_observations
 from .updates.minimizer import Minimizer, Share
 
@@ -51,7 +51,7 @@ class Options:
             )
         for width in self.hidden:
             as_count("a width in hidden", width)
-        as_exponent("gamma", self.gamma)
+        as_fraction("gamma", self.gamma)
         check_above_0("learning_rate", self.learning_rate)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
 from ..types import Field
-from ..validation import as_count, as_exponent
+from ..validation import as_count, as_fraction
 from ..writers.n_step import NStepWriter
 from .algorithm import Algorithm, Options, Tensors, check_above_0
 from .updates.minimizer import flatten, take_up
@@ -36,7 +36,7 @@ class OffPolicyOptions(Options):
         for name in ("n_step", "target_interval"):
             as_count(name, getattr(self, name))
         check_above_0("tau", self.tau)
-        as_exponent("tau", self.tau)
+        as_fraction("tau", self.tau)
 
 
 class OffPolicy(Algorithm):

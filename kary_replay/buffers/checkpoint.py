@@ -23,7 +23,7 @@ from ..core.slots import PROPORTIONAL, RANKED, UNIFORM, Slots
 from ..core.storage import Storage
 from ..errors import CheckpointError
 from ..types import Field
-from ..validation import as_count, as_exponent, as_priority_epsilon
+from ..validation import as_count, as_fraction, as_priority_epsilon
 from ..version import VERSION
 from .checkpoint_files import (
     CHUNK_NBYTES,
@@ -46,6 +46,7 @@ FILES = {
     RANKED: [ROWS, MASSES, PRIORITIES, RANKING],
 }
 COUNTERS = ["n_touched", "n_started", "position", "n_added", "n_sampled"]
+SETTINGS = ["beta", "priority_epsilon", "uniform_share"]
 WRONG = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What code raises that meets something saved which is not what it should be."""
 MAX_ROUNDS = 4  # of copying again what changed, before writers have to wait for the rest
@@ -95,7 +96,7 @@ def _write(storage: Storage, folder: Path) -> dict[str, Any]:
         files[ROWS] = rows = close.enter_context(_RowsFile(folder / ROWS, storage))
         rows.copy_all()
         state = snapshots.snapshot(slots, rows.known())
-        beta, priority_epsilon = slots.beta, slots.priority_epsilon
+        settings = {name: getattr(slots, name) for name in SETTINGS}
         rows.patch(state["changed"], state["rows"])
         for name, key in NUMBERS.items():
             if state[key] is not None:
@@ -106,8 +107,7 @@ def _write(storage: Storage, folder: Path) -> dict[str, Any]:
         return {
             **{name: state[name] for name in COUNTERS},
             "alpha": state["alpha"],
-            "beta": beta,
-            "priority_epsilon": priority_epsilon,
+            **settings,
             "max_priority": state["max_priority"],
             "random": list(state["random"]),
             "files": {name: file.summary() for name, file in files.items()},
@@ -239,8 +239,12 @@ class Checkpoint:
                 self._read(name, array.view(np.uint8))
                 numbers[NUMBERS[name]] = array
             if self.layout.selection != UNIFORM:
-                slots.beta = as_exponent("beta", content["beta"])
+                slots.beta = as_fraction("beta", content["beta"])
                 slots.priority_epsilon = as_priority_epsilon(content["priority_epsilon"])
+                # older checkpoints have none
+                slots.uniform_share = as_fraction(
+                    "uniform_share", content.get("uniform_share", 0.0)
+                )
             read_rows = functools.partial(self._read, ROWS)
             snapshots.restore(slots, {**content, **numbers}, read_rows)
 

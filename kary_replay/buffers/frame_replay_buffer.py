@@ -60,7 +60,7 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
         Steps that the writers fold into one transition.
     padding : {"repeat", "zeros"}
         What stands in for the frames before an episode's first: that first frame, or zeros.
-    alpha, beta, priority_epsilon, seed, shared, storage_directory
+    alpha, beta, priority_epsilon, seed, shared, storage_directory, uniform_share
         As for PrioritizedReplayBuffer; ``alpha=0`` draws uniformly.
 
     Raises
@@ -119,6 +119,7 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
         seed: int | None = None,
         shared: bool = False,
         storage_directory: str | os.PathLike[str] | None = None,
+        uniform_share: float = 0.0,
     ) -> None:
         self._options = _checked_window(as_count("capacity", capacity), stack, n_step, padding)
         rows = _row_fields(frame, fields, _width(self.stack, self.n_step))
@@ -131,6 +132,7 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
             seed=seed,
             shared=shared,
             storage_directory=storage_directory,
+            uniform_share=uniform_share,
         )
 
     @classmethod

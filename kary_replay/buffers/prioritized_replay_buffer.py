@@ -12,7 +12,7 @@ from ..core.slots import PROPORTIONAL, RANKED
 from ..core.sum_tree import SumTree
 from ..fields import Fields
 from ..types import Batch
-from ..validation import as_exponent, as_float64, as_priority_epsilon
+from ..validation import as_float64, as_fraction, as_priority_epsilon
 from .replay_buffer import ReplayBuffer
 
 __all__ = ["PrioritizedReplayBuffer"]
@@ -21,7 +21,10 @@ BY_RANK = {"prioritization": "rank"}  # the options of a buffer that selects so
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
-    """A ring of transitions, drawn with probability proportional to priority ** alpha.
+    """A ring of transitions, of which those with large TD errors are drawn more often.
+
+    Rows are drawn in proportion to priority ** alpha, a share of them uniformly if you wish, and
+    importance weights correct for it.
 
     Parameters
     ----------
@@ -30,13 +33,19 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     alpha : float
         0 to 1: how much priorities count; 0 draws uniformly.
     beta : float
-        0 to 1: how far importance weights correct for it; 1 corrects fully.
+        0 to 1: how far importance weights correct for it; 1 corrects fully. Below 1, learning is
+        biased towards rows with large errors.
     priority_epsilon : float
         Above 0; added to every |TD error|, so that no row is lost for ever.
     prioritization : "proportional" or "rank"
         Whether a row's mass is priority ** alpha, or rank ** -alpha, the row of the largest
         priority having rank 1 (Schaul et al. 2016, section 3.3): robust against outliers, blind to
         how far errors differ. See `rank`.
+    uniform_share : float
+        0 to 1: the share of draws that go to all rows alike, whatever their priorities. Then no
+        row is drawn more rarely than that share of how often uniform replay draws it, and no weight
+        exceeds uniform_share ** -beta. With 0, as in Schaul et al. (2016), weights have no bound
+        and are divided by the largest of their batch.
 
     Raises
     ------
@@ -47,8 +56,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     -----
     Any number of threads may ``add``, ``sample`` and ``update_priorities`` at once: no row is torn,
     none of mass 0 is drawn, and a priority never lands on a row that has been overwritten since.
-    P(i) = mass_i / total is exact at rest. A batch is not a snapshot. docs/concurrency.md states
-    the promise in full.
+    With N rows that have mass, P(i) = (1 - uniform_share) mass_i / total + uniform_share / N is
+    exact at rest. A batch is not a snapshot. docs/concurrency.md states the promise in full.
 
     Schaul et al. (2016), Prioritized experience replay, arXiv:1511.05952; equations 1 and 2.
 
@@ -76,6 +85,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         shared: bool = False,
         storage_directory: str | os.PathLike[str] | None = None,
         prioritization: Literal["proportional", "rank"] = "proportional",
+        uniform_share: float = 0.0,
     ) -> None:
         if prioritization not in ("proportional", "rank"):
             raise ValueError(
@@ -83,14 +93,15 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             )
         if prioritization == "rank":
             self._options = BY_RANK
-        alpha, beta = as_exponent("alpha", alpha), as_exponent("beta", beta)
+        alpha, beta = as_fraction("alpha", alpha), as_fraction("beta", beta)
         epsilon = as_priority_epsilon(priority_epsilon)
+        uniform_share = as_fraction("uniform_share", uniform_share)
         super().__init__(
             capacity, fields, seed=seed, shared=shared, storage_directory=storage_directory
         )
         slots = self._storage.slots
         slots.set_alpha(alpha)
-        slots.beta, slots.priority_epsilon = beta, epsilon
+        slots.beta, slots.priority_epsilon, slots.uniform_share = beta, epsilon, uniform_share
 
     @property
     def alpha(self) -> float:
@@ -104,7 +115,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     @alpha.setter
     def alpha(self, value: float) -> None:
-        self._storage.slots.set_alpha(as_exponent("alpha", value))
+        self._storage.slots.set_alpha(as_fraction("alpha", value))
 
     @property
     def beta(self) -> float:
@@ -116,7 +127,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     @beta.setter
     def beta(self, value: float) -> None:
-        self._storage.slots.beta = as_exponent("beta", value)
+        self._storage.slots.beta = as_fraction("beta", value)
 
     @property
     def priority_epsilon(self) -> float:
@@ -126,6 +137,18 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     @priority_epsilon.setter
     def priority_epsilon(self, value: float) -> None:
         self._storage.slots.priority_epsilon = as_priority_epsilon(value)
+
+    @property
+    def uniform_share(self) -> float:
+        """The share of draws that go to all rows alike, 0 to 1; settable at any time.
+
+        The next ``sample`` of any process uses it.
+        """
+        return self._storage.slots.uniform_share
+
+    @uniform_share.setter
+    def uniform_share(self, value: float) -> None:
+        self._storage.slots.uniform_share = as_fraction("uniform_share", value)
 
     @property
     def tree(self) -> SumTree:
@@ -200,24 +223,25 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return self._storage.writer.add(columns, n, priorities)
 
     def sample(self, batch_size: int, *, stratified: bool = True, unique: bool = False) -> Batch:
-        """Draw ``batch_size`` rows with probability mass_i / total, with replacement.
+        """Draw ``batch_size`` rows with probability P(i), with replacement.
 
         Parameters
         ----------
         batch_size : int
             B, at least 1.
         stratified : bool
-            True: row i comes from the i-th of B equal parts of the total mass. False: B independent
-            draws.
+            True: row i comes from the i-th of B equal parts: first those of the uniform share, then
+            those of the total mass. False: B independent draws.
         unique : bool
             True: without replacement. The rows are drawn one after the other, each with probability
-            mass_i / (mass of the rows not drawn yet); there are no strata then.
+            P(i) / (sum of P over the rows not drawn yet); there are no strata then.
 
         Returns
         -------
         Batch
             The fields with a leading axis B; ``importance_weight`` float32 [B], (N · P(i)) ** -beta
-            over its largest in the batch; ``index``; ``handle`` for ``update_priorities``.
+            (if uniform_share is 0, over its largest in the batch); ``index``; ``handle`` for
+            ``update_priorities``.
 
         Raises
         ------
@@ -300,8 +324,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             **super().__getstate__(),
             "beta": self.beta,
             "priority_epsilon": self.priority_epsilon,
+            "uniform_share": self.uniform_share,
         }
 
     def _restore(self, state: dict[str, Any]) -> None:
         super()._restore(state)
         self.beta, self.priority_epsilon = state["beta"], state["priority_epsilon"]
+        self.uniform_share = state.get("uniform_share", 0.0)  # older states have none

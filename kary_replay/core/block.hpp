@@ -13,7 +13,7 @@
 namespace kary {
 
 // The last byte counts the changes of what follows.
-constexpr uint64_t kMagic = 0x7961'6c70'6572'6b03;
+constexpr uint64_t kMagic = 0x7961'6c70'6572'6b04;
 
 // How a block's slots are drawn: one kind of selector each (selectors.hpp).
 enum Selection : int64_t { kNoSelection, kUniform, kProportional, kRanked };
@@ -61,6 +61,7 @@ struct Header {
     int64_t n_touched;             // * the same, resets notwithstanding: generations that are not 0
     int64_t n_paused;              // * > 0: somebody waits for writers to finish; nobody reserves
     int64_t n_added;               // * rows ever published
+    int64_t n_with_mass;           // * leaves of the tree that are above 0
     double alpha;                  // * mass = priority ** alpha
     double max_priority;           // * largest priority seen
     double max_mass;               // of max_priority
@@ -71,6 +72,7 @@ struct Header {
     // Settings that any thread reads and writes, as relaxed atomics.
     alignas(64) double beta;
     double priority_epsilon;
+    double uniform_share;  // of the draws; see proportional.hpp
 
     // Any thread adds to the counters; the key never changes.
     alignas(64) uint64_t random_key[2];

@@ -30,6 +30,7 @@ cdef extern from "block.hpp" namespace "kary" nogil:
         uint64_t pid_namespace
         int64_t position
         int64_t n_published
+        int64_t n_with_mass
         int64_t n_writing
         int64_t n_started
         int64_t n_touched
@@ -41,6 +42,7 @@ cdef extern from "block.hpp" namespace "kary" nogil:
         double max_mass
         double beta
         double priority_epsilon
+        double uniform_share
         uint64_t[2] random_key
         uint64_t random_counter
         uint64_t n_sampled

@@ -3,9 +3,20 @@
 // Priorities are stored. Masses, the leaves of a sum tree, are derived from them. So alpha can be
 // set to anything and back, and whoever repairs a block after a death derives every mass anew
 // instead of finding out which stores the dead process still made.
+//
+// A share s of the draws may be uniform among the rows with mass, of which there are N:
+//
+//     P(i) = (1 - s) mass_i / total + s / N
+//
+// Then no row is drawn more rarely than s times as often as by uniform replay, however old and wrong
+// its priority is, and no importance weight exceeds s ** -beta.
 #pragma once
+#include <algorithm>
+#include <cfloat>
 #include <cmath>
+#include <cstring>
 
+#include "philox.hpp"
 #include "selector.hpp"
 #include "sum_tree.hpp"
 
@@ -22,13 +33,39 @@ class Proportional : public Selector {
     }
 
     double extent() const override { return total_of(tree_); }
-    void draw(double* point, int64_t* slot, int64_t n, int64_t density) const override {
-        search(tree_, point, slot, n, density);
+    void draw(double* point, double extent, int64_t* slot, int64_t n,
+              int64_t density) const override {
+        const double share = load_relaxed(&header_->uniform_share);
+        if (share <= 0) {
+            search(tree_, point, slot, n, density);
+            return;
+        }
+        for (int64_t i = 0; i < n; i += kSearches) {
+            draw_mixed(point + i, extent, slot + i, std::min(kSearches, n - i), density, share);
+        }
+    }
+    // Without a uniform share no bound is known: (N · P(i)) ** -beta over its largest in the batch.
+    // N and the total cancel then, so the masses are enough.
+    void weigh(const double* mass, int64_t n, double beta, float* weight) const override {
+        const double share = load_relaxed(&header_->uniform_share);
+        const double smallest = *std::min_element(mass, mass + n);
+        // others may have taken all rows out meanwhile
+        const double total = std::fmax(total_of(tree_), smallest);
+        const double by_mass =
+            (1 - share) * static_cast<double>(load_relaxed(&header_->n_with_mass));
+        for (int64_t i = 0; i < n; ++i) {
+            const double ratio =
+                share > 0 ? 1 / (mass[i] / total * by_mass + share) : smallest / mass[i];
+            // float32 is precise enough for a float32 weight, where it can hold the ratio at all
+            weight[i] = ratio > 1e-37
+                            ? std::pow(static_cast<float>(ratio), static_cast<float>(beta))
+                            : static_cast<float>(std::pow(ratio, beta));
+        }
     }
 
     // A slot without a row has no mass, so only draws without replacement come to this.
     bool needs_remainder(bool is_unique) const override { return is_unique; }
-    // O(n_drawn · K · log_K(capacity))
+    // O(n_drawn · K · log_K(capacity)), and with a uniform share O(capacity)
     bool build_remainder(const Handle* drawn, int64_t n_drawn, int64_t n,
                          Remainder* rest) const override {
         rest->extent = 0;
@@ -36,11 +73,28 @@ class Proportional : public Selector {
         if (!rest->tree.make(tree_, n + kInVain)) return false;
         for (int64_t i = 0; i < n_drawn; ++i) rest->tree.remove(drawn[i].index);
         rest->extent = rest->tree.total();
+        const double share = load_relaxed(&header_->uniform_share);
+        rest->alike = 0;
+        if (share <= 0) return true;
+        const int64_t n_started = load_relaxed(&header_->n_started);
+        if (!rest->slots.make(n_started)) return false;
+        for (int64_t slot = 0; slot < n_started; ++slot) {
+            if (mass_at(slot) > 0 && !rest->drawn.has(slot)) rest->slots.add(slot);
+        }
+        const double n_rows = static_cast<double>(rest->slots.size() + n_drawn);
+        rest->by_mass = (1 - share) / std::fmax(total_of(tree_), DBL_MIN);
+        rest->alike = share / std::fmax(n_rows, 1);
         return true;
     }
     int64_t draw_from(Remainder* rest, double u) const override {
-        const int64_t slot = rest->tree.find(u * rest->tree.total());
-        rest->tree.remove(slot);
+        const double alike = rest->alike * static_cast<double>(rest->slots.size());
+        const double share = alike / (alike + rest->by_mass * rest->tree.total());
+        const bool is_alike = alike > 0 && u < share;
+        const int64_t slot =
+            is_alike ? rest->slots.take(u / share)
+                     : rest->tree.find((u - share) / (1 - share) * rest->tree.total());
+        // what the tree gave stays in the list: if it comes from there, the reader draws again
+        if (!is_alike || !rest->drawn.has(slot)) rest->tree.remove(slot);
         rest->extent = rest->tree.is_used_up() ? 0 : rest->tree.total();
         return slot;
     }
@@ -100,7 +154,7 @@ class Proportional : public Selector {
         recompute(tree_, slot, n);
     }
     // Under alpha = 0 a mass tells no priority: the row keeps its own, or gets the largest.
-    void take_masses(const int64_t* slot, const double* mass, int64_t n) override {
+    void set_masses(const int64_t* slot, const double* mass, int64_t n) override {
         const double alpha = header_->alpha;
         for (int64_t i = 0; i < n; ++i) {
             double& kept = priority[slot[i]];
@@ -108,6 +162,7 @@ class Proportional : public Selector {
             else if (alpha == 0) kept = kept > 0 ? kept : header_->max_priority;
             else if (kept <= 0 || std::pow(kept, alpha) != mass[i])
                 kept = std::fmin(std::fmax(std::pow(mass[i], 1 / alpha), 5e-324), largest);
+            set_leaf(slot[i], mass[i]);
         }
     }
 
@@ -124,19 +179,36 @@ class Proportional : public Selector {
             const double mass = may_have_mass(slot) ? std::pow(priority[slot], header_->alpha) : 0;
             if (mass != load_relaxed(leaf + slot)) set_leaf(slot, mass);
         }
-        rebuild(tree_);
+        recount();
     }
     void forget() override {
         for (int64_t slot = 0; slot < header_->n_started; ++slot) set_leaf(slot, 0);
-        rebuild(tree_);
+        recount();
         store_relaxed(&header_->max_priority, 1.0);
         renew_max_mass(header_);
     }
 
   protected:
-    // [leaf] release: pairs with the acquire in Selector::mass_at (selector.hpp), so whoever sees a
-    // new row's mass also sees its generation, which was stored before.
-    void set_leaf(int64_t slot, double mass) { store_release(leaf + slot, mass); }
+    // Stores a leaf; the sums above are the caller's.
+    void set_leaf(int64_t slot, double mass) {
+        const int64_t change = (mass > 0) - (load_relaxed(leaf + slot) > 0);
+        if (change != 0) {
+            store_relaxed(&header_->n_with_mass, load_relaxed(&header_->n_with_mass) + change);
+        }
+        // [leaf] release: pairs with the acquires in Selector::mass_at (selector.hpp) and in
+        // SumTree.sample (sum_tree.pyx), so whoever sees a new row's mass also sees its generation,
+        // which was stored before
+        store_release(leaf + slot, mass);
+    }
+    // Counts the leaves above 0 anew, and adds up all sums.
+    void recount() {
+        int64_t n_with_mass = 0;
+        for (int64_t slot = 0; slot < header_->n_started; ++slot) {
+            n_with_mass += load_relaxed(leaf + slot) > 0;
+        }
+        store_relaxed(&header_->n_with_mass, n_with_mass);
+        rebuild(tree_);
+    }
     bool may_have_mass(int64_t slot) const {
         return priority[slot] > 0 && is_published(load_relaxed(generation_of(header_, slot)));
     }
@@ -157,6 +229,54 @@ class Proportional : public Selector {
 
     Header* header_;
     Tree tree_;
+
+  private:
+    // Draws at most kSearches slots. The first `share` of the extent belongs to all rows alike, the
+    // rest to their masses.
+    void draw_mixed(double* point, double extent, int64_t* slot, int64_t n, int64_t density,
+                    double share) const {
+        constexpr int64_t kByMass = -1;
+        const double alike = share * extent;
+        const double n_started = static_cast<double>(load_relaxed(&header_->n_started));
+        for (int64_t i = 0; i < n; ++i) {
+            slot[i] = kByMass;
+            if (share < 1 && point[i] >= alike) continue;
+            slot[i] = slot_at(point[i] / alike, n_started);
+            prefetch_far(leaf + slot[i]);
+        }
+        int64_t found[kSearches];
+        int64_t n_searched = 0;  // their points are moved to the front
+        for (int64_t i = 0; i < n; ++i) {
+            double prefix = (point[i] - alike) / (1 - share);
+            if (slot[i] != kByMass) {
+                double u = 0;
+                if (find_alike(point[i], n_started, slot + i, &u)) continue;
+                slot[i] = kByMass;  // hardly a slot has mass: the masses know which
+                prefix = u * extent;
+                density = 0;
+            }
+            point[n_searched++] = prefix;
+        }
+        search(tree_, point, found, n_searched, static_cast<int64_t>((1 - share) * density));
+        for (int64_t i = 0, j = 0; i < n; ++i) {
+            if (slot[i] == kByMass) slot[i] = found[j++];
+        }
+    }
+    // Draws among all slots until one has mass, and not near the first: a row must not gain from
+    // neighbours that have none. Random numbers follow from the point, which is one itself.
+    bool find_alike(double point, double n_started, int64_t* slot, double* u) const {
+        uint64_t counter;
+        std::memcpy(&counter, &point, sizeof counter);
+        for (int attempts = 0; mass_at(*slot) <= 0; ++attempts) {
+            fill_uniform(header_->random_key, counter + attempts, u, 1);
+            if (attempts == 16) return false;
+            *slot = slot_at(*u, n_started);
+        }
+        return true;
+    }
+    static int64_t slot_at(double u, double n_started) {
+        return static_cast<int64_t>(std::fmin(u * n_started, n_started - 1));
+    }
 };
 
 }  // namespace kary

@@ -67,11 +67,12 @@ class Ranked final : public Proportional {
         rank_if_due(n);
     }
     // A mass does not tell the rank: the row keeps its priority, or gets the largest.
-    void take_masses(const int64_t* slot, const double* mass, int64_t n) override {
+    void set_masses(const int64_t* slot, const double* mass, int64_t n) override {
         for (int64_t i = 0; i < n; ++i) {
             double& kept = priority[slot[i]];
             if (mass[i] == 0) kept = 0;
             else if (kept <= 0) kept = header_->max_priority;
+            set_leaf(slot[i], mass[i]);
         }
     }
 
@@ -84,7 +85,7 @@ class Ranked final : public Proportional {
             if (!may_have_mass(slot)) set_leaf(slot, 0);
             else if (before <= 0) set_leaf(slot, take_place(priority[slot]));
         }
-        rebuild(tree_);
+        recount();
         rank();
     }
     void forget() override {

@@ -8,7 +8,6 @@ says: proportional.hpp descends the tree of sum_tree.hpp, uniform.hpp picks any 
 """
 
 from cpython.ref cimport Py_INCREF
-from libc.math cimport pow, powf
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
@@ -113,7 +112,7 @@ cdef class Reader:
                     for i in range(n):
                         index[i] = batch.handle[i].index
                     if weight != NULL:
-                        _weigh(batch.mass, n, beta, weight)
+                        slots.selector.weigh(batch.mass, n, beta, weight)
         finally:
             free(batch.column)
         if outcome == TOO_FEW:
@@ -279,7 +278,7 @@ cdef class Reader:
                 u[i] = (first + i + u[i]) * (1.0 / batch.n) * extent
             else:
                 u[i] = u[i] * extent
-        self.slots.selector.draw(u, slot, n, batch.n if stratified else 0)
+        self.slots.selector.draw(u, extent, slot, n, batch.n if stratified else 0)
 
     cdef void read_rows(
         self, const int64_t* slot, int64_t n, const Draw* batch, int64_t first
@@ -392,21 +391,3 @@ cdef void _prefetch_row(const char* row, Py_ssize_t row_nbytes) noexcept nogil:
     for offset in range(0, end, 64):
         prefetch_far(row + offset)
     prefetch_far(row + end - 1)
-
-
-cdef void _weigh(const double* mass, int64_t n, double beta, float* weight) noexcept nogil:
-    """Write the importance weights, (N · P(i)) ** -beta over their maximum in the batch.
-
-    N and the total cancel, so the masses are enough.
-    """
-    cdef double smallest = mass[0], ratio
-    cdef int64_t i
-    for i in range(1, n):
-        smallest = min(smallest, mass[i])
-    for i in range(n):
-        ratio = smallest / mass[i]
-        # float32 is precise enough for a float32 weight, where it can hold the ratio at all
-        if ratio > 1e-37:
-            weight[i] = powf(<float>ratio, <float>beta)
-        else:
-            weight[i] = <float>pow(ratio, beta)

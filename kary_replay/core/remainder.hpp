@@ -168,6 +168,8 @@ struct Remainder {
     double extent = 0;  // of what is left; 0: it is to be looked at (again)
     SlotList slots;     // what is left in uniform selection
     TreeWithout tree;   // what is left in selection by masses
+    double by_mass = 1;  // of a draw by masses: its probability for each unit of mass that is left
+    double alike = 0;    // of a uniform one beside it: for each slot that is left
 };
 
 }  // namespace kary

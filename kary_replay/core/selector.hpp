@@ -39,7 +39,11 @@ class Selector {
     virtual double extent() const = 0;
     // Finds the slots at n points in [0, extent), which are used up. A slot found may hold no row:
     // the reader looks. `density`: if the points ascend, how many divide the whole extent, else 0.
-    virtual void draw(double* point, int64_t* slot, int64_t n, int64_t density) const = 0;
+    virtual void draw(double* point, double extent, int64_t* slot, int64_t n,
+                      int64_t density) const = 0;
+    // Writes the importance weights of n rows that were drawn with these masses; `beta` is their
+    // exponent.
+    virtual void weigh(const double*, int64_t, double /*beta*/, float* /*weight*/) const {}
 
     // Whether many draws in vain mean that the batch should draw from what is left instead.
     virtual bool needs_remainder(bool is_unique) const = 0;
@@ -70,8 +74,9 @@ class Selector {
     }
     // Sets n priorities above 0, the last one where a slot comes twice. Uses up `slot`.
     virtual void update(int64_t*, const double*, double* /*mass*/, int64_t, double /*alpha*/) {}
-    // Stores the priorities that n masses stand for, which somebody sets in the tree.
-    virtual void take_masses(const int64_t*, const double* /*mass*/, int64_t) {}
+    // Sets n masses, for somebody who sets leaves of the tree, and stores the priorities that they
+    // stand for. The sums above are the caller's.
+    virtual void set_masses(const int64_t*, const double* /*mass*/, int64_t) {}
 
     // --------------------------------------------------- all rows at once, by a holder of the lock
 

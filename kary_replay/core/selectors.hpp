@@ -43,12 +43,17 @@ inline Selector* make_selector(Header* header, SelectorSpace* space) {
     }
 }
 
-// Stores the priorities that n masses stand for which somebody sets in the tree of a block; a tree
-// alone has none. The caller holds the lock.
-inline void take_masses(Header* header, const int64_t* slot, const double* mass, int64_t n) {
-    if (header->layout.selection == kNoSelection) return;
+// Sets n masses in the tree of a block, or in a tree alone, whose leaves are at `leaf`. The caller
+// holds the lock, and adds up the sums above.
+inline void set_masses(Header* header, double* leaf, const int64_t* slot, const double* mass,
+                       int64_t n) {
+    if (header->layout.selection == kNoSelection) {
+        // [leaf] release: pairs with the acquire in SumTree.sample (sum_tree.pyx)
+        for (int64_t i = 0; i < n; ++i) store_release(leaf + slot[i], mass[i]);
+        return;
+    }
     SelectorSpace space;
-    make_selector(header, &space)->take_masses(slot, mass, n);
+    make_selector(header, &space)->set_masses(slot, mass, n);
 }
 
 }  // namespace kary

@@ -13,6 +13,7 @@ RANKED: int
 
 class Slots:
     beta: float
+    uniform_share: float
     priority_epsilon: float
     def __init__(
         self,

@@ -200,6 +200,15 @@ cdef class Slots:
     def priority_epsilon(self, double value):
         store_relaxed(&self.header.priority_epsilon, value)
 
+    @property
+    def uniform_share(self):
+        """The share of draws among all rows alike; kept here for other processes to see."""
+        return load_relaxed(&self.header.uniform_share)
+
+    @uniform_share.setter
+    def uniform_share(self, double value):
+        store_relaxed(&self.header.uniform_share, value)
+
     # -------------------------------------------------------------------------------------- writing
 
     cdef int64_t reserve(self, int64_t* slot, int64_t n, int64_t* scratch) noexcept nogil:

@@ -9,7 +9,7 @@ import numpy as np
 
 cimport numpy as cnp
 
-from ..validation import as_count, as_exponent, as_real
+from ..validation import as_count, as_fraction, as_real
 
 from .block cimport (
     Header, generation_of, is_published, is_vacant, kCount, load_relaxed, pause, renew_max_mass,
@@ -166,7 +166,7 @@ def restore(Slots slots, dict state, read_rows=None):
     position = as_count("position", state["position"], last, least=0)
     n_added = as_count("n_added", state["n_added"], 2**62 - 1, least=0)
     n_sampled = as_count("n_sampled", state["n_sampled"], 2**62 - 1, least=0)
-    alpha = as_exponent("alpha", state["alpha"])
+    alpha = as_fraction("alpha", state["alpha"])
     max_priority = as_real("max_priority", state["max_priority"])
     if not 1 <= max_priority <= largest:
         raise ValueError(f"max_priority must be from 1 to {largest:.3g}, got {max_priority}")
@@ -216,7 +216,7 @@ def check_invariants(Slots slots):
     cdef Header* header = slots.header
     cdef Selector* selector = slots.selector
     cdef int64_t i, slot = -1, n_started = 0, n_writing = 0, n_published = 0, position = 0
-    cdef int64_t n_vacant = 0
+    cdef int64_t n_vacant = 0, n_with_mass = 0, n_masses = 0
     cdef uint64_t generation = 0
     cdef double mass = 0, priority = 0
     cdef bint is_row
@@ -228,6 +228,7 @@ def check_invariants(Slots slots):
         pause(slots.attachment)
         n_started, n_writing = header.n_started, header.n_writing
         n_published, position = header.n_published, header.position
+        n_with_mass = header.n_with_mass
         for i in range(slots.capacity):
             generation = load_relaxed(generation_of(slots.header, i))
             is_row = i < n_started and is_published(generation)
@@ -239,6 +240,7 @@ def check_invariants(Slots slots):
                 broken = 2
             if selector.leaf != NULL:
                 mass = selector.leaf[i]
+                n_masses += mass > 0
                 priority = selector.priority[i]
                 if mass != 0 and not is_row:
                     broken = 3
@@ -259,6 +261,8 @@ def check_invariants(Slots slots):
         raise AssertionError(f"I4: slot {slot} holds no row and has mass {mass}")
     if broken == 4:
         raise AssertionError(f"I4: slot {slot} has mass {mass} and priority {priority}")
+    if n_masses != n_with_mass:
+        raise AssertionError(f"I4: {n_with_mass} rows count as having mass, and {n_masses} do")
     if n_writing != 0:
         raise AssertionError(
             f"I5: {n_writing} slots count as being written, and nobody is writing"

@@ -26,11 +26,13 @@ from ..validation import as_arity, as_count, as_float64, as_generator, as_index
 
 from .block cimport (
     PER_COUNTER, Block, Header, acquire, fill_uniform, head_nbytes, load_acquire, load_relaxed,
-    release, store_release, take_random,
+    release, take_random,
 )
 
 cdef extern from "selectors.hpp" namespace "kary" nogil:
-    void take_masses(Header* header, const int64_t* slot, const double* mass, int64_t n)
+    void set_masses(
+        Header* header, double* leaf, const int64_t* slot, const double* mass, int64_t n
+    )
 
 cnp.import_array()
 
@@ -185,7 +187,7 @@ cdef class SumTree:
             self.block.enter()
             for i in range(n):
                 leaf[i] = touched[i] = index_at[i]
-                value[i] = mass_at[i * step]
+                value[i] = mass_at[i * step] + 0.0  # turns -0.0 into 0.0
                 self.check_range(leaf[i])
                 if not (0 <= value[i] <= limit):  # NaN fails too
                     raise ValueError(
@@ -194,11 +196,7 @@ cdef class SumTree:
                     )
             with nogil:
                 acquire(self.header)
-                take_masses(self.header, leaf, value, n)
-                for i in range(n):
-                    # [leaf] release: pairs with the acquires in SumTree.sample and in
-                    # Selector::mass_at (selector.hpp)
-                    store_release(self.leaf + leaf[i], value[i] + 0.0)  # + 0.0 turns -0.0 into 0.0
+                set_masses(self.header, self.leaf, leaf, value, n)
                 recompute(self.tree, touched, n)
                 release(self.header)
         finally:

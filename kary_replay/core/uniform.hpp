@@ -17,7 +17,7 @@ class Uniform final : public Selector {
         if (load_relaxed(&header_->n_published) <= 0) return 0;
         return static_cast<double>(load_relaxed(&header_->n_started));
     }
-    void draw(double* point, int64_t* slot, int64_t n, int64_t) const override {
+    void draw(double* point, double, int64_t* slot, int64_t n, int64_t) const override {
         const int64_t last = header_->layout.capacity - 1;
         for (int64_t i = 0; i < n; ++i) slot[i] = std::min(static_cast<int64_t>(point[i]), last);
     }

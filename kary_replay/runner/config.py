@@ -82,6 +82,8 @@ class RunnerConfig:
     """How much priorities count, 0 (uniform replay) to 1."""
     beta: float = PRESET
     """Exponent of the importance weights at the beginning, 0 to 1; 1 at the end."""
+    uniform_share: float = PRESET
+    """Share of draws that go to all transitions alike, 0 to 1."""
     initial_priority: Literal["max", "td_error"] = PRESET
     """Priority of new transitions: the largest seen, or the actor's own |TD error|."""
     exploration_spread: float = PRESET
@@ -241,7 +243,7 @@ def _check_values(config: RunnerConfig) -> None:
     )
     for name in ("samples_per_insert", "environment_timeout_seconds"):
         _check(config, name, lambda x: 0 < x < math.inf, "a finite number above 0")
-    for name in ("alpha", "beta"):
+    for name in ("alpha", "beta", "uniform_share"):
         _check(config, name, lambda x: 0 <= x <= 1, "a number from 0 to 1")
     for name in ("exploration_spread", "checkpoint_interval_seconds"):
         _check(config, name, lambda x: 0 <= x < math.inf, "a finite number of at least 0")
@@ -373,7 +375,8 @@ def from_json(content: Mapping[str, Any]) -> RunnerConfig:
             name: tuple(value) if isinstance(value, list) else value
             for name, value in saved.items()
         }
-        return RunnerConfig(**{**content, "options": options_class(**options)})
+        before = {"uniform_share": 0.0}  # what version 0.1.0 had no setting for
+        return RunnerConfig(**{**before, **content, "options": options_class(**options)})
     except ConfigError:
         raise
     except (KeyError, TypeError, ValueError) as error:

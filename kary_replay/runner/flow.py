@@ -116,6 +116,7 @@ def off_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> 
         config.buffer_capacity,
         config.alpha,
         config.beta,
+        config.uniform_share,
         config.seed,
         per_insert,
         min(config.learning_starts, most),

@@ -56,7 +56,7 @@ import numpy.typing as npt
 from ..errors import FieldError
 from ..fields import leaves_of
 from ..types import Field
-from ..validation import as_count, as_exponent
+from ..validation import as_count, as_fraction
 from .steps import Buffer, PriorityFunction, Step, StepReader, checked_priority, fields_of, write
 
 __all__ = ["NStepWriter"]
@@ -157,7 +157,7 @@ class NStepWriter:
             raise ValueError(
                 f"n_step must be at most the buffer's capacity, {buffer.capacity}, got {n_step}"
             )
-        self._gamma = as_exponent("gamma", gamma)
+        self._gamma = as_fraction("gamma", gamma)
         self._buffer = buffer
         self._priority = checked_priority(priority, buffer)
         # Rewards are summed in float64, because rounding errors of the field's dtype would add up.

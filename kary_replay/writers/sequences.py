@@ -60,7 +60,7 @@ import numpy.typing as npt
 
 from ..fields import Fields, checked_fields, map_leaves
 from ..types import Field
-from ..validation import as_array, as_count, as_exponent
+from ..validation import as_array, as_count, as_fraction
 
 __all__ = ["sequence_fields", "sequence_priority", "split_burn_in"]
 
@@ -188,7 +188,7 @@ def sequence_priority(
     >>> sequence_priority([[1.0, -3.0, 100.0]], [[True, True, False]], eta=0.9)
     array([2.9])
     """
-    eta = as_exponent("eta", eta)
+    eta = as_fraction("eta", eta)
     errors, counts = as_array("td_error", td_error), as_array("mask", mask)
     if errors.dtype.kind not in "iuf":
         raise TypeError(f"td_error must be an array of real numbers, got dtype {errors.dtype}")

@@ -67,7 +67,7 @@ def test_the_first_uniforms_of_seed_zero():
 
 
 def prioritized(seed=2016):
-    buffer = kr.PrioritizedReplayBuffer(10, FIELDS, alpha=1.0, seed=seed)
+    buffer = kr.PrioritizedReplayBuffer(10, FIELDS, alpha=1.0, seed=seed, uniform_share=0.0)
     buffer.add(number=np.arange(10), priority=np.arange(1.0, 11.0))
     return buffer
 
@@ -110,7 +110,7 @@ def test_the_written_batches_are_the_references():
 def test_long_runs_of_all_batch_sizes(seed, stratified, rng):
     """Fractional masses, sizes around the internal chunks, both kinds of batch from one stream."""
     masses = rng.random(777) * 10.0 ** rng.integers(-5, 5, 777)
-    buffer = kr.PrioritizedReplayBuffer(1000, FIELDS, alpha=1.0, seed=seed)
+    buffer = kr.PrioritizedReplayBuffer(1000, FIELDS, alpha=1.0, seed=seed, uniform_share=0.0)
     buffer.add(number=np.arange(777), priority=masses)
     tree, stream = ReferenceTree(1000, ARITY), ReferenceStream(seed)
     tree.mass[:777] = masses

@@ -177,9 +177,8 @@ def test_tree_follows_its_masses(arity, stratified):
 
 
 def scalar_buffer(capacity, **options):
-    return kr.PrioritizedReplayBuffer(
-        capacity, {"number": kr.Field((), "int64")}, seed=SEED, **options
-    )
+    options = {"uniform_share": 0.0, "seed": SEED, **options}
+    return kr.PrioritizedReplayBuffer(capacity, {"number": kr.Field((), "int64")}, **options)
 
 
 def buffer_with_masses(alpha, epsilon=2.0**-20):
@@ -322,3 +321,72 @@ def test_a_biased_second_draw_is_rejected(favourite):
     drawn = np.where(failed, second.get(favourite, rng.choice(full, drawn.shape)), drawn)
     with pytest.raises(AssertionError, match="chi-square"):
         judge_pooled(drawn, MASSES)
+
+
+# --------------------------------------------------------------------- with a share of uniform ones
+
+
+def expected_of_a_mixture(masses, share, stratified):
+    """How often each row is due at each place, [B, n], where a share of the draws is uniform.
+
+    A draw among all slots that hits one without mass is repeated among all slots.
+    """
+    n_slots, has_mass = len(masses), masses > 0
+    both = np.append(np.full(n_slots, share / n_slots), (1 - share) * masses / masses.sum())
+    alike, by_mass = np.split(expected_counts(both, stratified), 2, axis=1)
+    in_vain = alike[:, ~has_mass].sum(axis=1, keepdims=True)
+    return by_mass + np.where(has_mass, alike + in_vain / has_mass.sum(), 0.0)
+
+
+def judge_mixture(drawn, masses, share, stratified):
+    counts = np.stack([np.bincount(place, minlength=len(masses)) for place in drawn.T])
+    check_counts(counts, expected_of_a_mixture(masses, share, stratified), FALSE_ALARM)
+
+
+@pytest.mark.parametrize("stratified", PLACES)
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_a_share_of_the_draws_is_uniform(share, stratified):
+    buffer = scalar_buffer(len(MASSES), alpha=1.0, beta=1.0, uniform_share=share)
+    buffer.add(number=np.arange(len(MASSES)))
+    buffer.tree.set(np.arange(len(MASSES)), MASSES)
+    batches = [buffer.sample(BATCH_SIZE, stratified=stratified) for _ in range(N_BATCHES)]
+    judge_mixture(np.stack([batch.index for batch in batches]), MASSES, share, stratified)
+    n_rows = np.count_nonzero(MASSES)
+    chance = share / n_rows + (1 - share) * MASSES / MASSES.sum()
+    for batch in batches[:100]:
+        wanted = 1 / (n_rows * chance[batch.index])
+        np.testing.assert_allclose(batch.importance_weight, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("stratified", PLACES)
+@pytest.mark.parametrize("fault", ["no share", "another share", "neighbours gain"])
+def test_another_mixture_is_rejected(fault, stratified):
+    rng = np.random.default_rng(SEED)
+    full = np.flatnonzero(MASSES)
+    share = {"no share": 0.0, "another share": 0.4, "neighbours gain": 0.5}[fault]
+    both = np.append(np.full(len(MASSES), share / len(MASSES)), (1 - share) * MASSES / MASSES.sum())
+    drawn = pick(both, rng, stratified) % len(MASSES)
+    in_vain = MASSES[drawn] == 0
+    following = full[np.searchsorted(full, drawn) % len(full)]
+    instead = following if fault == "neighbours gain" else rng.choice(full, drawn.shape)
+    with pytest.raises(AssertionError, match=r"chi-square|impossible"):
+        judge_mixture(np.where(in_vain, instead, drawn), MASSES, 0.5, stratified)
+
+
+@pytest.mark.parametrize("stratified", PLACES)
+def test_the_judge_accepts_the_mixture(stratified):
+    rng = np.random.default_rng(SEED)
+    full = np.flatnonzero(MASSES)
+    both = np.append(np.full(len(MASSES), 0.5 / len(MASSES)), 0.5 * MASSES / MASSES.sum())
+    drawn = pick(both, rng, stratified) % len(MASSES)
+    drawn = np.where(MASSES[drawn] == 0, rng.choice(full, drawn.shape), drawn)
+    judge_mixture(drawn, MASSES, 0.5, stratified)
+
+
+def test_a_share_of_draws_among_slots_of_which_hardly_one_has_a_row():
+    """Draws among all slots that find no row sixteen times are made by the masses."""
+    buffer = scalar_buffer(100_000, alpha=1.0, uniform_share=0.5)
+    buffer.add(number=np.arange(100_000))
+    buffer.tree.set(np.arange(100_000), np.append([1.0, 3.0], np.zeros(99_998)))
+    drawn = draw_many(lambda: buffer.sample(64, stratified=False).index, 500)
+    judge_pooled(drawn, np.array([1.0, 3.0]))

@@ -22,7 +22,8 @@ SKEWED = np.array([1e9, 2.0, 1e9, 3.0, 4.0])
 
 
 def buffer_of(masses, **options):
-    buffer = kr.PrioritizedReplayBuffer(len(masses), FIELDS, alpha=1.0, seed=7, **options)
+    options = {"alpha": 1.0, "uniform_share": 0.0, "seed": 7, **options}
+    buffer = kr.PrioritizedReplayBuffer(len(masses), FIELDS, **options)
     buffer.add(number=np.arange(len(masses)), priority=masses)
     return buffer
 
@@ -57,11 +58,12 @@ def judge_batches(batches, masses):
     check_counts(observed, expected * observed.sum() / expected.sum(), FALSE_ALARM)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5])
 @pytest.mark.parametrize(("masses", "batch_size"), [(EVEN, 3), (EVEN, 5), (SKEWED, 3), (SKEWED, 4)])
-def test_without_replacement(masses, batch_size):
-    buffer = buffer_of(masses)
+def test_without_replacement(masses, batch_size, share):
+    buffer = buffer_of(masses, uniform_share=share)
     batches = np.stack([buffer.sample(batch_size, unique=True).number for _ in range(N_BATCHES)])
-    judge_batches(batches, masses)
+    judge_batches(batches, share / len(masses) + (1 - share) * masses / masses.sum())
 
 
 def test_uniform_without_replacement():
@@ -108,12 +110,14 @@ def test_more_unique_rows_than_there_are():
     assert sorted(buffer.sample(4, unique=True).number) == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("n", [1, 128, 129, 1000])
-def test_large_unique_batches(n):
-    buffer = kr.PrioritizedReplayBuffer(1000, FIELDS, seed=1)
+def test_large_unique_batches(n, share):
+    buffer = kr.PrioritizedReplayBuffer(1000, FIELDS, seed=1, uniform_share=share)
     buffer.add(number=np.arange(1000), priority=np.linspace(0.1, 9, 1000))
     batch = buffer.sample(n, unique=True)
-    assert len(set(batch.index.tolist())) == n and batch.importance_weight.max() == 1
+    assert len(set(batch.index.tolist())) == n
+    assert share > 0 or batch.importance_weight.max() == 1
 
 
 # ------------------------------------------------------------------------------------------ by rank
@@ -130,7 +134,7 @@ def by_rank(priorities, alpha):
 
 def ranked(alpha=0.7, n=10, **options):
     return kr.PrioritizedReplayBuffer(
-        n, FIELDS, alpha=alpha, prioritization="rank", seed=5, **options
+        n, FIELDS, alpha=alpha, prioritization="rank", uniform_share=0.0, seed=5, **options
     )
 
 

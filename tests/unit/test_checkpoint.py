@@ -49,12 +49,14 @@ def test_the_next_samples_are_the_same(kind, chunk_nbytes, n_rows, tmp_path, mon
 def test_settings_and_handles_come_back(tmp_path):
     buffer = used_buffer()
     buffer.alpha, buffer.beta, buffer.priority_epsilon = 0.1 + 0.2, 1 / 3, 5e-324
+    buffer.uniform_share = 0.7
     old = buffer.sample(20).handle
     buffer.add(**rows(50, 4))
     current = buffer.sample(20).handle
     buffer.save(tmp_path)
     twin = kr.PrioritizedReplayBuffer.load(tmp_path)
     assert (twin.alpha, twin.beta, twin.priority_epsilon) == (0.1 + 0.2, 1 / 3, 5e-324)
+    assert twin.uniform_share == 0.7
     assert (twin.total_mass, twin.max_priority, twin.capacity) == (
         buffer.total_mass,
         buffer.max_priority,

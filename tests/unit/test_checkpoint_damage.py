@@ -167,7 +167,7 @@ def test_other_formats_machines_and_kinds(change, what, saved):
         ],
         *[
             {name: value}
-            for name in ("alpha", "beta")
+            for name in ("alpha", "beta", "uniform_share")
             for value in (-0.1, 1.1, float("nan"), "half", None)
         ],
         *[{"max_priority": value} for value in (0.0, -1.0, float("nan"), float("inf"))],
@@ -246,6 +246,11 @@ def test_a_manifest_that_contradicts_itself(change, saved):
 def test_a_manifest_that_lacks_something(left_out, saved):
     rewrite(saved, lambda content: content.pop(left_out))
     refused(saved, "checkpoint.json", f"contradicts itself: KeyError: '{left_out}'")
+
+
+def test_a_manifest_from_before_there_was_a_uniform_share(saved):
+    rewrite(saved, lambda content: content.pop("uniform_share"))
+    assert kr.PrioritizedReplayBuffer.load(saved).uniform_share == 0.0
 
 
 @pytest.mark.parametrize(

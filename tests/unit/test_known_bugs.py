@@ -14,7 +14,9 @@ FIELDS = {"number": kr.Field((), "int64")}
 
 
 def buffer_of(capacity, n_rows=0, **options):
-    buffer = kr.PrioritizedReplayBuffer(capacity, FIELDS, **{"alpha": 1.0, "seed": 0, **options})
+    buffer = kr.PrioritizedReplayBuffer(
+        capacity, FIELDS, **{"alpha": 1.0, "uniform_share": 0.0, "seed": 0, **options}
+    )
     if n_rows:
         buffer.add(number=np.arange(n_rows))
     return buffer

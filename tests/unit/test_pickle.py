@@ -71,9 +71,10 @@ def test_a_clone_gives_the_same_next_samples(kind, clone):
 @CLONES
 def test_a_clone_keeps_priorities_and_settings(clone):
     buffer = used_buffer()
-    buffer.alpha, buffer.beta, buffer.priority_epsilon = 0.5, 0.75, 0.125
+    buffer.alpha, buffer.beta, buffer.priority_epsilon, buffer.uniform_share = 0.5, 0.75, 0.125, 0.3
     twin = clone(buffer)
     assert (twin.alpha, twin.beta, twin.priority_epsilon) == (0.5, 0.75, 0.125)
+    assert twin.uniform_share == 0.3
     assert twin.tree.get(np.arange(10)).tobytes() == buffer.tree.get(np.arange(10)).tobytes()
     assert (twin.total_mass, twin.max_priority) == (buffer.total_mass, buffer.max_priority)
     assert twin.fields == FIELDS
@@ -160,6 +161,7 @@ STATES = [
     *[("fields", value) for value in ({}, None, [], {"x": 3}, {"index": kr.Field((), "int64")})],
     *[("options", value) for value in (None, [], {"prioritization": "rank"}, {"stack": 4})],
     *[("beta", value) for value in (-0.1, 1.1, float("nan"), "half", None, True)],
+    *[("uniform_share", value) for value in (-0.1, 1.1, float("nan"), "half", None, True)],
     *[("priority_epsilon", value) for value in (-5.0, 0.0, float("nan"), "1", None, True)],
     *[("storage", value) for value in (None, {}, [])],
     *[("storage.n_touched", value) for value in (-1, 11, 10.0, None)],
@@ -187,11 +189,21 @@ def test_a_state_that_contradicts_itself(name, value):
 def test_a_state_that_lacks_something(kind):
     for part in ("", "storage"):
         whole = used_buffer(kind).__getstate__()
-        for left_out in (whole[part] if part else whole).keys() - {"version", "changed"}:
+        for left_out in (whole[part] if part else whole).keys() - {
+            "version",
+            "changed",
+            "uniform_share",
+        }:
             state = used_buffer(kind).__getstate__()
             del (state[part] if part else state)[left_out]
             with pytest.raises(ValueError, match="this pickle"):
                 unpickled(state, kind)
+
+
+def test_a_state_from_before_there_was_a_uniform_share():
+    state = used_buffer().__getstate__()
+    del state["uniform_share"]
+    assert unpickled(state).uniform_share == 0.0
 
 
 @pytest.mark.parametrize("state", [[], 5, "state", {}], ids=repr)

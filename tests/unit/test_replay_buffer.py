@@ -17,7 +17,9 @@ def rows(*numbers):
 
 
 def prioritized(capacity=8, n_rows=0, **options):
-    buffer = kr.PrioritizedReplayBuffer(capacity, FIELDS, **{"seed": 1, **options})
+    buffer = kr.PrioritizedReplayBuffer(
+        capacity, FIELDS, **{"uniform_share": 0.0, "seed": 1, **options}
+    )
     if n_rows:
         buffer.add(**rows(*range(n_rows)))
     return buffer
@@ -322,4 +324,6 @@ def test_stratified_draws_spread_evenly_and_independent_ones_do_not():
 def test_settings_can_be_read_back():
     buffer = prioritized(4, alpha=0.3, beta=0.9, priority_epsilon=0.125)
     assert (buffer.alpha, buffer.beta, buffer.priority_epsilon) == (0.3, 0.9, 0.125)
+    buffer.uniform_share = 0.25
+    assert buffer.uniform_share == 0.25
     assert buffer.fields == FIELDS

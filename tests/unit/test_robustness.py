@@ -14,7 +14,7 @@ FIELDS = {"x": kr.Field((2,), "f4")}
 
 
 def filled(n=8, **options):
-    buffer = kr.PrioritizedReplayBuffer(n, FIELDS, seed=0, **options)
+    buffer = kr.PrioritizedReplayBuffer(n, FIELDS, seed=0, uniform_share=0.0, **options)
     buffer.add(x=np.zeros((n, 2)))
     return buffer
 
@@ -243,7 +243,7 @@ def test_a_table_of_ranks_that_contradicts_itself_is_refused(change):
 
 
 def test_mass_on_a_slot_without_a_row_is_said_instead_of_searched_for():
-    buffer = kr.PrioritizedReplayBuffer(8, {"x": kr.Field((), "int64")}, seed=0)
+    buffer = kr.PrioritizedReplayBuffer(8, {"x": kr.Field((), "int64")}, seed=0, uniform_share=0.0)
     buffer.add(x=np.arange(3))
     buffer.tree.set(6, 1e200)
     with pytest.raises(RuntimeError, match="hold no row"):

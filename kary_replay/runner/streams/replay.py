@@ -30,7 +30,7 @@ class ReplayStream:
     ----------
     columns : mapping
         The fields of a row, by name.
-    capacity, alpha, beta, seed
+    capacity, alpha, beta, uniform_share, seed
         As `PrioritizedReplayBuffer` has them. Beta rises to 1 in the course of the run.
     samples_per_insert, min_size, error
         As `RateLimiter` has them.
@@ -42,6 +42,7 @@ class ReplayStream:
     capacity: int
     alpha: float
     beta: float
+    uniform_share: float
     seed: int
     samples_per_insert: float
     min_size: int
@@ -67,6 +68,7 @@ class ReplayStream:
                 dict(self.columns),
                 alpha=self.alpha,
                 beta=self.beta,
+                uniform_share=self.uniform_share,
                 seed=self.seed,
                 shared=medium.is_shared,
             )
