@@ -23,7 +23,6 @@ modules = [
     "reader",
     "frame_reader",
     "writer",
-    "storage",
 ]
 extensions = [
     Extension(

@@ -14,7 +14,6 @@ FOLDERS = {
         "shared_memory",
         "slots",
         "snapshots",
-        "storage",
         "sum_tree",
     ),
     "buffers": (
@@ -45,6 +44,7 @@ FOLDERS = {
 RENAMED = {
     "adapters.sb3.prioritized": "adapters.sb3.prioritized_buffer",
     "frame_storage": "core.frame_reader",
+    "storage": "core.slots",
     "runner.background": "runner.records.background",
     "runner.making": "runner.environments.env_factory",
     "runner.measuring": "runner.allocation.measurement",

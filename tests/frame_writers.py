@@ -3,6 +3,7 @@
 import numpy as np
 
 import kary_replay as kr
+from kary_replay.core import snapshots
 
 NUMBER = kr.Field((), "int64")
 FIELDS = {"action": NUMBER, "reward": kr.Field((), "float64"), "discount": kr.Field((), "float64")}
@@ -58,9 +59,9 @@ class FollowsSlots(kr.FrameStackWriter):
     """Planted fault: links are slots alone, and take whatever frame is there later."""
 
     def add(self, **step):
-        storage = self._buffer._storage
-        rows = np.zeros(self._buffer.capacity * storage.slots.row_nbytes, np.uint8)
-        storage.reader.copy_rows(0, rows)
+        slots = self._buffer._slots
+        rows = np.zeros(slots.capacity * slots.row_nbytes, np.uint8)
+        snapshots.copy_rows(slots, 0, rows)
         generation = rows.reshape(self._buffer.capacity, -1)[:, :8].copy().view(np.int64)[:, 0]
         known = self._history[..., 1] > 0
         self._history[..., 1][known] = generation[self._history[..., 0][known]] // 2 * 2

@@ -90,7 +90,7 @@ def test_the_reader_of_private_names_sees_them(tmp_path):
     source = tmp_path / "adapter.py"
     source.write_text(
         "import kary_replay as kr\n"
-        "from kary_replay.core.storage import Storage\n"
+        "from kary_replay.core.writer import Writer\n"
         "from kary_replay import _hidden, SumTree\n"
         "kr._secret(kr.SumTree)\nfrom kary_replay.types import _shape\n"
     )
@@ -98,7 +98,7 @@ def test_the_reader_of_private_names_sees_them(tmp_path):
         "_secret",
         "kary_replay._hidden",
         "kary_replay._hidden",
-        "kary_replay.core.storage",
+        "kary_replay.core.writer",
         "kary_replay.types._shape",
     ]
 

@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from ..core import snapshots
 from ..core.slots import PROPORTIONAL, RANKED, UNIFORM, Slots
-from ..core.storage import Storage
 from ..errors import CheckpointError
 from ..types import Field
 from ..validation import as_count, as_fraction, as_priority_epsilon
@@ -53,7 +52,7 @@ MAX_ROUNDS = 4  # of copying again what changed, before writers have to wait for
 
 
 class Layout(NamedTuple):
-    """What a storage is made for; checked."""
+    """What slots are made for; checked."""
 
     capacity: int
     fields: dict[str, Any]
@@ -65,14 +64,13 @@ class Layout(NamedTuple):
 
 
 def save(
-    storage: Storage,
+    slots: Slots,
     directory: str | os.PathLike[str],
     kind: str,
     fields: dict[str, Any],
     options: dict[str, Any],
 ) -> None:
-    """Save a storage to a directory; see ReplayBuffer.save."""
-    slots = storage.slots  # first, so that a closed buffer makes no directory
+    """Save slots to a directory; see ReplayBuffer.save."""
     with new_data(Path(os.fsdecode(directory))) as (folder, content):
         content.update(
             format=FORMAT,
@@ -84,16 +82,15 @@ def save(
             capacity=slots.capacity,
             row_nbytes=slots.row_nbytes,
             offsets=snapshots.offsets(slots),
-            **_write(storage, folder),
+            **_write(slots, folder),
         )
 
 
-def _write(storage: Storage, folder: Path) -> dict[str, Any]:
-    """Write what the storage holds at one moment; return what the manifest is to say of it."""
-    slots = storage.slots
+def _write(slots: Slots, folder: Path) -> dict[str, Any]:
+    """Write what the slots hold at one moment; return what the manifest is to say of it."""
     with contextlib.ExitStack() as close:
         files: dict[str, NewFile] = {}
-        files[ROWS] = rows = close.enter_context(_RowsFile(folder / ROWS, storage))
+        files[ROWS] = rows = close.enter_context(_RowsFile(folder / ROWS, slots))
         rows.copy_all()
         state = snapshots.snapshot(slots, rows.known())
         settings = {name: getattr(slots, name) for name in SETTINGS}
@@ -115,18 +112,17 @@ def _write(storage: Storage, folder: Path) -> dict[str, Any]:
 
 
 class _RowsFile(NewFile):
-    """The rows of a storage, written from the first to the last, and again where they changed.
+    """The rows of slots, written from the first to the last, and again where they changed.
 
     A row that is copied without protection may be torn; its generation then differs from the one
-    that the storage has later.
+    that the slot has later.
     """
 
-    def __init__(self, path: Path, storage: Storage) -> None:
-        slots = storage.slots
+    def __init__(self, path: Path, slots: Slots) -> None:
         self._row_nbytes = slots.row_nbytes
         self._per_chunk = max(1, CHUNK_NBYTES // self._row_nbytes)
         super().__init__(path, self._per_chunk * self._row_nbytes)
-        self._storage = storage
+        self._slots = slots
         n_scratch = min(self._per_chunk, slots.capacity)
         self._scratch = np.empty(n_scratch * self._row_nbytes, np.uint8)
         self._generations = np.zeros(slots.capacity, np.uint64)
@@ -140,7 +136,7 @@ class _RowsFile(NewFile):
 
         It stops when these are few, or when their number hardly falls any more.
         """
-        slots = self._storage.slots
+        slots = self._slots
         n_rows = n_before = snapshots.n_touched(slots)
         for first in range(0, n_rows, self._per_chunk):
             self._replace(np.arange(first, min(first + self._per_chunk, n_rows)), None)
@@ -159,7 +155,7 @@ class _RowsFile(NewFile):
         return self.nbytes // self._row_nbytes
 
     def _replace(self, slots: npt.NDArray[np.int64], rows: Bytes | None) -> None:
-        """Write these slots' rows, ascending: the given ones, or what the storage holds now.
+        """Write these slots' rows, ascending: the given ones, or what is there now.
 
         The latter are copied without protection.
         """
@@ -178,7 +174,7 @@ class _RowsFile(NewFile):
             else:
                 for run in _parts(within, np.diff(within) != 1):
                     start, stop = int(within[run.start]), int(within[run.stop - 1]) + 1
-                    self._storage.reader.copy_rows(first + start, table[start:stop].reshape(-1))
+                    snapshots.copy_rows(self._slots, first + start, table[start:stop].reshape(-1))
             self.write(number, chunk)
             self._generations[first : first + n] = chunk.view(np.uint64).reshape(n, -1)[:, 0]
 

@@ -22,6 +22,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
+from ..core.frame_reader import FrameReader
 from ..fields import Fields, checked_fields, fields_of_space, leaves_of, map_leaves
 from ..types import Batch, Field
 from ..validation import as_count
@@ -187,9 +188,9 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
             raise ValueError(f"fields must be, for {checked}, in this order: {rows}, got {fields}")
         return checked
 
-    def _frames(self) -> tuple[int, int]:
+    def _new_reader(self) -> FrameReader:
         n_frame_fields = sum(path[0] == "frame" for path in self._paths)
-        return n_frame_fields, _width(self.stack, self.n_step)
+        return FrameReader(self._slots, n_frame_fields, _width(self.stack, self.n_step))
 
     @property
     def stack(self) -> int:
@@ -252,7 +253,7 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
         return super().sample(batch_size, stratified=stratified, unique=unique)
 
     def _batch(self, columns: dict[str, Any]) -> Batch:
-        """Return what the storage drew, as observations."""
+        """Return what the reader drew, as observations."""
         drawn = vars(super()._batch(columns))
         frames = drawn.pop("frame")
         del drawn["history"]

@@ -99,7 +99,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         super().__init__(
             capacity, fields, seed=seed, shared=shared, storage_directory=storage_directory
         )
-        slots = self._storage.slots
+        slots = self._slots
         slots.set_alpha(alpha)
         slots.beta, slots.priority_epsilon, slots.uniform_share = beta, epsilon, uniform_share
 
@@ -111,11 +111,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         stored, so setting the old alpha again restores the old masses bit for bit. It costs
         O(capacity) under the lock.
         """
-        return self._storage.slots.alpha
+        return self._slots.alpha
 
     @alpha.setter
     def alpha(self, value: float) -> None:
-        self._storage.slots.set_alpha(as_fraction("alpha", value))
+        self._slots.set_alpha(as_fraction("alpha", value))
 
     @property
     def beta(self) -> float:
@@ -123,20 +123,20 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
         The next ``sample`` of any process uses it.
         """
-        return self._storage.slots.beta
+        return self._slots.beta
 
     @beta.setter
     def beta(self, value: float) -> None:
-        self._storage.slots.beta = as_fraction("beta", value)
+        self._slots.beta = as_fraction("beta", value)
 
     @property
     def priority_epsilon(self) -> float:
         """What is added to every |TD error|; settable, above 0."""
-        return self._storage.slots.priority_epsilon
+        return self._slots.priority_epsilon
 
     @priority_epsilon.setter
     def priority_epsilon(self, value: float) -> None:
-        self._storage.slots.priority_epsilon = as_priority_epsilon(value)
+        self._slots.priority_epsilon = as_priority_epsilon(value)
 
     @property
     def uniform_share(self) -> float:
@@ -144,11 +144,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
         The next ``sample`` of any process uses it.
         """
-        return self._storage.slots.uniform_share
+        return self._slots.uniform_share
 
     @uniform_share.setter
     def uniform_share(self, value: float) -> None:
-        self._storage.slots.uniform_share = as_fraction("uniform_share", value)
+        self._slots.uniform_share = as_fraction("uniform_share", value)
 
     @property
     def tree(self) -> SumTree:
@@ -159,7 +159,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         the present alpha; mass 0 says that the row is no transition any more: no update brings it
         back.
         """
-        return self._storage.slots.tree
+        return self._slots.tree
 
     @property
     def prioritization(self) -> str:
@@ -178,7 +178,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         Raises MemoryError, with nothing changed, if there is no memory to sort them in. O(n log n)
         under the lock; `sample` goes on meanwhile.
         """
-        self._storage.slots.rank()
+        self._slots.rank()
 
     @property
     def total_mass(self) -> float:
@@ -188,7 +188,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     @property
     def max_priority(self) -> float:
         """Largest priority seen, at least 1: what a new transition gets."""
-        return self._storage.slots.max_priority
+        return self._slots.max_priority
 
     def add(
         self, /, *, priority: npt.ArrayLike | None = None, **fields: Any
@@ -220,7 +220,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """
         columns, n = self._columns(fields)
         priorities = None if priority is None else self._priorities(priority, n)
-        return self._storage.writer.add(columns, n, priorities)
+        return self._writer.add(columns, n, priorities)
 
     def sample(self, batch_size: int, *, stratified: bool = True, unique: bool = False) -> Batch:
         """Draw ``batch_size`` rows with probability P(i), with replacement.
@@ -258,7 +258,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         repeats draws of rows that are in the batch already; where these hold nearly all the mass,
         it draws from a tree without them, which costs O(K · log_K(capacity)) a row.
         """
-        return self._batch(self._storage.reader.sample(batch_size, stratified, unique))
+        return self._batch(self._reader.sample(batch_size, stratified, unique))
 
     def update_priorities(self, handle: npt.NDArray[np.void], td_error: npt.ArrayLike) -> int:
         """Set priorities to |td_error| + priority_epsilon.
@@ -286,7 +286,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         -----
         O(B · K · log_K(capacity)), GIL released, under the lock.
         """
-        return self._storage.writer.update(handle, td_error)
+        return self._writer.update(handle, td_error)
 
     @classmethod
     def _checked_options(

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core import shared_memory, snapshots
-from ..core.slots import UNIFORM
-from ..core.storage import Storage
+from ..core.reader import Reader
+from ..core.slots import UNIFORM, Slots
+from ..core.writer import Writer
 from ..errors import AttachError, ClosedError, FieldError
 from ..fields import (
     Fields,
@@ -132,9 +133,9 @@ class ReplayBuffer:
         """Return how a buffer with these options selects rows."""
         return UNIFORM
 
-    def _frames(self) -> tuple[int, int] | None:
-        """Return how many fields are a frame's, and how many frames are drawn with a row."""
-        return None
+    def _new_reader(self) -> Reader:
+        """Return what draws rows out of the slots, and copies them."""
+        return Reader(self._slots)
 
     def _open(
         self,
@@ -144,24 +145,18 @@ class ReplayBuffer:
         directory: str | os.PathLike[str] | None = None,
         file: int = -1,
     ) -> None:
-        """Make the storage of a checked layout, or attach to ``file``, which the storage closes."""
+        """Make the slots of a checked layout, or attach to ``file``, which the slots close."""
         self._fields, self._options = layout.fields, layout.options
         paths, leaves = map(list, zip(*leaves_of(self._fields), strict=True))
         self._paths: list[tuple[str, ...]] = paths
         self._names = names_of(paths)
         self._nested = any(len(path) > 1 for path in paths)
         self._shared = shared
-        self._storage = Storage(
-            layout.capacity,
-            self._names,
-            leaves,
-            layout.selection,
-            seed,
-            shared,
-            directory,
-            file,
-            self._frames(),
+        self._slots = Slots(
+            layout.capacity, self._names, leaves, layout.selection, seed, shared, directory, file
         )
+        self._reader = self._new_reader()
+        self._writer = Writer(self._slots)
 
     @classmethod
     def from_spaces(
@@ -244,7 +239,7 @@ class ReplayBuffer:
         layout = cls._checked_layout(descriptor.capacity, descriptor.fields, descriptor.options)
         buffer = cls.__new__(cls)
         buffer._open(layout, seed=0, shared=True, file=shared_memory.open_of(descriptor))
-        if buffer._storage.slots.block.token != descriptor.token:
+        if buffer._slots.block.token != descriptor.token:
             raise AttachError(
                 f"process {descriptor.pid} has closed the buffer and opened another one since"
             )
@@ -257,7 +252,7 @@ class ReplayBuffer:
         It is good for as long as this process keeps the buffer. ValueError if the buffer is not
         shared.
         """
-        block = self._storage.slots.block
+        block = self._slots.block
         if not self._shared:
             raise ValueError("descriptor: this buffer is not shared; make it with shared=True")
         kind = type(self).__name__
@@ -272,7 +267,8 @@ class ReplayBuffer:
         memory until they are gone, too. Other processes go on: the memory of a shared buffer is
         freed when the last process has closed it or has ended, by a crash or otherwise.
         """
-        self._storage = self._fields = self._options = _Closed()  # type: ignore[assignment]
+        closed: Any = _Closed()
+        self._slots = self._reader = self._writer = self._fields = self._options = closed
 
     def __enter__(self: Self) -> Self:
         len(self)  # refuses a closed one
@@ -284,17 +280,17 @@ class ReplayBuffer:
     @property
     def capacity(self) -> int:
         """Transitions kept."""
-        return self._storage.slots.capacity
+        return self._slots.capacity
 
     @property
     def n_added(self) -> int:
         """Transitions ever added by all threads and processes; resets and pickles keep it."""
-        return self._storage.slots.n_added
+        return self._slots.n_added
 
     @property
     def n_sampled(self) -> int:
         """Transitions ever drawn, by all threads and processes."""
-        return self._storage.slots.n_sampled
+        return self._slots.n_sampled
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -304,19 +300,19 @@ class ReplayBuffer:
     @property
     def nbytes(self) -> int:
         """Bytes of everything the buffer keeps."""
-        return self._storage.slots.block.nbytes
+        return self._slots.block.nbytes
 
     @property
     def nbytes_overhead(self) -> int:
         """Bytes beyond the transitions themselves: tree, generations, padding, header."""
-        return self.nbytes - self.capacity * self._storage.slots.payload_nbytes
+        return self.nbytes - self.capacity * self._slots.payload_nbytes
 
     def __len__(self) -> int:
         """Return the number of rows that can be drawn now, without those being overwritten."""
-        return len(self._storage.slots)
+        return len(self._slots)
 
     def __repr__(self) -> str:
-        if isinstance(self._storage, _Closed):
+        if isinstance(self._slots, _Closed):
             return f"{type(self).__name__}(closed)"
         what = f"capacity={self.capacity}, len={len(self)}, fields={list(self._fields)}"
         return f"{type(self).__name__}({what})"
@@ -350,7 +346,7 @@ class ReplayBuffer:
         still writing is skipped.
         """
         columns, n = self._columns(fields)
-        return self._storage.writer.add(columns, n, None)
+        return self._writer.add(columns, n, None)
 
     def sample(self, batch_size: int, *, unique: bool = False) -> Batch:
         """Draw ``batch_size`` rows uniformly and independently, with replacement.
@@ -380,7 +376,7 @@ class ReplayBuffer:
         O(B · bytes of a row), with the GIL released and no lock. A row that another thread
         overwrites during the copy is drawn again.
         """
-        return self._batch(self._storage.reader.sample(batch_size, False, unique))
+        return self._batch(self._reader.sample(batch_size, False, unique))
 
     def field_view(self, name: str) -> Any:
         """Return a view of one field of all slots, for adapters and for looking inside.
@@ -407,7 +403,7 @@ class ReplayBuffer:
         """
         if name not in self._fields:
             raise FieldError(f"name must be one of {', '.join(self._fields)}, got {name!r}")
-        slots = self._storage.slots
+        slots = self._slots
         views = iter([slots.view(i) for i, path in enumerate(self._paths) if path[0] == name])
         return map_leaves({name: self._fields[name]}, lambda _: next(views))[name]
 
@@ -416,14 +412,15 @@ class ReplayBuffer:
 
         It waits for threads that are adding. O(capacity).
         """
-        self._storage.slots.reset()
+        self._slots.reset()
 
     def check_invariants(self) -> None:
         """Raise AssertionError naming the first broken invariant, I1 … I6 of docs/concurrency.md.
 
         It waits for threads that are adding, and they wait for it. O(capacity).
         """
-        snapshots.check_invariants(self._storage.slots)
+        len(self)  # refuses a closed one
+        snapshots.check_invariants(self._slots)
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Save everything for `load`: rows, priorities, settings, counters, the random stream.
@@ -451,7 +448,8 @@ class ReplayBuffer:
         disk needs room for both checkpoints. Until the new one is complete and on the disk, the one
         before stays in force, through crashes and power cuts.
         """
-        save(self._storage, directory, _kind(type(self)), self._fields, self._options)
+        len(self)  # refuses a closed one, which makes no directory
+        save(self._slots, directory, _kind(type(self)), self._fields, self._options)
 
     @classmethod
     def load(
@@ -497,7 +495,7 @@ class ReplayBuffer:
                 buffer._open(checkpoint.layout, 0, bool(shared), storage_directory)
             except MemoryError as error:
                 raise MemoryError(f"'{folder}' cannot be loaded: {error}") from error
-            checkpoint.restore(buffer._storage.slots)
+            checkpoint.restore(buffer._slots)
         return buffer
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -515,7 +513,7 @@ class ReplayBuffer:
             "version": VERSION,
             "fields": self._fields,
             "capacity": self.capacity,
-            "storage": snapshots.snapshot(self._storage.slots),
+            "storage": snapshots.snapshot(self._slots),
             "options": self._options,
         }
 
@@ -536,11 +534,11 @@ class ReplayBuffer:
             self._restore(state)
 
     def _restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``__getstate__`` returned; the storage is there, and new."""
-        snapshots.restore(self._storage.slots, state["storage"])
+        """Take over what ``__getstate__`` returned; the slots are there, and new."""
+        snapshots.restore(self._slots, state["storage"])
 
     def _columns(self, fields: dict[str, Any]) -> tuple[list[npt.NDArray[Any]], int]:
-        """Return the checked columns in storage order, and B."""
+        """Return the checked columns in the order of the leaves, and B."""
         len(self._fields)  # refuses a closed buffer, whatever it was given
         if self._nested or len(fields) != len(self._fields):
             refuse_unknown(fields, self._fields)
@@ -551,10 +549,10 @@ class ReplayBuffer:
                 }
             except KeyError as error:
                 raise missing(error.args[0]) from None
-        return self._storage.writer.columns(fields)
+        return self._writer.columns(fields)
 
     def _batch(self, columns: dict[str, Any]) -> Batch:
-        """Return what the storage drew, nested like the fields."""
+        """Return what the reader drew, nested like the fields."""
         if self._nested:
             drawn = iter([columns.pop(name) for name in self._names])
             columns = {**map_leaves(self._fields, lambda _: next(drawn)), **columns}
@@ -581,7 +579,7 @@ def _named() -> Iterator[None]:
 
 
 class _Closed:
-    """What stands in for the storage, fields and options of a closed buffer."""
+    """What stands in for the slots, fields and options of a closed buffer."""
 
     def _refuse(self, *_: object) -> NoReturn:
         raise ClosedError("the buffer is closed")

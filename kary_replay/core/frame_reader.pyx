@@ -32,6 +32,9 @@ cdef class FrameReader(Reader):
     ``width - 1`` handles.
     """
 
+    cdef int n_frame_fields
+    cdef int64_t width        # frames drawn with a row: those of its history, then its own
+
     def __cinit__(self, Slots slots, int n_frame_fields, int64_t width):
         assert slots.tree is not None and 0 < n_frame_fields < slots.n_fields and width > 1
         cdef int64_t nbytes = (width - 1) * <int64_t>sizeof(Handle)

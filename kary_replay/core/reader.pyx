@@ -20,8 +20,7 @@ from ..validation import as_count
 
 from .block cimport (
     PER_COUNTER, Handle, Header, acquire, bury, fetch_add_relaxed, fill_uniform,
-    generation_of, load_acquire, load_relaxed, prefetch_far, read_field, release, sched_yield,
-    take_random,
+    load_acquire, load_relaxed, prefetch_far, read_field, release, sched_yield, take_random,
 )
 from .slots cimport Place, Remainder, Selector, Slots
 
@@ -323,66 +322,6 @@ cdef class Reader:
             if load_relaxed(<uint64_t*>row) == generation:
                 handle[i].index = slot[i]
                 handle[i].generation = generation
-
-    def gather(self, cnp.ndarray handles, int f):
-        """Return field f of the rows with these handles, [B, ...], and which still were there.
-
-        ``handles`` is a contiguous array [B] of HANDLE_DTYPE, the second result bool [B]. Where a
-        row is gone, its value is undefined.
-        """
-        cdef Slots slots = self.slots
-        cdef cnp.npy_intp dims[32]
-        cdef int64_t n = cnp.PyArray_SIZE(handles), i
-        cdef const Handle* handle = <const Handle*>cnp.PyArray_DATA(handles)
-        cdef Handle wanted
-        cdef Place* place = slots.places + f
-        cdef uint64_t* generation
-        cdef char* value
-        cdef char* found
-        cdef cnp.ndarray array, there
-        dims[0] = n
-        memcpy(dims + 1, place.shape, place.n_axes * sizeof(dims[0]))
-        array = _empty(place.n_axes + 1, dims, <cnp.dtype>place.dtype)
-        there = cnp.PyArray_EMPTY(1, dims, cnp.NPY_BOOL, 0)
-        value = <char*>cnp.PyArray_DATA(array)
-        found = <char*>cnp.PyArray_DATA(there)
-        with nogil:
-            for i in range(n):
-                wanted = handle[i]
-                found[i] = False
-                if (
-                    not 0 <= wanted.index < slots.capacity
-                    or wanted.generation & 1 or wanted.generation == 0
-                ):
-                    continue
-                generation = generation_of(slots.header, wanted.index)
-                # [publish-slot] acquire: pairs with the release in Slots.publish (slots.pyx)
-                if load_acquire(generation) == wanted.generation:
-                    read_field(
-                        <char*>generation, value + i * place.nbytes, place.offset, place.nbytes
-                    )
-                    # [reserve-slot] relaxed: as in read_rows
-                    found[i] = load_relaxed(generation) == wanted.generation
-        return array, there
-
-    def copy_rows(self, int64_t first, cnp.ndarray into):
-        """Copy whole rows, generations first, from slot ``first`` on.
-
-        ``into`` is a contiguous uint8 array [n * row_nbytes]. A row that is written meanwhile may
-        arrive torn: its generation, looked at again later, then differs from the one copied.
-        """
-        cdef Slots slots = self.slots
-        cdef Py_ssize_t row_nbytes = slots.row_nbytes
-        cdef char* to = <char*>cnp.PyArray_DATA(into)
-        cdef int64_t n = cnp.PyArray_NBYTES(into) // row_nbytes, i
-        cdef char* row
-        assert 0 <= first and first + n <= slots.capacity, "no such rows"
-        with nogil:
-            for i in range(n):
-                row = slots.rows + (first + i) * row_nbytes
-                # [publish-slot] as in read_rows
-                (<uint64_t*>(to + i * row_nbytes))[0] = load_acquire(<uint64_t*>row)
-                read_field(row, to + i * row_nbytes + 8, 8, row_nbytes - 8)
 
 
 cdef void _prefetch_row(const char* row, Py_ssize_t row_nbytes) noexcept nogil:

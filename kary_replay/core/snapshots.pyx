@@ -1,6 +1,9 @@
 # cython: language_level=3, cdivision=True
 # distutils: language = c++
-"""All slots at one moment: copied, restored, checked. Writers wait meanwhile, readers do not."""
+"""All slots: copied, restored, checked.
+
+What is of one moment has writers wait for it; readers never do.
+"""
 
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
@@ -12,8 +15,8 @@ cimport numpy as cnp
 from ..validation import as_count, as_fraction, as_real
 
 from .block cimport (
-    Header, generation_of, is_published, is_vacant, kCount, load_relaxed, pause, renew_max_mass,
-    resume, store_relaxed, store_release, vacated,
+    Header, generation_of, is_published, is_vacant, kCount, load_acquire, load_relaxed, pause,
+    read_field, renew_max_mass, resume, store_relaxed, store_release, vacated,
 )
 from .slots cimport Selector, Slots
 
@@ -31,6 +34,25 @@ def n_touched(Slots slots):
 def offsets(Slots slots):
     """Return where each field begins in a row."""
     return [slots.places[f].offset for f in range(slots.n_fields)]
+
+
+def copy_rows(Slots slots, int64_t first, cnp.ndarray into):
+    """Copy whole rows, generations first, from slot ``first`` on, without a lock.
+
+    ``into`` is a contiguous uint8 array [n * row_nbytes]. A row that is written meanwhile may
+    arrive torn: its generation, looked at again later, then differs from the one copied.
+    """
+    cdef Py_ssize_t row_nbytes = slots.row_nbytes
+    cdef char* to = <char*>cnp.PyArray_DATA(into)
+    cdef int64_t n = cnp.PyArray_NBYTES(into) // row_nbytes, i
+    cdef char* row
+    assert 0 <= first and first + n <= slots.capacity, "no such rows"
+    with nogil:
+        for i in range(n):
+            row = slots.rows + (first + i) * row_nbytes
+            # [publish-slot] acquire: pairs with the release in Slots.publish (slots.pyx)
+            (<uint64_t*>(to + i * row_nbytes))[0] = load_acquire(<uint64_t*>row)
+            read_field(row, to + i * row_nbytes + 8, 8, row_nbytes - 8)
 
 
 def changed(Slots slots, const uint64_t[::1] copied):

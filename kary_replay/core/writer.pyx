@@ -79,6 +79,8 @@ def _say_rows(rows):
 cdef class Writer:
     """Copies rows into slots. Columns come in the order of the fields. Private to the package."""
 
+    cdef Slots slots
+
     def __cinit__(self, Slots slots):
         self.slots = slots
 

@@ -20,7 +20,7 @@ from .steps import PriorityFunction, StepReader, as_column, checked_priority
 
 __all__ = ["FrameStackWriter"]
 
-LARGEST_SEEN, NEVER_DRAWN = -1.0, 0.0  # priorities that the storage takes for these two meanings
+LARGEST_SEEN, NEVER_DRAWN = -1.0, 0.0  # priorities that the rows take for these two meanings
 
 
 class FrameStackWriter:
@@ -275,7 +275,7 @@ class FrameStackWriter:
         """Add rows, and return their slots [B] and handles [B, 2]."""
         n = len(columns[0])
         handles = np.empty(n, HANDLE_DTYPE)
-        index = self._buffer._storage.writer.add(
+        index = self._buffer._writer.add(
             [np.ascontiguousarray(column) for column in columns], n, priorities, handles
         )
         return index, handles.view(np.int64).reshape(n, 2)

@@ -190,12 +190,11 @@ class Trial:
 
     def calls(self):
         """What a victim may be doing: everything that changes the buffer."""
-        storage = self.buffer._storage
         fields = self.rows.make(np.arange(10**6, 10**6 + N_ROWS))
         columns, n = self.buffer._columns({**fields, "body": fields["body"].copy()})
         given = priority(np.arange(10**6, 10**6 + n), 1) if self.prioritized else None
-        slots = storage.slots
-        calls = {"add": lambda: storage.writer.add(columns, n, given)}
+        slots, writer = self.buffer._slots, self.buffer._writer
+        calls = {"add": lambda: writer.add(columns, n, given)}
         calls["reset"] = slots.reset
         calls["snapshot"] = lambda: snapshots.snapshot(slots)
         calls["check_invariants"] = lambda: snapshots.check_invariants(slots)
@@ -206,7 +205,7 @@ class Trial:
         if self.prioritized:
             batch = self.buffer.sample(N_ROWS)
             errors = td_error(batch.number, 1)
-            calls["update"] = lambda: storage.writer.update(batch.handle, errors)
+            calls["update"] = lambda: writer.update(batch.handle, errors)
             calls["set_alpha"] = lambda: slots.set_alpha(0.5)
         if self.ranked:
             calls["rank"] = slots.rank
@@ -221,7 +220,7 @@ class Trial:
             require([len(self.empty) == 0], "rows from nowhere", [len(self.empty)])
         if call in ("enter", "close"):  # all places can be had but those of the living
             type(buffer).attach(buffer.descriptor).close()
-            me = buffer._storage.slots.block.me
+            me = buffer._slots.block.me
             require([me == 0], "somebody else has our number", [me])
         if self.prioritized:
             require([buffer.alpha in (0.5, 1.0)], "alpha", [buffer.alpha])
@@ -275,31 +274,28 @@ class Trial:
 
 
 class Recorder:
-    """A storage, and its writer, that notes how it was asked to add rows."""
+    """A writer of slots that notes how it was asked to add rows."""
 
-    def __init__(self, storage):
-        self.storage, self.writer = storage, self
-
-    def __getattr__(self, name):
-        return getattr(self.storage, name)
+    def __init__(self, writer):
+        self.writer = writer
 
     def add(self, *args):
         self.args = args
-        return self.storage.writer.add(*args)
+        return self.writer.add(*args)
 
 
 class AddFrames:
-    """The rows of an actor's step into the storage; the rest of the step is the interpreter's."""
+    """The rows of an actor's step into the slots; the rest of the step is the interpreter's."""
 
     def __init__(self, actor):
         self.actor = actor
 
     def prepare(self):
         buffer = self.actor.writer._buffer
-        storage = buffer._storage
-        buffer._storage = recorder = Recorder(storage)
+        writer = buffer._writer
+        buffer._writer = recorder = Recorder(writer)
         self.actor.step()
-        self.add = lambda: storage.writer.add(*recorder.args)
+        self.add = lambda: writer.add(*recorder.args)
 
     def __call__(self):
         self.add()
@@ -321,7 +317,7 @@ class FrameTrial:
         """Give nearly all mass to a row that has lost frames of its history; return its slot."""
         buffer = self.buffer
         for _ in range(buffer.capacity):
-            state = snapshots.snapshot(buffer._storage.slots)
+            state = snapshots.snapshot(buffer._slots)
             table = state["rows"].reshape(buffer.capacity, -1)
             generation = table[:, :8].copy().view(np.uint64).ravel()
             history = buffer.field_view("history")
@@ -374,7 +370,7 @@ def run(each, kind="prioritized", log=print, seconds_limit=1e9):
         started = time.monotonic()
         places = Victim(trial.calls()[name]).places()
         trial.check(name)
-        before, killed = trial.buffer._storage.slots.n_repaired, 0
+        before, killed = trial.buffer._slots.n_repaired, 0
         for number in range(0, len(places), each * SPARSE.get(name, 1)):
             Victim(trial.calls()[name]).kill_at(places[number])
             try:
@@ -387,12 +383,12 @@ def run(each, kind="prioritized", log=print, seconds_limit=1e9):
             if time.monotonic() - started > seconds_limit:
                 break
         n_killed += killed
-        locked = trial.buffer._storage.slots.n_repaired - before
+        locked = trial.buffer._slots.n_repaired - before
         log(
             f"{name:>17}: {killed} killed, {locked} of them holding the lock, "
             f"{time.monotonic() - started:.1f} s"
         )
-    return n_killed, trial.buffer._storage.slots.n_repaired
+    return n_killed, trial.buffer._slots.n_repaired
 
 
 def main(arguments=None):

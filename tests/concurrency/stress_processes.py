@@ -225,7 +225,7 @@ class Stress:
         return (
             self.buffer.n_added,
             killed,
-            self.buffer._storage.slots.n_repaired,
+            self.buffer._slots.n_repaired,
             time.monotonic() - started,
         )
 

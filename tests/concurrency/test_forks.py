@@ -124,7 +124,7 @@ def test_a_child_for_which_there_is_no_place_is_told(fork):
 @FORKS
 def test_what_a_child_closes_stays_its_parents(fork):
     buffer = make()
-    number = buffer._storage.slots.block.me
+    number = buffer._slots.block.me
 
     def work(ready, go):
         buffer.close()
@@ -133,7 +133,7 @@ def test_what_a_child_closes_stays_its_parents(fork):
     with child(fork, work) as pid:
         assert exit_code(pid) == 0
     other = kr.PrioritizedReplayBuffer.attach(buffer.descriptor)
-    assert other._storage.slots.block.me != number == buffer._storage.slots.block.me
+    assert other._slots.block.me != number == buffer._slots.block.me
 
 
 @FORKS
@@ -141,14 +141,14 @@ def test_a_child_writes_under_a_number_of_its_own(fork):
     buffer = make()
 
     def work(ready, go):
-        assert buffer._storage.slots.block.me == -1
+        assert buffer._slots.block.me == -1
         buffer.add(x=-1)
-        os.write(number_to, bytes([buffer._storage.slots.block.me]))
+        os.write(number_to, bytes([buffer._slots.block.me]))
 
     number_from, number_to = os.pipe()
     with child(fork, work) as pid:
         assert exit_code(pid) == 0
-    assert os.read(number_from, 1)[0] != buffer._storage.slots.block.me
+    assert os.read(number_from, 1)[0] != buffer._slots.block.me
     os.close(number_from), os.close(number_to)
 
 
@@ -218,7 +218,7 @@ def test_what_a_child_has_mapped_does_not_keep_the_maker_alive():
 
 def close_all(buffer):
     """What programs that become daemons do, buffers or no buffers."""
-    os.close(buffer._storage.slots.block.file)
+    os.close(buffer._slots.block.file)
 
 
 def test_who_lost_its_file_counts_as_alive():
@@ -258,7 +258,7 @@ def test_who_lost_its_file_counts_as_alive():
 @FORKS
 def test_a_file_that_got_our_number_is_left_alone(fork, tmp_path):
     buffer = make()
-    number = buffer._storage.slots.block.file
+    number = buffer._slots.block.file
     close_all(buffer)
     path = tmp_path / "log"
     path.write_text("one\n")
@@ -427,8 +427,8 @@ def test_nobody_attaches_from_another_namespace():
 def test_another_clock_makes_nobody_dead():
     """A process whose clock says that everybody started at another time adds, and buries nobody."""
     buffer = make()
-    number = buffer._storage.slots.block.me
+    number = buffer._slots.block.me
     assert in_namespace(CLONE_NEWTIME, lambda: buffer.add(x=7) is None) == 0
     other = kr.PrioritizedReplayBuffer.attach(buffer.descriptor)
-    assert other._storage.slots.block.me != number and 7 in buffer.field_view("x")
+    assert other._slots.block.me != number and 7 in buffer.field_view("x")
     buffer.check_invariants()

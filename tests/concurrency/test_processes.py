@@ -74,10 +74,10 @@ def test_what_repair_is_for():
     }
     places = kill_points.Victim(trial.calls()["add"]).places()
     for call in calls.values():
-        repaired = trial.buffer._storage.slots.n_repaired
+        repaired = trial.buffer._slots.n_repaired
         handle = trial.buffer.sample(4).handle
         kill_points.Victim(trial.calls()["add"]).kill_at(places[len(places) // 5])
         call(trial.buffer, handle)
         trial.buffer.check_invariants()
-        assert trial.buffer._storage.slots.n_repaired in (repaired, repaired + 1)
+        assert trial.buffer._slots.n_repaired in (repaired, repaired + 1)
         trial.fill()

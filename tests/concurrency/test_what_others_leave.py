@@ -23,7 +23,7 @@ def killed_while_adding(buffer, n):
     pid = os.fork()
     if pid == 0:
         x = np.ones((n, 256), np.int64)
-        buffer._storage.slots.block  # noqa: B018  # loaded
+        buffer._slots.block  # noqa: B018  # loaded
         os.write(starts, b"!")
         buffer.add(x=x)
         os._exit(0)
@@ -60,7 +60,7 @@ def test_a_death_in_a_large_add_costs_what_was_half_written(kind):
 def vacant(buffer, rows):
     """Give up all slots but those of ``rows``, as if their writers had died."""
     n = buffer.capacity
-    state = snapshots.snapshot(buffer._storage.slots)
+    state = snapshots.snapshot(buffer._slots)
     generations = state["rows"].reshape(n, -1)[:, :8].view(np.uint64).ravel()
     dead = np.setdiff1d(np.arange(n), rows)
     table = state["rows"].reshape(n, -1)
@@ -68,7 +68,7 @@ def vacant(buffer, rows):
         (generations[dead] - np.uint64(1) | np.uint64(0xFFFF << 48)).view(np.uint8).reshape(-1, 8)
     )
     other = type(buffer)(n, buffer.fields, seed=0)
-    snapshots.restore(other._storage.slots, state)
+    snapshots.restore(other._slots, state)
     return other
 
 
@@ -78,9 +78,9 @@ def test_uniform_draws_do_not_try_one_vacant_slot_after_the_other():
     full.add(x=np.arange(n))
     buffer = vacant(full, rows)
     assert len(buffer) == 3
-    before = buffer._storage.slots.block.random_state()[2]
+    before = buffer._slots.block.random_state()[2]
     index = np.concatenate([buffer.sample(256).index for _ in range(100)])
-    n_random = buffer._storage.slots.block.random_state()[2] - before
+    n_random = buffer._slots.block.random_state()[2] - before
     assert n_random <= 100 * 256 * 18  # of each draw, and not the 17,000 it would take in the mean
     counts = np.array([(index == row).sum() for row in rows])
     assert counts.sum() == 25_600
@@ -127,6 +127,14 @@ def test_draws_without_replacement_wait_for_writers(kind, run_threaded):
     buffer.check_invariants()
 
 
+def generations(buffer):
+    """Return the generation of every slot, uint64 [capacity]."""
+    slots = buffer._slots
+    rows = np.empty(slots.capacity * slots.row_nbytes, np.uint8)
+    snapshots.copy_rows(slots, 0, rows)
+    return rows.view(np.uint64).reshape(slots.capacity, -1)[:, 0]
+
+
 @pytest.mark.parametrize("kind", [kr.ReplayBuffer, kr.PrioritizedReplayBuffer])
 def test_no_handle_outlives_a_reset(kind, run_threaded):
     """Draws that overlap a reset may return rows from before it, with stale handles."""
@@ -151,7 +159,7 @@ def test_no_handle_outlives_a_reset(kind, run_threaded):
                     pass
                 buffer.reset()
                 for batch in [drawn.pop() for _ in range(len(drawn))]:
-                    _, there = buffer._storage.reader.gather(np.ascontiguousarray(batch.handle), 0)
+                    there = generations(buffer)[batch.index] == batch.handle["generation"]
                     assert not there.any(), "a handle from before a reset is current after it"
         finally:
             stopped.append(True)

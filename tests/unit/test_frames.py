@@ -487,7 +487,7 @@ def test_a_million_atari_transitions_fit():
                 capacity, kr.Field((84, 84), "uint8"), {"action": NUMBER}, stack=4, n_step=n_step
             )
             sizes[capacity] = buffer.nbytes
-            row = buffer._storage.slots.row_nbytes
+            row = buffer._slots.row_nbytes
         head = sizes[4_096] - 4_096 * row - kr.SumTree(4_096).nbytes
         assert sizes[100_000] <= 0.76e9
         assert head + 1_000_000 * row + kr.SumTree(1_000_000).nbytes <= 7.25e9

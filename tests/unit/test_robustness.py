@@ -270,9 +270,9 @@ def test_few_rows_with_nearly_all_the_mass_cost_draws_without_replacement_no_sea
     heavy = np.arange(8) * 10_000
     for share in (0.9, 0.999, 1 - 1e-9, 1 - 1e-15):
         buffer.tree.set(heavy, share / (1 - share) * (n - 8) / 8)
-        before = buffer._storage.slots.block.random_state()[2]
+        before = buffer._slots.block.random_state()[2]
         index = buffer.sample(256, unique=True).index
-        assert buffer._storage.slots.block.random_state()[2] - before <= 64 + 256 * 20
+        assert buffer._slots.block.random_state()[2] - before <= 64 + 256 * 20
         assert len(set(index.tolist())) == 256 and set(heavy.tolist()) <= set(index.tolist())
     buffer.tree.set(np.arange(n), 1e-300)
     buffer.tree.set(heavy, 1e300)  # nothing is left of the rest beside these, in one float64
