@@ -38,7 +38,7 @@ Self = TypeVar("Self", bound="ReplayBuffer")
 
 RESERVED = ("index", "handle", "importance_weight", "priority", "keys")
 FORMAT, READABLE = 2, (1, 2)  # of pickles; 1 has masses, and no priorities
-MAX_CAPACITY = 1 << 40  # as in slots.pyx
+MAX_CAPACITY = 1 << 40
 
 
 class ReplayBuffer:

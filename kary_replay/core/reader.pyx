@@ -85,8 +85,6 @@ cdef class Reader:
         try:
             slots.block.enter()
             rest.is_unique = unique
-            if unique and not rest.drawn.make(n):
-                raise MemoryError(f"no memory for a batch of {n}; use a smaller one")
             dims[0] = n
             for f in range(slots.n_fields):
                 # From C, not from the Field: each Python object touched here is a cache line that
@@ -150,6 +148,8 @@ cdef class Reader:
             return EMPTY
         if rest.is_unique and not self.may_hold(batch.n):
             return TOO_FEW
+        if rest.is_unique and not rest.drawn.make(batch.n):
+            return NO_MEMORY
         counter = take_random(self.slots.header, batch.n)
         for first from 0 <= first < batch.n by CHUNK:
             if first > 0:
@@ -223,22 +223,23 @@ cdef class Reader:
         cdef bint is_idle, is_built
         cdef double u
         fill_uniform(header.random_key, take_random(header, 1), &u, 1)
-        if rest.extent <= 0 and not selector.build_remainder(batch.handle, i, batch.n, rest):
-            return NO_MEMORY
         while rest.extent <= 0:
+            if not selector.build_remainder(batch.handle, i, batch.n, rest):
+                return NO_MEMORY
+            if rest.extent > 0:
+                break
             acquire(header)
             bury(self.slots.attachment, False)
             is_idle = header.n_writing == 0
             # under the lock, if nobody is writing: then it is one moment
             is_built = not is_idle or selector.build_remainder(batch.handle, i, batch.n, rest)
             release(header)
-            if is_idle and is_built and rest.extent <= 0:
+            if not is_built:
+                return NO_MEMORY
+            if is_idle and rest.extent <= 0:
                 return TOO_FEW if rest.is_unique else EMPTY
             if not is_idle:
                 sched_yield()
-                is_built = selector.build_remainder(batch.handle, i, batch.n, rest)
-            if not is_built:
-                return NO_MEMORY
         slot[0] = selector.draw_from(rest, u)
         return DRAWN
 

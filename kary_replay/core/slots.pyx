@@ -20,7 +20,6 @@ cimport numpy as cnp
 
 from . import shared_memory
 from ..errors import AttachError
-from ..validation import as_count
 
 from .block cimport (
     Block, Handle, Header, Layout, acquire, bury, generation_of, head_nbytes, is_published,
@@ -49,7 +48,6 @@ cdef extern from "recovery.hpp" namespace "kary" nogil:
 UNIFORM, PROPORTIONAL, RANKED = kUniform, kProportional, kRanked
 """The kinds of selection; the headers of these names say what each does."""
 
-cdef int64_t MAX_CAPACITY = <int64_t>1 << 40
 cdef int64_t MAX_NBYTES = <int64_t>1 << 47
 
 
@@ -75,7 +73,7 @@ cdef class Slots:
     """
 
     def __cinit__(
-        self, capacity, list names, list fields, int64_t selection, seed,
+        self, int64_t capacity, list names, list fields, int64_t selection, seed,
         bint shared=False, directory=None, int file=-1,
     ):
         cdef bint attach = file >= 0
@@ -83,7 +81,7 @@ cdef class Slots:
         # first, so that the file is the block's to close, whatever is wrong with the rest
         if attach:
             self.block = Block(os.fstat(file).st_size, seed, file, True)
-        self.capacity = as_count("capacity", capacity, MAX_CAPACITY)
+        self.capacity = capacity
         self.names = names
         self.fields = fields
         self._place_fields()

@@ -60,26 +60,13 @@ def changed(Slots slots, const uint64_t[::1] copied):
 
     It is of some recent moment, and nobody waits for it.
     """
-    cdef int64_t n = _count_changed(slots, copied), found = 0, i
-    cdef cnp.ndarray changed = np.empty(n, np.int64)
-    cdef int64_t* slot = <int64_t*>cnp.PyArray_DATA(changed)
+    cdef int64_t n_touched = load_relaxed(&slots.header.n_touched), i
+    cdef cnp.ndarray differs = np.ones(n_touched, np.bool_)
+    cdef char* differ = <char*>cnp.PyArray_DATA(differs)
     with nogil:
-        for i in range(load_relaxed(&slots.header.n_touched)):
-            if found == n:
-                break
-            if i >= copied.shape[0] or copied[i] != load_relaxed(generation_of(slots.header, i)):
-                slot[found] = i
-                found += 1
-    return changed[:found]
-
-
-cdef int64_t _count_changed(Slots slots, const uint64_t[::1] copied) noexcept:
-    """Count the rows whose generations are not these, at some recent moment."""
-    cdef int64_t n = 0, i
-    with nogil:
-        for i in range(load_relaxed(&slots.header.n_touched)):
-            n += i >= copied.shape[0] or copied[i] != load_relaxed(generation_of(slots.header, i))
-    return n
+        for i in range(min(n_touched, <int64_t>copied.shape[0])):
+            differ[i] = copied[i] != load_relaxed(generation_of(slots.header, i))
+    return np.flatnonzero(differs)
 
 
 def snapshot(Slots slots, known=None):
@@ -91,7 +78,7 @@ def snapshot(Slots slots, known=None):
     cdef Header* header = slots.header
     cdef Selector* selector = slots.selector
     cdef Py_ssize_t nbytes = slots.row_nbytes
-    cdef cnp.ndarray rows, changed
+    cdef cnp.ndarray rows, which
     cdef cnp.ndarray masses = None, priorities = None, ranking = None
     cdef const uint64_t[::1] copied = np.zeros(0, np.uint64) if known is None else known
     cdef int64_t n_copied = len(copied), n_changed = 0, room = 0, n_leaves = 0, i
@@ -103,15 +90,15 @@ def snapshot(Slots slots, known=None):
     slots.block.enter()
     while True:
         # Room first, lock after: an allocation may run a finalizer that wants the lock.
-        room = max(_count_changed(slots, copied), n_changed)
+        room = max(len(changed(slots, copied)), n_changed)
         room += room // 8 if n_copied else 0
         rows = np.empty(room * nbytes, np.uint8)
-        changed = np.empty(room, np.int64)
+        which = np.empty(room, np.int64)
         n_leaves = load_relaxed(&header.n_touched)
         masses = np.empty(n_leaves if selector.leaf != NULL else 0)
         priorities = np.empty_like(masses)
         ranking = np.empty(selector.n_ranking)
-        slot, to = <int64_t*>cnp.PyArray_DATA(changed), <char*>cnp.PyArray_DATA(rows)
+        slot, to = <int64_t*>cnp.PyArray_DATA(which), <char*>cnp.PyArray_DATA(rows)
         with nogil:
             pause(slots.attachment)
             # One by one: some of these numbers others change without the lock.
@@ -139,7 +126,7 @@ def snapshot(Slots slots, known=None):
         "row_nbytes": nbytes,
         "n_touched": n_touched,
         "rows": rows[: n_changed * nbytes],
-        "changed": changed[:n_changed],
+        "changed": which[:n_changed],
         "mass": None if selector.leaf == NULL else masses[:n_started],
         "priority": None if selector.priority == NULL else priorities[:n_started],
         "ranking": None if selector.ranking == NULL else ranking,
