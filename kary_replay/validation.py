@@ -58,11 +58,21 @@ def as_fraction(name: str, value: Any) -> float:
     return number
 
 
-def as_priority_epsilon(value: Any) -> float:
-    """Return ``value``, the number that is added to every |TD error|, as a float above 0."""
-    number = as_real("priority_epsilon", value)
+def as_positive(name: str, value: Any) -> float:
+    """Return ``value`` as a finite float above 0."""
+    number = as_real(name, value)
     if not 0 < number < np.inf:
-        raise ValueError(f"priority_epsilon must be finite and above 0, got {value!r}")
+        raise ValueError(f"{name} must be finite and above 0, got {value!r}")
+    return number
+
+
+def as_timeout(timeout_seconds: Any) -> float | None:
+    """Return ``timeout_seconds`` as a float of at least 0, or None, which waits for ever."""
+    if timeout_seconds is None:
+        return None
+    number = as_real("timeout_seconds", timeout_seconds)
+    if not number >= 0:
+        raise ValueError(f"timeout_seconds must be at least 0, got {timeout_seconds}")
     return number
 
 

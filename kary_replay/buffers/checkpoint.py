@@ -22,7 +22,7 @@ from ..core import snapshots
 from ..core.slots import PROPORTIONAL, RANKED, UNIFORM, Slots
 from ..errors import CheckpointError
 from ..types import Field
-from ..validation import as_count, as_fraction, as_priority_epsilon
+from ..validation import as_count, as_fraction, as_positive
 from ..version import VERSION
 from .checkpoint_files import (
     CHUNK_NBYTES,
@@ -236,7 +236,9 @@ class Checkpoint:
                 numbers[NUMBERS[name]] = array
             if self.layout.selection != UNIFORM:
                 slots.beta = as_fraction("beta", content["beta"])
-                slots.priority_epsilon = as_priority_epsilon(content["priority_epsilon"])
+                slots.priority_epsilon = as_positive(
+                    "priority_epsilon", content["priority_epsilon"]
+                )
                 # older checkpoints have none
                 slots.uniform_share = as_fraction(
                     "uniform_share", content.get("uniform_share", 0.0)

@@ -12,7 +12,7 @@ from ..core.slots import PROPORTIONAL, RANKED
 from ..core.sum_tree import SumTree
 from ..fields import Fields
 from ..types import Batch
-from ..validation import as_float64, as_fraction, as_priority_epsilon
+from ..validation import as_float64, as_fraction, as_positive
 from .replay_buffer import ReplayBuffer
 
 __all__ = ["PrioritizedReplayBuffer"]
@@ -94,7 +94,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         if prioritization == "rank":
             self._options = BY_RANK
         alpha, beta = as_fraction("alpha", alpha), as_fraction("beta", beta)
-        epsilon = as_priority_epsilon(priority_epsilon)
+        epsilon = as_positive("priority_epsilon", priority_epsilon)
         uniform_share = as_fraction("uniform_share", uniform_share)
         super().__init__(
             capacity, fields, seed=seed, shared=shared, storage_directory=storage_directory
@@ -136,7 +136,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     @priority_epsilon.setter
     def priority_epsilon(self, value: float) -> None:
-        self._slots.priority_epsilon = as_priority_epsilon(value)
+        self._slots.priority_epsilon = as_positive("priority_epsilon", value)
 
     @property
     def uniform_share(self) -> float:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..errors import RateLimiterTimeoutError
-from ..validation import as_count, as_real
+from ..validation import as_count, as_positive, as_timeout
 
 __all__ = ["RateLimiter"]
 
@@ -130,10 +130,10 @@ class RateLimiter:
                 "buffer must count what is added and drawn, "
                 f"got {type(buffer).__name__} without {missing[0]}"
             )
-        ratio = _as_positive("samples_per_insert", samples_per_insert)
+        ratio = as_positive("samples_per_insert", samples_per_insert)
         if error is None:
             error = max(DEFAULT_BATCH, DEFAULT_ADD * ratio)
-        error, least = _as_positive("error", error), max(1.0, ratio)
+        error, least = as_positive("error", error), max(1.0, ratio)
         if error < least:
             raise ValueError(
                 f"error must be at least {least:g}, what one row added or drawn moves the balance "
@@ -152,7 +152,10 @@ class RateLimiter:
             origin = buffer.n_added + max(0, self._min_size - len(buffer)), buffer.n_sampled
         else:
             added, sampled = origin
-            origin = as_count("origin[0]", added + 1) - 1, as_count("origin[1]", sampled + 1) - 1
+            origin = (
+                as_count("origin[0]", added, least=0),
+                as_count("origin[1]", sampled, least=0),
+            )
         self._origin: tuple[int, int] = origin
 
     @property
@@ -295,11 +298,8 @@ class RateLimiter:
 
     def _may_pass(self, side: _Side, n: int) -> bool:
         if side is ADDER:
-            return (
-                self._balance(ADDER) + n * self._ratio <= self._bound
-                or len(self._buffer) < self._min_size
-            )
-        return len(self._buffer) >= self._min_size and self._balance(SAMPLER) - n >= -self._bound
+            return n <= self.allowed_adds() or len(self._buffer) < self._min_size
+        return n <= self.allowed_samples()
 
     def _wait(
         self,
@@ -308,10 +308,7 @@ class RateLimiter:
         timeout_seconds: float | None,
         should_stop: Callable[[], bool] | None,
     ) -> bool:
-        if timeout_seconds is not None:
-            timeout_seconds = as_real("timeout_seconds", timeout_seconds)
-            if not timeout_seconds >= 0:
-                raise ValueError(f"timeout_seconds must be at least 0, got {timeout_seconds}")
+        timeout_seconds = as_timeout(timeout_seconds)
         if self._may_pass(side, n):
             return True
         started = moved = time.monotonic()
@@ -352,11 +349,3 @@ class RateLimiter:
             f"{n_sampled} drawn, {self.ratio:.4g} per row instead of {self._ratio:g}; the balance "
             f"is {self._balance(side):g}, and may be {-self._error:g} … {self._error:g}"
         )
-
-
-def _as_positive(name: str, value: Any) -> float:
-    """Return ``value`` as a finite float above 0."""
-    number = as_real(name, value)
-    if not 0 < number < math.inf:
-        raise ValueError(f"{name} must be finite and above 0, got {value!r}")
-    return number

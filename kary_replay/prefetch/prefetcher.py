@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 import torch
@@ -22,7 +22,7 @@ from ..buffers.rate_limiter import RateLimiter
 from ..buffers.replay_buffer import ReplayBuffer
 from ..errors import ClosedError, EmptyBufferError
 from ..types import Batch
-from ..validation import as_count, as_real
+from ..validation import as_count, as_timeout
 from .transfer import CudaTransfer, HostTransfer, Transfer, check_dtypes
 
 __all__ = ["Prefetcher"]
@@ -117,8 +117,7 @@ class Prefetcher:
             )
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be a function of a batch, got {transform!r}")
-        if timeout_seconds is not None and not as_real("timeout_seconds", timeout_seconds) >= 0:
-            raise ValueError(f"timeout_seconds must be at least 0, got {timeout_seconds}")
+        timeout = as_timeout(timeout_seconds)
         check_dtypes(buffer.fields)
         self._buffer = buffer
         self._depth = as_count("depth", depth, MAX_DEPTH)
@@ -136,7 +135,7 @@ class Prefetcher:
             buffer,
             as_count("batch_size", batch_size),
             rate_limiter,
-            timeout_seconds,
+            timeout,
             dict(sample_options or {}),
         )
         self._transform = transform
@@ -248,19 +247,14 @@ class Prefetcher:
             return self._worker
 
 
-class _Sampler:
+class _Sampler(NamedTuple):
     """Draws a batch as soon as the rate limiter allows it and the buffer has a row."""
 
-    def __init__(
-        self,
-        buffer: ReplayBuffer,
-        batch_size: int,
-        rate_limiter: RateLimiter | None,
-        timeout_seconds: float | None,
-        options: dict[str, Any],
-    ) -> None:
-        self.buffer, self.batch_size, self.options = buffer, batch_size, options
-        self.rate_limiter, self.timeout_seconds = rate_limiter, timeout_seconds
+    buffer: ReplayBuffer
+    batch_size: int
+    rate_limiter: RateLimiter | None
+    timeout_seconds: float | None
+    options: dict[str, Any]
 
     def __call__(self, should_stop: Callable[[], bool]) -> Batch | None:
         """Return a batch, or None if ``should_stop`` ended the wait for it."""
