@@ -195,20 +195,17 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
     @property
     def stack(self) -> int:
         """Frames of an observation."""
-        stack: int = self._options["stack"]
-        return stack
+        return int(self._options["stack"])
 
     @property
     def n_step(self) -> int:
         """Steps that the writers fold into one transition."""
-        n_step: int = self._options["n_step"]
-        return n_step
+        return int(self._options["n_step"])
 
     @property
     def padding(self) -> str:
         """What stands in for frames before an episode's first: "repeat" (that frame) or "zeros"."""
-        padding: str = self._options["padding"]
-        return padding
+        return str(self._options["padding"])
 
     def __len__(self) -> int:
         """Return the number of rows kept, those that only hold a frame included."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..buffers.frame_replay_buffer import FrameReplayBuffer
 from ..errors import FieldError
-from ..fields import leaves_of, look_up, name_of, refuse_unknown
+from ..fields import leaves_of, look_up, map_leaves, name_of, refuse_unknown
 from ..types import HANDLE_DTYPE, Field
 from .n_step import NStepWriter
 from .steps import PriorityFunction, StepReader, as_column, checked_priority
@@ -105,7 +105,7 @@ class FrameStackWriter:
         self._streams = StepReader({}, n_envs, computed="")
         self._frame = list(leaves_of({"frame": buffer.fields["frame"]}))
         self._others = [
-            leaf for leaf in leaves_of(buffer.fields) if leaf[0][0] not in ("frame", "history")
+            path for path, _ in leaves_of(buffer.fields) if path[0] not in ("frame", "history")
         ]
         self._step_fields = {
             name: field for name, field in self._rows.fields.items() if name not in WINDOW_FIELDS
@@ -155,9 +155,7 @@ class FrameStackWriter:
         """
         streams = self._streams.streams_of(env)
         n = len(streams)
-        columns = self._frames("frame", frame, n)
-        columns.append(np.zeros((n, *self._rows.history.shape), np.int64))
-        columns += [np.zeros((n, *field.shape), field.dtype) for _, field in self._others]
+        columns = self._frames("frame", frame, n) + self._transitions(self._rows.none, n)
         _, handles = self._write(columns, np.full(n, NEVER_DRAWN))
         self._folder.reset(streams)
         self._history[streams] = handles[:, None] if self._buffer.padding == "repeat" else 0
@@ -225,11 +223,11 @@ class FrameStackWriter:
         history = self._history[streams]
         ends = {"terminated": terminated, "truncated": truncated}
         made = {"observation": history, "next_observation": history, "next_row": np.arange(n)}
-        self._rows.written = None
+        self._rows.written = self._rows.none, None
         self._folder.add(**made, **fields, **ends, env=streams)
         # From here on the step has been taken.
-        rows, priorities = self._rows.written or (None, None)
-        which = np.empty(0, np.int64) if rows is None else rows["next_row"]
+        rows, priorities = self._rows.written
+        which = rows["next_row"]
         n_transitions = len(which)
         is_alone = np.ones(n, np.bool_)  # [M] the environments whose frame ends no transition
         is_alone[which] = False
@@ -240,13 +238,7 @@ class FrameStackWriter:
                 priorities = np.full(n_transitions, LARGEST_SEEN)
             if priorities is not None:
                 priorities = _padded(priorities, len(which))
-        columns = [*frames, self._rows.histories(rows, len(which))]
-        for path, field in self._others:
-            if rows is None:
-                columns.append(np.zeros((len(which), *field.shape), field.dtype))
-            else:
-                columns.append(_padded(look_up(rows, path), len(which)))
-        index, handles = self._write(columns, priorities)
+        index, handles = self._write(frames + self._transitions(rows, len(which)), priorities)
         newest = np.empty((n, 2), np.int64)
         newest[which] = handles
         self._history[streams] = np.concatenate([history[:, 1:], newest[:, None]], axis=1)
@@ -268,6 +260,11 @@ class FrameStackWriter:
             as_column(name_of((name, *path[1:])), field, part, n)
             for (path, field), part in zip(self._frame, parts, strict=True)
         ]
+
+    def _transitions(self, rows: dict[str, Any], n: int) -> list[npt.NDArray[Any]]:
+        """Return the columns behind the frames: those of the windows, then zeros up to n rows."""
+        columns = [self._rows.histories(rows), *(look_up(rows, path) for path in self._others)]
+        return [_padded(column, n) for column in columns]
 
     def _write(
         self, columns: list[npt.NDArray[Any]], priorities: npt.NDArray[np.float64] | None
@@ -304,7 +301,8 @@ class _WindowBuffer:
             **own,
         }
         self.capacity = buffer.capacity
-        self.written: tuple[dict[str, Any], npt.NDArray[np.float64] | None] | None = None
+        self.none = map_leaves(self.fields, lambda f: np.empty((0, *f.shape), f.dtype))
+        self.written: tuple[dict[str, Any], npt.NDArray[np.float64] | None] = self.none, None
         self._buffer = buffer
         self._priority = priority
 
@@ -318,16 +316,14 @@ class _WindowBuffer:
         self.written = rows, priorities
         return np.empty(n, np.int64)
 
-    def histories(self, rows: dict[str, Any] | None, n: int) -> npt.NDArray[np.int64]:
-        """Return the histories of n rows, [n, width - 1, 2]; rows without a window have zeros."""
-        if rows is None:
-            return np.zeros((n, *self.history.shape), np.int64)
+    def histories(self, rows: dict[str, Any]) -> npt.NDArray[np.int64]:
+        """Return the histories of these windows, [B, width - 1, 2]."""
         history: npt.NDArray[np.int64] = rows["observation"]
         if history.shape[1:] != self.history.shape:
             # The next observation consists of the last step's observation, except its oldest frame,
             # and of the row's own frame.
             history = np.concatenate([history, rows["next_observation"][:, 1:]], axis=1)
-        return _padded(history, n)
+        return history
 
 
 def _padded(column: npt.NDArray[Any], n: int) -> npt.NDArray[Any]:
