@@ -57,7 +57,7 @@ from ..errors import FieldError
 from ..fields import leaves_of
 from ..types import Field
 from ..validation import as_count, as_fraction
-from .steps import Buffer, PriorityFunction, Step, StepReader, checked_priority, fields_of, write
+from .steps import Buffer, PriorityFunction, Step, StepReader, StepWriter, fields_of
 
 __all__ = ["NStepWriter"]
 
@@ -67,7 +67,7 @@ FLAGS = ("terminated", "truncated")
 LARGEST = np.finfo(np.float64).max
 
 
-class NStepWriter:
+class NStepWriter(StepWriter):
     """Folds the steps of ``n_envs`` environments into n-step transitions and adds them to a buffer.
 
     Parameters
@@ -150,26 +150,21 @@ class NStepWriter:
         gamma: float,
         priority: PriorityFunction | None = None,
     ) -> None:
-        self._fields = _checked_fields(buffer)
-        self._paths = [path for path, _ in leaves_of(self._fields)]
+        fields = _checked_fields(buffer)
+        self._paths = [path for path, _ in leaves_of(fields)]
         self._n_step = as_count("n_step", n_step)
         if self._n_step > buffer.capacity:
             raise ValueError(
                 f"n_step must be at most the buffer's capacity, {buffer.capacity}, got {n_step}"
             )
         self._gamma = as_fraction("gamma", gamma)
-        self._buffer = buffer
-        self._priority = checked_priority(priority, buffer)
         # Rewards are summed in float64, because rounding errors of the field's dtype would add up.
-        step = {
-            name: field for name, field in self._fields.items() if name not in (*FLAGS, "discount")
-        }
-        self._reader = StepReader(
-            {**step, "reward": Field((), np.float64)}, n_envs, computed="discount"
-        )
+        step = {name: field for name, field in fields.items() if name not in (*FLAGS, "discount")}
+        step["reward"] = Field((), np.float64)
+        super().__init__(buffer, fields, StepReader(step, n_envs, computed="discount"), priority)
         self._number = {path: number for number, path in enumerate(self._reader.paths)}
         shape = self._reader.n_envs, self._n_step
-        # Slot j of a stream holds the window that began j steps (mod n_step) after its first one.
+        # Slot j of a stream holds the window that began at step j (mod n_step) of the episode.
         # At most n_step - 1 windows are pending between two steps, so the next step's slot is free.
         self._first = {
             path: np.empty((*shape, *field.shape), field.dtype)
@@ -177,14 +172,7 @@ class NStepWriter:
             if not (path[0] == "reward" or path[0].startswith("next_"))
         }
         self._return = np.zeros(shape)
-        self._position = np.zeros(self._reader.n_envs, np.int64)
-        self._n_pending = np.zeros(self._reader.n_envs, np.int64)
         self._power = np.array([self._gamma**k for k in range(self._n_step + 1)])
-
-    @property
-    def n_envs(self) -> int:
-        """The number of environments."""
-        return self._reader.n_envs
 
     @property
     def n_step(self) -> int:
@@ -199,7 +187,7 @@ class NStepWriter:
     @property
     def n_pending(self) -> npt.NDArray[np.int64]:
         """The number of pending windows of each environment: int64 [n_envs], 0 to n_step - 1."""
-        return self._n_pending.copy()
+        return np.minimum(self._n_steps, self._n_step - 1)
 
     def __repr__(self) -> str:
         sizes = f"n_envs={self.n_envs}, n_step={self.n_step}, gamma={self.gamma}"
@@ -254,27 +242,28 @@ class NStepWriter:
         # A reward that the field cannot hold is refused here, before it enters any window.
         _rounded(reward, self._fields["reward"], "reward")
         streams, n = step.streams, self._n_step
-        position = self._position[streams]  # [M] the new window's slot
+        n_steps = self._n_steps[streams] + 1  # [M] with this one
+        position = (n_steps - 1) % n  # [M] the new window's slot
         each = np.arange(len(streams))
         for path, ring in self._first.items():
             ring[streams, position] = step.columns[self._number[path]]
         # [M, n] steps taken since each slot's window began
         n_before = (position[:, None] - np.arange(n)) % n
-        n_pending = self._n_pending[streams] + 1
+        n_pending = np.minimum(n_steps, n)
         with np.errstate(over="ignore", invalid="ignore"):  # slots without a window hold anything
             returns = self._return[streams] + self._power[n_before] * reward[:, None]
         returns[each, position] = reward
         self._refuse_overflow(returns, streams, reward, n_before < n_pending[:, None])
         # [M] how many of the oldest windows are complete
-        n_complete = np.where(step.terminated | step.truncated, n_pending, n_pending == n)
+        ended = step.terminated | step.truncated
+        n_complete = np.where(ended, n_pending, n_pending == n)
         row = np.repeat(each, n_complete)
         nth = np.arange(len(row)) - np.repeat(np.cumsum(n_complete) - n_complete, n_complete)
         index = self._write(step, returns, row, position[row], n_pending[row] - nth)
         # Up to here only free slots have changed, so the step has not been taken if the buffer
         # refuses the rows.
         self._return[streams] = returns
-        self._position[streams] = (position + 1) % n
-        self._n_pending[streams] = n_pending - n_complete
+        self._n_steps[streams] = np.where(ended, 0, n_steps)
         return index
 
     def _refuse_overflow(
@@ -294,28 +283,6 @@ class NStepWriter:
                 f"the n-step sum of reward is beyond {LARGEST}, the largest float64, with reward "
                 f"{reward[overflowed][0]} and gamma {self._gamma}: scale it"
             )
-
-    def reset(self, env: npt.ArrayLike | None = None) -> None:
-        """Drop the pending windows of some environments, for instance of one that crashed.
-
-        The next step of each of these environments begins an episode.
-
-        Parameters
-        ----------
-        env : None, int or distinct ints
-            The environments; None means all of them.
-
-        Raises
-        ------
-        ValueError, TypeError
-            If there is no such environment. Nothing has been dropped then.
-
-        Notes
-        -----
-        The cost is O(n_envs). No call is needed after the end of an episode, when no window is
-        pending. Other threads may use the buffer meanwhile, but not this writer.
-        """
-        self._n_pending[self._reader.streams_of(env)] = 0
 
     def _write(
         self,
@@ -345,7 +312,7 @@ class NStepWriter:
                 columns.append(self._first[path][streams, slot])
             else:
                 columns.append(step.columns[self._number[path]][row])
-        return write(self._buffer, self._fields, columns, self._priority)
+        return self._add_rows(columns)
 
 
 def _rounded(value: npt.NDArray[np.float64], field: Field, name: str) -> npt.NDArray[Any]:

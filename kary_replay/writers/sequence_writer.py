@@ -11,14 +11,14 @@ from ..fields import leaves_of, map_leaves, name_of
 from ..types import Field
 from ..validation import as_count
 from .sequences import PER_ROW, as_burn_in
-from .steps import Buffer, PriorityFunction, StepReader, checked_priority, fields_of, write
+from .steps import Buffer, PriorityFunction, StepReader, StepWriter, fields_of
 
 __all__ = ["SequenceWriter"]
 
 FLAGS = ("terminated", "truncated")
 
 
-class SequenceWriter:
+class SequenceWriter(StepWriter):
     """Cuts the steps of ``n_envs`` environments into sequences and adds them to a buffer.
 
     Parameters
@@ -92,14 +92,10 @@ class SequenceWriter:
                 f"period must be at most length, {length}, or steps would be left out, got {period}"
             )
         self._burn_in = as_burn_in(burn_in, self._length)
-        self._fields = fields_of(buffer)
-        step = _step_fields(self._fields, self._length)
-        self._buffer = buffer
-        self._priority = checked_priority(priority, buffer)
-        self._reader = StepReader(
-            {name: step[name] for name in step if name not in FLAGS}, n_envs, computed="mask"
-        )
-        n_envs = self._reader.n_envs
+        fields = fields_of(buffer)
+        step = _step_fields(fields, self._length)
+        given = {name: step[name] for name in step if name not in FLAGS}
+        super().__init__(buffer, fields, StepReader(given, n_envs, computed="mask"), priority)
         # Step t of an episode lies in slot t % length: when it arrives, no unfinished sequence
         # needs step t - length any more. In the same way the state of the sequence that starts at
         # step s lies in slot s // period % n_open.
@@ -107,13 +103,7 @@ class SequenceWriter:
         self._ring = {}
         for path, field in leaves_of(step):
             n_slots = self._n_open if path[0] == "recurrent_state" else self._length
-            self._ring[path] = np.zeros((n_envs, n_slots, *field.shape), field.dtype)
-        self._n_steps = np.zeros(n_envs, np.int64)  # of the current episode
-
-    @property
-    def n_envs(self) -> int:
-        """The number of environments."""
-        return self._reader.n_envs
+            self._ring[path] = np.zeros((self.n_envs, n_slots, *field.shape), field.dtype)
 
     @property
     def length(self) -> int:
@@ -198,28 +188,6 @@ class SequenceWriter:
         self._n_steps[streams] = np.where(ended, 0, end)
         return index
 
-    def reset(self, env: npt.ArrayLike | None = None) -> None:
-        """Drop the unfinished sequences of some environments, for instance of one that crashed.
-
-        The next step of each of these environments begins an episode.
-
-        Parameters
-        ----------
-        env : None, int or distinct ints
-            The environments; None means all of them.
-
-        Raises
-        ------
-        ValueError, TypeError
-            If there is no such environment. Nothing has been dropped then.
-
-        Notes
-        -----
-        The cost is O(n_envs). No call is needed after the end of an episode, when no sequence is
-        unfinished. Other threads may use the buffer meanwhile, but not this writer.
-        """
-        self._n_steps[self._reader.streams_of(env)] = 0
-
     def _write(
         self,
         streams: npt.NDArray[np.int64],  # [B]
@@ -242,7 +210,7 @@ class SequenceWriter:
                 column = self._ring[path][streams[:, None], slot]
                 column[~mask] = 0
                 columns.append(column)
-        return write(self._buffer, self._fields, columns, self._priority)
+        return self._add_rows(columns)
 
 
 def _step_fields(fields: dict[str, Any], length: int) -> dict[str, Any]:

@@ -68,18 +68,6 @@ def checked_priority(priority: Any, buffer: Any) -> PriorityFunction | None:
     return function
 
 
-def write(
-    buffer: Buffer,
-    fields: dict[str, Any],
-    columns: list[npt.NDArray[Any]],
-    priority: PriorityFunction | None,
-) -> npt.NDArray[np.int64]:
-    """Add rows, given as one column per leaf in the order of the leaves, and return their slots."""
-    column = iter(columns)
-    rows = map_leaves(fields, lambda _: next(column))
-    return buffer.add(**rows) if priority is None else buffer.add(priority=priority(rows), **rows)
-
-
 class Step(NamedTuple):
     """One checked step of M environments.
 
@@ -156,6 +144,58 @@ class StepReader:
                 "add step by step"
             )
         return streams.astype(np.int64)
+
+
+class StepWriter:
+    """What the writers have in common that take whole steps: the steps of episodes, and the buffer.
+
+    ``priority`` is a function of the rows about to be written, or None.
+    """
+
+    def __init__(
+        self, buffer: Buffer, fields: dict[str, Any], reader: StepReader, priority: Any
+    ) -> None:
+        self._buffer = buffer
+        self._fields = fields
+        self._reader = reader
+        self._priority = checked_priority(priority, buffer)
+        # [n_envs] of the current episode
+        self._n_steps: npt.NDArray[np.int64] = np.zeros(reader.n_envs, np.int64)
+
+    @property
+    def n_envs(self) -> int:
+        """The number of environments."""
+        return self._reader.n_envs
+
+    def reset(self, env: npt.ArrayLike | None = None) -> None:
+        """Drop the steps of some environments that are in no row yet, for instance after a crash.
+
+        The next step of each of these environments begins an episode.
+
+        Parameters
+        ----------
+        env : None, int or distinct ints
+            The environments; None means all of them.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If there is no such environment. Nothing has been dropped then.
+
+        Notes
+        -----
+        The cost is O(n_envs). No call is needed after the end of an episode, when nothing is
+        pending. Other threads may use the buffer meanwhile, but not this writer.
+        """
+        self._n_steps[self._reader.streams_of(env)] = 0
+
+    def _add_rows(self, columns: list[npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
+        """Add rows, given as one column per leaf in the order of the leaves; return their slots."""
+        column = iter(columns)
+        rows = map_leaves(self._fields, lambda _: next(column))
+        if self._priority is None:
+            return self._buffer.add(**rows)
+        return self._buffer.add(priority=self._priority(rows), **rows)
 
 
 def as_column(name: str, field: Field, value: Any, n: int) -> npt.NDArray[Any]:
