@@ -66,6 +66,7 @@ cdef extern from "lock.hpp" namespace "kary" nogil:
     void acquire(Header* header)
     void release(Header* header)
     int init_lock(Header* header, bint shared)
+    void destroy_lock(Header* header)
 
 
 cdef extern from "participants.hpp" namespace "kary" nogil:

@@ -45,11 +45,6 @@ cdef extern from *:
     const char* KARY_REPLAY_COMPILER
     const char* KARY_REPLAY_FLAGS
 
-cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_mutex_t:
-        pass
-    int pthread_mutex_destroy(pthread_mutex_t* lock)
-
 cdef extern from "<errno.h>" nogil:
     int ERROR "errno"
 
@@ -57,10 +52,6 @@ cdef extern from "forks.hpp" namespace "kary" nogil:
     bint watch_forks()
     bint note_attachment(Attachment* attachment)
     void forget_attachment(Attachment* attachment)
-
-cdef extern from "block.hpp" namespace "kary" nogil:
-    ctypedef struct HeaderWithLock "kary::Header":
-        pthread_mutex_t lock
 
 
 BUILD = {"compiler": KARY_REPLAY_COMPILER.decode(), "flags": KARY_REPLAY_FLAGS.decode()}
@@ -143,7 +134,7 @@ cdef class Block:
             forget_attachment(&self.attachment)
         if self.mapping != NULL:
             if not self.is_noted and self.header != NULL and self.header.n_participants == 1:
-                pthread_mutex_destroy(&(<HeaderWithLock*>self.header).lock)
+                destroy_lock(self.header)
             elif self.attachment.me >= 0:
                 with nogil:
                     acquire(self.header)

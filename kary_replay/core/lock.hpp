@@ -43,4 +43,6 @@ inline int init_lock(Header* header, bool shared) {
     return outcome;
 }
 
+inline void destroy_lock(Header* header) { pthread_mutex_destroy(&header->lock); }
+
 }  // namespace kary
