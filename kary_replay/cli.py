@@ -112,8 +112,11 @@ def _do(arguments: list[str]) -> int:
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # for module:function
-    if command == "train" and not {"-h", "--help", "serial", "--backend=serial"} & set(rest):
-        _start_fork_server()
+    has_workers = sys.platform == "linux" and command == "train"
+    if has_workers and not {"-h", "--help", "serial", "--backend=serial"} & set(rest):
+        from . import fork_server
+
+        fork_server.start()  # it imports torch while this process does
     from .runner import ConfigError, RunFailedError
     from .runner.environments.vector import EnvironmentFaultError
 
@@ -124,17 +127,6 @@ def _do(arguments: list[str]) -> int:
     except (RunFailedError, EnvironmentFaultError) as error:
         _complain(str(error))
         return FAILED
-
-
-def _start_fork_server() -> None:
-    """Have the process start from which workers are forked, on systems that have such workers.
-
-    It imports torch while this process does.
-    """
-    if sys.platform == "linux":
-        from . import fork_server
-
-        fork_server.start()
 
 
 def _train(arguments: list[str]) -> int:
@@ -287,15 +279,13 @@ def _given(options: Sequence[str]) -> set[str]:
 def _play(arguments: list[str]) -> int:
     from .runner.policies.play import play
 
-    _call(play, arguments, "play")
-    return 0
+    return _call(play, arguments)
 
 
 def _export(arguments: list[str]) -> int:
     from .runner.policies.export import export
 
-    _call(export, arguments, "export")
-    return 0
+    return _call(export, arguments)
 
 
 def _presets(arguments: list[str]) -> int:
@@ -331,14 +321,15 @@ def _presets(arguments: list[str]) -> int:
     return 0
 
 
-def _call(function: Callable[..., Any], arguments: list[str], command: str) -> Any:
-    """Call a function with what the arguments say."""
+def _call(function: Callable[..., Any], arguments: list[str]) -> int:
+    """Call the function of a command with what the arguments say."""
 
     @functools.wraps(function)
     def later(*values: Any, **options: Any) -> Callable[[], Any]:
         return lambda: function(*values, **options)
 
-    return _parsed(later, arguments, command)()
+    _parsed(later, arguments, function.__name__)()
+    return 0
 
 
 def _parsed(
@@ -353,15 +344,14 @@ def _parsed(
 
     errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(errors):
-            with _integers():
-                result: T = tyro.cli(
-                    target,
-                    args=arguments,
-                    prog=f"kary-replay {command}",
-                    description=description,
-                    **options,
-                )
+        with contextlib.redirect_stderr(errors), _integers():
+            result: T = tyro.cli(
+                target,
+                args=arguments,
+                prog=f"kary-replay {command}",
+                description=description,
+                **options,
+            )
             return result
     except SystemExit as end:
         if end.code:

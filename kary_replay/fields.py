@@ -57,11 +57,11 @@ def leaves_of(
             yield from leaves_of(value, (*path, name))
 
 
-def map_leaves(fields: dict[str, Any], function: Callable[[Field], Any]) -> dict[str, Any]:
-    """Return the same nesting with ``function(field)`` for every Field, in order."""
+def map_leaves(nested: Mapping[str, Any], function: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the same nesting with ``function(leaf)`` for everything but mappings, in order."""
     return {
-        name: function(value) if isinstance(value, Field) else map_leaves(value, function)
-        for name, value in fields.items()
+        name: map_leaves(value, function) if isinstance(value, Mapping) else function(value)
+        for name, value in nested.items()
     }
 
 

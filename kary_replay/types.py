@@ -123,7 +123,7 @@ class Field:
         refusal = f"{name} has dtype {array.dtype}, which cannot be cast safely to {self.dtype}"
         if self.dtype.kind in "iu" and array.dtype.kind in "iu":
             limits = np.iinfo(self.dtype)
-            if array.size and (int(array.min()) < limits.min or int(array.max()) > limits.max):
+            if int(array.min()) < limits.min or int(array.max()) > limits.max:
                 raise FieldError(f"{refusal}: values must lie in {limits.min} … {limits.max}")
             return array.astype(self.dtype)
         if self.dtype.kind in "fc" and array.dtype.kind in "iu":

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from ..core import snapshots
 from ..core.slots import PROPORTIONAL, RANKED, UNIFORM, Slots
 from ..errors import CheckpointError
+from ..fields import map_leaves
 from ..types import Field
 from ..validation import as_count, as_fraction, as_positive
 from ..version import VERSION
@@ -77,7 +78,7 @@ def save(
             version=VERSION,
             kind=kind,
             byte_order=sys.byteorder,
-            fields=_as_json(fields),
+            fields=map_leaves(fields, lambda field: [list(field.shape), field.dtype.name]),
             options=options,
             capacity=slots.capacity,
             row_nbytes=slots.row_nbytes,
@@ -274,7 +275,7 @@ class Checkpoint:
                     f"'{self._folder}' holds a {found}: "
                     f"load it with {found}.load, not with {kind}.load"
                 )
-            fields = _from_json(content["fields"])
+            fields = map_leaves(content["fields"], lambda leaf: Field(tuple(leaf[0]), *leaf[1:]))
             self.layout = checked_layout(content["capacity"], fields, content["options"])
             names = FILES[self.layout.selection]
             if found_format == 1:
@@ -295,23 +296,3 @@ class Checkpoint:
             raise CheckpointError(
                 f"'{self._folder / MANIFEST}' contradicts itself: {type(error).__name__}: {error}"
             ) from error
-
-
-def _as_json(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return fields as JSON: each is a list of shape and dtype, and nested ones are an object."""
-    return {
-        name: [list(field.shape), field.dtype.name] if isinstance(field, Field) else _as_json(field)
-        for name, field in fields.items()
-    }
-
-
-def _from_json(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that ``_as_json`` turned into this, or raise."""
-    made: dict[str, Any] = {}
-    for name, field in fields.items():
-        if isinstance(field, list):
-            shape, dtype = field
-            made[name] = Field(tuple(shape), dtype)
-        else:
-            made[name] = _from_json(field)
-    return made

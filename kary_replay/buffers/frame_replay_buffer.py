@@ -252,23 +252,15 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
     def _batch(self, columns: dict[str, Any]) -> Batch:
         """Return what the reader drew, as observations."""
         drawn = vars(super()._batch(columns))
-        frames = drawn.pop("frame")
+        frames = {"frames": drawn.pop("frame")}
         del drawn["history"]
         stack = self.stack
-        if isinstance(frames, dict):
-            fields = self._fields["frame"]
-            leaves = [_at(frames, path) for path, _ in leaves_of(fields)]
-            before, after = iter(leaves), iter(leaves)
-            observation = map_leaves(fields, lambda _: next(before)[:, :stack])
-            next_observation = map_leaves(fields, lambda _: next(after)[:, -stack:])
-        else:
-            observation, next_observation = frames[:, :stack], frames[:, -stack:]
         return Batch(
             {
-                "observation": observation,
-                "next_observation": next_observation,
+                "observation": map_leaves(frames, lambda part: part[:, :stack])["frames"],
+                "next_observation": map_leaves(frames, lambda part: part[:, -stack:])["frames"],
                 **drawn,
-                "frames": frames,
+                **frames,
             }
         )
 
@@ -309,9 +301,3 @@ def _row_fields(frame: Any, fields: Any, width: int) -> dict[str, Any]:
         if len(field.shape) > MAX_AXES:
             raise ValueError(f"frame must have at most {MAX_AXES} axes, got {len(field.shape)}")
     return {"frame": frames, "history": Field((width - 1, 2), np.int64), **COMPUTED, **others}
-
-
-def _at(nested: Any, path: tuple[str, ...]) -> Any:
-    for key in path:
-        nested = nested[key]
-    return nested

@@ -57,13 +57,12 @@ from ..errors import FieldError
 from ..fields import leaves_of
 from ..types import Field
 from ..validation import as_count, as_fraction
-from .steps import Buffer, PriorityFunction, Step, StepReader, StepWriter, fields_of
+from .steps import FLAGS, Buffer, PriorityFunction, Step, StepReader, StepWriter, fields_of
 
 __all__ = ["NStepWriter"]
 
 REQUIRED = ("observation", "action", "reward", "next_observation", "discount")
 SCALARS = ("reward", "discount", "terminated", "truncated")
-FLAGS = ("terminated", "truncated")
 LARGEST = np.finfo(np.float64).max
 
 

@@ -11,11 +11,9 @@ from ..fields import leaves_of, map_leaves, name_of
 from ..types import Field
 from ..validation import as_count
 from .sequences import PER_ROW, as_burn_in
-from .steps import Buffer, PriorityFunction, StepReader, StepWriter, fields_of
+from .steps import FLAGS, Buffer, PriorityFunction, StepReader, StepWriter, fields_of
 
 __all__ = ["SequenceWriter"]
-
-FLAGS = ("terminated", "truncated")
 
 
 class SequenceWriter(StepWriter):

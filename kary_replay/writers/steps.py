@@ -16,6 +16,7 @@ from ..validation import as_array, as_count
 PriorityFunction = Callable[[dict[str, Any]], npt.ArrayLike]
 """A function that is given the rows about to be written, and returns their raw priorities [B]."""
 
+FLAGS = ("terminated", "truncated")  # arguments of add, and fields of the buffers that want them
 FLAG = Field((), np.bool_)
 ARGUMENTS = ("env", "self")  # arguments of the writers' add, whose names no field can have
 
