@@ -357,14 +357,15 @@ cdef class SumTree:
                 for i in range(stored):
                     value = self.tree.level[level][i]
                     if i >= n and value != 0:
-                        broken, at_level, node, found = 1, level, i, value
+                        broken = 1
                     elif not (isfinite(value) and value >= 0):
-                        broken, at_level, node, found = 3, level, i, value
+                        broken = 3
                     elif level + 1 < self.tree.n_levels and i < n:
                         right = group_sum(self.tree, self.tree.level[level + 1] + i * arity)
                         if value != right:
-                            broken, at_level, node, found = 2, level, i, value
+                            broken = 2
                     if broken:
+                        at_level, node, found = level, i, value
                         break
                 if broken:
                     break
