@@ -16,7 +16,7 @@ from ..errors import FieldError
 from ..fields import leaves_of, look_up, map_leaves, name_of, refuse_unknown
 from ..types import HANDLE_DTYPE, Field
 from .n_step import NStepWriter
-from .steps import PriorityFunction, StepReader, as_column, checked_priority
+from .steps import PriorityFunction, as_column, checked_priority, streams_of
 
 __all__ = ["FrameStackWriter"]
 
@@ -102,7 +102,6 @@ class FrameStackWriter:
                 f"{buffer.capacity}, got {n_envs} * ({stack} + {buffer.n_step}): "
                 "frames would be overwritten before they are used"
             )
-        self._streams = StepReader({}, n_envs, computed="")
         self._frame = list(leaves_of({"frame": buffer.fields["frame"]}))
         self._others = [
             path for path, _ in leaves_of(buffer.fields) if path[0] not in ("frame", "history")
@@ -153,7 +152,7 @@ class FrameStackWriter:
         The cost is O(bytes of the frames). An environment whose episode has ended needs this call
         before its next step. Other threads may use the buffer meanwhile, but not this writer.
         """
-        streams = self._streams.streams_of(env)
+        streams = streams_of(env, self.n_envs)
         n = len(streams)
         columns = self._frames("frame", frame, n) + self._transitions(self._rows.none, n)
         _, handles = self._write(columns, np.full(n, NEVER_DRAWN))
@@ -210,7 +209,7 @@ class FrameStackWriter:
         use ``env`` to leave its environment out, and give ``reset`` the frame that this step
         returned.
         """
-        streams = self._streams.streams_of(env)
+        streams = streams_of(env, self.n_envs)
         n = len(streams)
         refuse_unknown(fields, self._step_fields)
         frames = self._frames("next_frame", next_frame, n)

@@ -161,13 +161,12 @@ class NStepWriter(StepWriter):
         step = {name: field for name, field in fields.items() if name not in (*FLAGS, "discount")}
         step["reward"] = Field((), np.float64)
         super().__init__(buffer, fields, StepReader(step, n_envs, computed="discount"), priority)
-        self._number = {path: number for number, path in enumerate(self._reader.paths)}
-        shape = self._reader.n_envs, self._n_step
+        shape = self.n_envs, self._n_step
         # Slot j of a stream holds the window that began at step j (mod n_step) of the episode.
         # At most n_step - 1 windows are pending between two steps, so the next step's slot is free.
         self._first = {
             path: np.empty((*shape, *field.shape), field.dtype)
-            for path, field in zip(self._reader.paths, self._reader.leaves, strict=True)
+            for path, field in self._reader.leaves.items()
             if not (path[0] == "reward" or path[0].startswith("next_"))
         }
         self._return = np.zeros(shape)
@@ -237,7 +236,7 @@ class NStepWriter(StepWriter):
         use ``env`` to leave its environment out.
         """
         step = self._reader.read(env, fields, terminated, truncated)
-        reward = step.columns[self._number["reward",]]
+        reward = step.columns["reward",]
         # A reward that the field cannot hold is refused here, before it enters any window.
         _rounded(reward, self._fields["reward"], "reward")
         streams, n = step.streams, self._n_step
@@ -245,7 +244,7 @@ class NStepWriter(StepWriter):
         position = (n_steps - 1) % n  # [M] the new window's slot
         each = np.arange(len(streams))
         for path, ring in self._first.items():
-            ring[streams, position] = step.columns[self._number[path]]
+            ring[streams, position] = step.columns[path]
         # [M, n] steps taken since each slot's window began
         n_before = (position[:, None] - np.arange(n)) % n
         n_pending = np.minimum(n_steps, n)
@@ -310,7 +309,7 @@ class NStepWriter(StepWriter):
             elif path in self._first:
                 columns.append(self._first[path][streams, slot])
             else:
-                columns.append(step.columns[self._number[path]][row])
+                columns.append(step.columns[path][row])
         return self._add_rows(columns)
 
 

@@ -166,8 +166,8 @@ class SequenceWriter(StepWriter):
         step = self._reader.read(env, fields, terminated, truncated)
         streams, t = step.streams, self._n_steps[step.streams]
         starts = np.flatnonzero(t % self._period == 0)
-        columns = dict(zip(self._reader.paths, step.columns, strict=True))
-        columns.update({("terminated",): step.terminated, ("truncated",): step.truncated})
+        flags = {("terminated",): step.terminated, ("truncated",): step.truncated}
+        columns = step.columns | flags
         for path, ring in self._ring.items():
             if path[0] == "recurrent_state":
                 slots = t[starts] // self._period % self._n_open

@@ -76,7 +76,7 @@ class Step(NamedTuple):
     """
 
     streams: npt.NDArray[np.int64]  # [M], each at most once
-    columns: list[npt.NDArray[Any]]  # one [M, ...] per leaf
+    columns: dict[tuple[str, ...], npt.NDArray[Any]]  # [M, ...], by the paths of the leaves
     terminated: npt.NDArray[np.bool_]  # [M]
     truncated: npt.NDArray[np.bool_]  # [M]
 
@@ -92,59 +92,28 @@ class StepReader:
         self.n_envs = as_count("n_envs", n_envs)
         self.fields = dict(fields)
         self.computed = computed
-        self.paths = [path for path, _ in leaves_of(self.fields)]
-        self.leaves = [field for _, field in leaves_of(self.fields)]
-        self._names = [name_of(path) for path in self.paths]
-        self._all = np.arange(self.n_envs)
-        self._all.flags.writeable = False
+        self.leaves = dict(leaves_of(self.fields))
 
     def read(self, env: Any, given: dict[str, Any], terminated: Any, truncated: Any) -> Step:
         """Return the step; FieldError, ValueError or TypeError if an argument does not fit."""
-        streams = self.streams_of(env)
+        streams = streams_of(env, self.n_envs)
         if self.computed in given:
             raise FieldError(f"{self.computed} is computed by the writer: leave it out")
         refuse_unknown(given, self.fields)
         try:
-            values = [look_up(given, path) for path in self.paths]
+            values = [look_up(given, path) for path in self.leaves]
         except KeyError as error:
             raise missing(error.args[0]) from None
         n = len(streams)
-        columns = [
-            as_column(*leaf, n) for leaf in zip(self._names, self.leaves, values, strict=True)
-        ]
+        columns = {
+            path: as_column(name_of(path), field, value, n)
+            for (path, field), value in zip(self.leaves.items(), values, strict=True)
+        }
         flags = (
             as_column("terminated", FLAG, terminated, n),
             as_column("truncated", FLAG, truncated, n),
         )
         return Step(streams, columns, *flags)
-
-    def streams_of(self, env: Any) -> npt.NDArray[np.int64]:
-        """Return the environments that ``env`` names, int64 [M].
-
-        None names all of them; otherwise ``env`` is an integer, or distinct integers [M].
-        """
-        if env is None:
-            return self._all
-        array = as_array("env", env)
-        # An empty list becomes an array of float64, which names no environment.
-        is_empty = array.size == 0 and array.dtype.kind != "b"
-        if array.ndim > 1 or not (array.dtype.kind in "iu" or is_empty):
-            raise TypeError(
-                "env must be None, an integer or a list of integers "
-                "(of a mask: np.flatnonzero(mask)), "
-                f"got dtype {array.dtype} and shape {array.shape}"
-            )
-        streams = array.reshape(-1)
-        bad = streams[(streams < 0) | (streams >= self.n_envs)]
-        if bad.size:
-            raise ValueError(f"env must be from 0 to {self.n_envs - 1}, got {bad[0]}")
-        counts = np.bincount(streams.astype(np.int64), minlength=self.n_envs)
-        if counts.max() > 1:
-            raise ValueError(
-                f"env must name each environment once, got {counts.argmax()} more than once: "
-                "add step by step"
-            )
-        return streams.astype(np.int64)
 
 
 class StepWriter:
@@ -188,7 +157,7 @@ class StepWriter:
         The cost is O(n_envs). No call is needed after the end of an episode, when nothing is
         pending. Other threads may use the buffer meanwhile, but not this writer.
         """
-        self._n_steps[self._reader.streams_of(env)] = 0
+        self._n_steps[streams_of(env, self.n_envs)] = 0
 
     def _add_rows(self, columns: list[npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
         """Add rows, given as one column per leaf in the order of the leaves; return their slots."""
@@ -197,6 +166,35 @@ class StepWriter:
         if self._priority is None:
             return self._buffer.add(**rows)
         return self._buffer.add(priority=self._priority(rows), **rows)
+
+
+def streams_of(env: Any, n_envs: int) -> npt.NDArray[np.int64]:
+    """Return the environments that ``env`` names, int64 [M].
+
+    None names all of them; otherwise ``env`` is an integer, or distinct integers [M].
+    """
+    if env is None:
+        return np.arange(n_envs)
+    array = as_array("env", env)
+    # An empty list becomes an array of float64, which names no environment.
+    is_empty = array.size == 0 and array.dtype.kind != "b"
+    if array.ndim > 1 or not (array.dtype.kind in "iu" or is_empty):
+        raise TypeError(
+            "env must be None, an integer or a list of integers "
+            "(of a mask: np.flatnonzero(mask)), "
+            f"got dtype {array.dtype} and shape {array.shape}"
+        )
+    streams = array.reshape(-1)
+    bad = streams[(streams < 0) | (streams >= n_envs)]
+    if bad.size:
+        raise ValueError(f"env must be from 0 to {n_envs - 1}, got {bad[0]}")
+    counts = np.bincount(streams.astype(np.int64), minlength=n_envs)
+    if counts.max() > 1:
+        raise ValueError(
+            f"env must name each environment once, got {counts.argmax()} more than once: "
+            "add step by step"
+        )
+    return streams.astype(np.int64)
 
 
 def as_column(name: str, field: Field, value: Any, n: int) -> npt.NDArray[Any]:
