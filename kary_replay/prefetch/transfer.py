@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from ..fields import name_of
+from ..fields import leaves_of, name_of
 from ..types import Batch
 
 cuda: Any = torch.cuda  # its functions have no annotations
@@ -23,18 +23,15 @@ HOST_COLUMNS = ("index", "handle")  # these return to the buffer, so they stay N
 Transform = Callable[[Batch], Batch]
 
 
-def check_dtypes(fields: Mapping[str, Any]) -> None:
+def check_dtypes(fields: dict[str, Any]) -> None:
     """Raise TypeError for a field of a dtype that torch does not have."""
-
-    def check(path: tuple[str, ...], field: Any) -> None:
+    for path, field in leaves_of(fields):
         try:
             torch.from_numpy(np.empty(0, field.dtype))
         except TypeError:
             raise TypeError(
                 f"field {name_of(path)} has dtype {field.dtype}, which torch does not have"
             ) from None
-
-    _map_tensors(fields, check)
 
 
 class Transfer(Protocol):

@@ -150,7 +150,6 @@ class NStepWriter(StepWriter):
         priority: PriorityFunction | None = None,
     ) -> None:
         fields = _checked_fields(buffer)
-        self._paths = [path for path, _ in leaves_of(fields)]
         self._n_step = as_count("n_step", n_step)
         if self._n_step > buffer.capacity:
             raise ValueError(
@@ -303,7 +302,7 @@ class NStepWriter(StepWriter):
             "truncated": step.truncated[row],
         }
         columns = []
-        for path in self._paths:
+        for path, _ in leaves_of(self._fields):
             if path[0] in made:
                 columns.append(made[path[0]])
             elif path in self._first:
