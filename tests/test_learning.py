@@ -1,9 +1,6 @@
 """Prioritized replay learns faster on Blind Cliffwalk (Schaul et al. 2016, section 3.1)."""
 
 import importlib.util
-import json
-import sys
-from concurrent.futures import Future
 from pathlib import Path
 from statistics import median
 
@@ -73,48 +70,6 @@ def test_priorities_are_what_helps(cliffwalk):
     """With alpha 0 the same buffer is uniform, and no longer faster: the test above would fail."""
     uniform = updates(cliffwalk, cliffwalk.uniform, 8)
     assert uniform < 2 * updates(cliffwalk, cliffwalk.prioritized, 8, alpha=0.0)
-
-
-def test_learning_curves_are_recorded_in_parts(tmp_path, monkeypatch):
-    """What is there stays, and only what is missing is run."""
-    curves = pytest.importorskip("bench.runs.learning.curves")
-    ran = []
-
-    class Pool:
-        def __init__(self, *_, **__):
-            pass
-
-        __enter__ = lambda self: self  # noqa: E731
-        __exit__ = lambda *_: None  # noqa: E731
-
-        def submit(self, _, job):
-            name, _steps, buffer, seed = job
-            ran.append((buffer, seed))
-            ended = Future()
-            returns = [float(len(ran))]
-            ended.set_result(
-                (name, {"buffer": buffer, "seed": seed, "returns": returns, "seconds": 1.0})
-            )
-            return ended
-
-    monkeypatch.setattr(curves, "ProcessPoolExecutor", Pool)
-
-    def record(*arguments):
-        ran.clear()
-        command = ["curves", "cartpole", "--output", str(tmp_path), *arguments]
-        monkeypatch.setattr(sys, "argv", command)
-        curves.main()
-        runs = json.loads((tmp_path / "cartpole.json").read_text())["runs"]
-        return {(run["buffer"], run["seed"]): run["returns"] for run in runs}
-
-    first = record("--seeds", "2", "--buffers", "uniform")
-    more = record("--seeds", "3", "--buffers", "uniform", "prioritized")
-    assert ran == [("prioritized", 0), ("prioritized", 1), ("uniform", 2), ("prioritized", 2)]
-    assert more.items() >= first.items() and len(more) == 6
-    again = record("--seeds", "1", "--buffers", "uniform", "--anew")
-    assert ran == [("uniform", 0)] and len(again) == 6
-    record("--seeds", "4", "--minutes", "1e-9")
-    assert ran == []
 
 
 def test_weighted_batches_have_the_gradient_of_the_whole_buffer():

@@ -3,39 +3,93 @@
     python -m bench.runs.learning.curves cartpole lunarlander --seeds 10 --minutes 60
 
 It writes bench/results/learning/cartpole.json and so on, after every run, and goes on with the runs
-that are missing: a campaign of many hours can be made in pieces. What the tasks are, `tasks` says.
-Every so often the greedy policy is evaluated on environments of its own.
+that are missing: a campaign of many hours can be made in pieces, and a kill costs only the runs
+that were going. What the tasks are, `tasks` says. Every so often the greedy policy is evaluated on
+environments of its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import inspect
 import multiprocessing
 import os
-from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import asdict
+from dataclasses import dataclass, replace
 from importlib import metadata
+from multiprocessing import connection
 from pathlib import Path
+from threading import Thread
 from time import monotonic, perf_counter
 from typing import Any
 
-from bench.harness import paths
 from bench.harness.campaign import stamp
+from bench.runs.learning import results
 from bench.runs.learning.tasks import TASKS, Task, environments
 
-RESULTS = paths.RESULTS / "learning"
 UNIFORM, FIRST, PLAIN = "uniform", "prioritized", "prioritized, in plain Python"
-BUFFERS: dict[str, dict[str, Any] | None] = {
-    UNIFORM: None,
-    FIRST: {"alpha": 0.6, "beta": 0.4},
-    "beta = 1": {"alpha": 0.6, "beta": 1.0},
-    PLAIN: {"alpha": 0.6, "beta": 0.4},
-}
-"""What replays: the options of the prioritized buffer, or None for SB3's own."""
 COMPARED = UNIFORM, FIRST
 LIBRARIES = ("kary-replay", "stable-baselines3", "torch", "gymnasium", "numpy")
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What replays: the options of the prioritized buffer, or None for SB3's own."""
+
+    options: dict[str, Any] | None = None
+    n_steps: int = 1  # rewards in a return
+
+
+BUFFERS = {
+    UNIFORM: Replay(),
+    FIRST: Replay({"alpha": 0.6, "beta": 0.4}),
+    "beta = 1": Replay({"alpha": 0.6, "beta": 1.0}),
+    PLAIN: Replay({"alpha": 0.6, "beta": 0.4}),
+}
+BUFFERS |= {f"{name}, n = 3": replace(BUFFERS[name], n_steps=3) for name in COMPARED}
+
+
+def can_replay(task: Task, buffer: str) -> bool:
+    """Say whether there is a buffer of that kind for a task: hindsight has no n-step returns."""
+    return task.hindsight is None or (BUFFERS[buffer].n_steps == 1 and buffer != PLAIN)
+
+
+def buffer_of(task: Task, buffer: str) -> tuple[Any, dict[str, Any]]:
+    """Return the class of a task's buffer and its options; None: the algorithm's own class."""
+    import stable_baselines3
+
+    from kary_replay.adapters import sb3
+
+    replay = BUFFERS[buffer]
+    if buffer == PLAIN:
+        from bench.rivals.python_sum_tree import PythonPrioritizedReplayBuffer
+
+        return PythonPrioritizedReplayBuffer, dict(replay.options or {})
+    if replay.options is None:
+        hindsight = None if task.hindsight is None else stable_baselines3.HerReplayBuffer
+        return hindsight, dict(task.hindsight or {})
+    if task.hindsight is not None:
+        return sb3.PrioritizedHerReplayBuffer, {**task.hindsight, **replay.options}
+    if replay.n_steps == 1:
+        return sb3.PrioritizedReplayBuffer, dict(replay.options)
+    gamma = task.settings.get("gamma", 0.99)
+    n_step = {"n_steps": replay.n_steps, "gamma": gamma}
+    return sb3.PrioritizedNStepReplayBuffer, {**n_step, **replay.options}
+
+
+def settings_of_replay(task: Task, buffer: str) -> dict[str, Any]:
+    """Return the settings of a buffer, those included that it has by default."""
+    kind, options = buffer_of(task, buffer)
+    if BUFFERS[buffer].options is None:
+        return {"n_steps": BUFFERS[buffer].n_steps}
+    defaults = {
+        parameter.name: parameter.default
+        for parameter in inspect.signature(kind).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    found = {"n_steps": 1, **defaults, **options}
+    of_the_task = {"seed", "gamma", *(task.hindsight or {})}
+    return {name: value for name, value in found.items() if name not in of_the_task}
 
 
 def built(task: Task, buffer: str, seed: int) -> Any:
@@ -44,29 +98,28 @@ def built(task: Task, buffer: str, seed: int) -> Any:
     import stable_baselines3
     from stable_baselines3.common.noise import NormalActionNoise
 
-    from kary_replay.adapters import sb3
-
-    options, arguments = BUFFERS[buffer], dict(task.settings)
+    arguments = dict(task.settings)
     algorithm = getattr(stable_baselines3, task.algorithm)
     env = environments(task, 1, seed)
     if "action_noise" in arguments:
         shape, scale = env.action_space.shape, arguments["action_noise"]
         arguments["action_noise"] = NormalActionNoise(np.zeros(shape), np.full(shape, scale))
     if buffer == PLAIN:
-        from bench.rivals.python_sum_tree import PythonPrioritizedReplayBuffer
         from bench.runs.learning.plain_dqn import WeightedDQN
 
         algorithm = WeightedDQN
-        arguments["replay_buffer_class"] = PythonPrioritizedReplayBuffer
-    elif task.hindsight is not None:
-        ours = options is not None
-        arguments["replay_buffer_class"] = (
-            sb3.PrioritizedHerReplayBuffer if ours else stable_baselines3.HerReplayBuffer
-        )
-    elif options is not None:
-        arguments["replay_buffer_class"] = sb3.PrioritizedReplayBuffer
-    arguments["replay_buffer_kwargs"] = {**(task.hindsight or {}), **(options or {})}
-    return algorithm(task.policy, env, seed=seed, device="cpu", **arguments)
+    kind, options = buffer_of(task, buffer)
+    if kind is None:
+        arguments["n_steps"] = BUFFERS[buffer].n_steps
+    return algorithm(
+        task.policy,
+        env,
+        seed=seed,
+        device="cpu",
+        replay_buffer_class=kind,
+        replay_buffer_kwargs=options,
+        **arguments,
+    )
 
 
 def train(name: str, steps: int, buffer: str, seed: int) -> dict[str, Any]:
@@ -81,14 +134,19 @@ def train(name: str, steps: int, buffer: str, seed: int) -> dict[str, Any]:
     evaluation = environments(task, task.episodes, 1000 + seed)
     at: list[int] = []
     returns: list[float] = []
-    # what DQN believes the first stored observations are worth: shows whether it diverges
+    # what a learner believes the first stored observations are worth: shows whether it diverges
     values: list[float] = []
-    shows_values = task.algorithm == "DQN" and task.policy == "MlpPolicy"
+    shows_values = task.policy == "MlpPolicy"
 
     def value() -> float:
-        rows = model.replay_buffer.observations[: min(1000, model.num_timesteps), 0]
+        rows = torch.from_numpy(model.replay_buffer.observations[: model.num_timesteps, 0][:1000])
         with torch.no_grad():
-            return float(model.q_net(torch.from_numpy(rows)).max(dim=1).values.mean())
+            if task.algorithm == "DQN":
+                best = model.q_net(rows).max(dim=1).values
+            else:
+                actions = model.policy._predict(rows, deterministic=True)
+                best = torch.cat(model.critic(rows, actions), dim=1).amin(dim=1)
+            return float(best.mean())
 
     class Evaluate(BaseCallback):
         def _on_step(self) -> bool:
@@ -109,41 +167,30 @@ def train(name: str, steps: int, buffer: str, seed: int) -> dict[str, Any]:
         "returns": returns,
         "values": values,
         "seconds": round(perf_counter() - start, 1),
+        "replay": settings_of_replay(task, buffer),
         "versions": {library: metadata.version(library) for library in LIBRARIES},
         **stamp(),
     }
 
 
-def _train(job: tuple[str, int, str, int]) -> tuple[str, dict[str, Any]]:
-    return job[0], train(*job)
+def _train(folder: Path, name: str, steps: int, buffer: str, seed: int) -> str:
+    """Make a run and write it down; return a line about it."""
+    run = train(name, steps, buffer, seed)
+    results.add(results.path_of(folder, name), name, steps, run)
+    last = run["returns"][-1] if run["returns"] else float("nan")
+    return f"{last:8.1f} at the end, {run['seconds']:.0f} s"
 
 
-def path_of(folder: Path, name: str) -> Path:
-    """Return where the runs of a task are."""
-    return folder / f"{name}.json"
+def end_with_the_campaign() -> None:
+    """Let this process end when the one that began it is killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
 
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
 
-def write(path: Path, name: str, steps: int, runs: Sequence[dict[str, Any]]) -> None:
-    """Write what there is so far; a crash leaves the old file or the new one."""
-    head = {"task": name, **asdict(TASKS[name]), "steps": steps, "buffers": BUFFERS}
-    ordered = sorted(runs, key=lambda run: (run["seed"], run["buffer"]))
-    lines = ",\n".join(json.dumps(run) for run in ordered)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text(json.dumps(head)[:-1] + f', "runs": [\n{lines}\n]}}\n')
-    os.replace(fresh, path)
-
-
-def recorded(path: Path, steps: int) -> list[dict[str, Any]]:
-    """Return the runs of as many steps that are there already."""
-    document = json.loads(path.read_text()) if path.exists() else {"steps": steps, "runs": []}
-    if document["steps"] != steps:
-        raise SystemExit(
-            f"{path.name} has runs of {document['steps']:,} steps: "
-            "name another folder with --output"
-        )
-    shared = {"versions": document["versions"]} if "versions" in document else {}
-    return [{**shared, **run} for run in document["runs"]]
+    Thread(target=watch, daemon=True).start()
 
 
 def main() -> None:
@@ -159,45 +206,51 @@ def main() -> None:
     parser.add_argument(
         "--output",
         type=Path,
-        default=RESULTS,
+        default=results.RESULTS,
         help="folder of the results (default: bench/results/learning)",
     )
     arguments = parser.parse_args()
-    begun = monotonic()
-    wanted = {(buffer, seed) for buffer in arguments.buffers for seed in range(arguments.seeds)}
-    runs: dict[str, list[dict[str, Any]]] = {}
+    begun, folder = monotonic(), arguments.output
     steps = {name: arguments.steps or TASKS[name].steps for name in arguments.tasks}
+    there = {}
     for name in arguments.tasks:
-        found = recorded(path_of(arguments.output, name), steps[name])
-        kept = [run for run in found if (run["buffer"], run["seed"]) not in wanted]
-        runs[name] = kept if arguments.anew else found
+        path = results.path_of(folder, name)
+        results.check(path, name, steps[name])
+        there[name] = set() if arguments.anew else results.recorded(path)
+        for buffer in arguments.buffers:
+            if not can_replay(TASKS[name], buffer):
+                print(f"{name}: there is no buffer {buffer!r} for it")
 
     # a seed of every task and buffer, then the next: a campaign that is cut off has some of all
     jobs = [
-        (name, steps[name], buffer, seed)
+        (folder, name, steps[name], buffer, seed)
         for seed in range(arguments.seeds)
         for name in arguments.tasks
         for buffer in arguments.buffers
-        if not any((run["buffer"], run["seed"]) == (buffer, seed) for run in runs[name])
+        if (buffer, seed) not in there[name] and can_replay(TASKS[name], buffer)
     ]
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(arguments.processes, context, max_tasks_per_child=1) as pool:
-        going: set[Future[tuple[str, dict[str, Any]]]] = set()
+    n_failed = 0
+    with ProcessPoolExecutor(
+        arguments.processes, context, end_with_the_campaign, max_tasks_per_child=1
+    ) as pool:
+        going: dict[Future[str], str] = {}
         while jobs or going:
             is_late = arguments.minutes and monotonic() - begun > 60 * arguments.minutes
             while jobs and len(going) < arguments.processes and not is_late:
-                going.add(pool.submit(_train, jobs.pop(0)))
+                job = jobs.pop(0)
+                _, name, _, buffer, seed = job
+                going[pool.submit(_train, *job)] = f"{name:<12} {buffer:<12} seed {seed}"
             if not going:
                 print(f"{len(jobs)} runs are still to be made")
                 break
-            ended, going = wait(going, return_when=FIRST_COMPLETED)
-            for future in ended:
-                name, run = future.result()
-                runs[name].append(run)
-                write(path_of(arguments.output, name), name, steps[name], runs[name])
-                last = run["returns"][-1] if run["returns"] else float("nan")
-                who = f"{name:<12} {run['buffer']:<12} seed {run['seed']}"
-                print(f"{who}: {last:8.1f} at the end, {run['seconds']:.0f} s", flush=True)
+            for future in wait(going, return_when=FIRST_COMPLETED).done:
+                who, error = going.pop(future), future.exception()
+                n_failed += error is not None
+                outcome = repr(error) if error else future.result()
+                print(f"{who}: {outcome}", flush=True)
+    if n_failed:
+        raise SystemExit(f"{n_failed} runs failed, and are to be made again")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from bench.harness.campaign import stamp
-from bench.runs.learning.curves import FIRST, LIBRARIES, RESULTS, built
+from bench.runs.learning.curves import FIRST, LIBRARIES, built
+from bench.runs.learning.results import RESULTS
 from bench.runs.learning.tasks import TASKS
 
 

@@ -14,7 +14,8 @@ from matplotlib import pyplot as plt
 from bench.harness.paths import DOCS
 from bench.harness.plots import BLUE, GREEN, GREY, ORANGE, STYLE
 from bench.harness.report import markdown_table, results_links, write
-from bench.runs.learning.curves import BUFFERS, FIRST, PLAIN, RESULTS, UNIFORM
+from bench.runs.learning.curves import BUFFERS, FIRST, PLAIN, UNIFORM
+from bench.runs.learning.results import RESULTS
 
 TASKS = ("cartpole", "pendulum", "lunarlander", "lunarlander_gentle")
 COLOURS = {"uniform": GREY, "prioritized": BLUE, "oracle": GREEN}  # of Cliffwalk
