@@ -137,15 +137,23 @@ solves: $(VENV)/built
 solves-nightly: $(VENV)/built
 	$(BIN)/python -m bench.runs.solves --tasks sac_halfcheetah --seeds 1
 
-LEARNING := cartpole pendulum lunarlander lunarlander_gentle
+# Every task of bench/runs/learning/tasks.py, seed by seed. It goes on with the runs that are
+# missing. With MINUTES=60 none of its three campaigns begins a run after an hour.
+LEARNING := cartpole acrobot mountaincar lunarlander pendulum pendulum_td3 frozenlake doorkey \
+	breakout bits lunarlander_gentle
 CURVES := $(BIN)/python -m bench.runs.learning.curves
+LIMIT := $(if $(MINUTES),--minutes $(MINUTES))
+CLIFFWALK := bench/results/learning/cliffwalk.json
 
-learning: $(VENV)/built
+learning: $(CLIFFWALK)
 	$(PIP_INSTALL) ".[learning]"
-	$(BIN)/python -m bench.runs.learning.cliffwalk
-	$(CURVES) $(LEARNING) --seeds 5
-	$(CURVES) lunarlander --seeds 5 --buffers "prioritized, in plain Python"
+	$(CURVES) $(LEARNING) --seeds 10 $(LIMIT)
+	$(CURVES) lunarlander --seeds 5 --buffers "prioritized, in plain Python" $(LIMIT)
+	$(CURVES) $(LEARNING) --seeds 5 --buffers "uniform, n = 3" "prioritized, n = 3" $(LIMIT)
 	$(BIN)/python -m bench.runs.learning.report
+
+$(CLIFFWALK): | $(VENV)/built
+	$(BIN)/python -m bench.runs.learning.cliffwalk
 
 # -------------------------------------------------------------------------------------- to release
 

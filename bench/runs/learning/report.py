@@ -4,158 +4,157 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
-import numpy as np
-from matplotlib import pyplot as plt
-
 from bench.harness.paths import DOCS
-from bench.harness.plots import BLUE, GREEN, GREY, ORANGE, STYLE
 from bench.harness.report import markdown_table, results_links, write
-from bench.runs.learning.curves import BUFFERS, FIRST, PLAIN, UNIFORM
-from bench.runs.learning.results import RESULTS
+from bench.runs.learning import candidates, plots, scores
+from bench.runs.learning.curves import BUFFERS, UNIFORM
+from bench.runs.learning.results import (
+    RESULTS,
+    Document,
+    deviations,
+    path_of,
+    read,
+    usual_versions,
+)
+from bench.runs.learning.scores import MEASURES, Aggregate, Comparison, Estimate
+from bench.runs.learning.tasks import TASKS
 
-TASKS = ("cartpole", "pendulum", "lunarlander", "lunarlander_gentle")
-COLOURS = {"uniform": GREY, "prioritized": BLUE, "oracle": GREEN}  # of Cliffwalk
-CURVES = {UNIFORM: GREY, FIRST: BLUE, "beta = 1": GREEN, PLAIN: ORANGE}
-LAST = 5  # evaluations that make the final return
-SAMPLES = 10_000  # of the bootstrap
-
-
-def load(name: str) -> dict[str, Any] | None:
-    path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def curves(document: dict[str, Any], buffer: str) -> np.ndarray:
-    """Mean return of every evaluation, [seeds, evaluations]."""
-    return np.array([run["returns"] for run in document["runs"] if run["buffer"] == buffer])
+FINAL = next(iter(MEASURES))
+Comparisons = dict[str, dict[str, dict[str, Comparison]]]  # by buffer, measure and task
 
 
-def interval(values: np.ndarray) -> tuple[float, float]:
-    """95 % bootstrap interval of the mean over seeds."""
-    rng = np.random.default_rng(0)
-    means = values[rng.integers(0, len(values), (SAMPLES, len(values)))].mean(axis=1)
-    return tuple(np.quantile(means, [0.025, 0.975]))
+def text_of(estimate: Estimate, digits: int) -> str:
+    """Write a figure with its interval."""
+    value, low, high = (f"{number:.{digits}f}" for number in estimate)
+    return f"{value} [{low} … {high}]"
 
 
-def draw_cliffwalk(document: dict[str, Any], path: Path) -> None:
-    """Median updates against transitions, log-log, with the range over seeds."""
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(6.2, 4.2), layout="constrained")
-        for method, colour in COLOURS.items():
-            runs = [run for run in document["runs"] if run["method"] == method]
-            xs = [run["transitions"] for run in runs]
-            axes.fill_between(
-                xs,
-                [min(r["updates"]) for r in runs],
-                [max(r["updates"]) for r in runs],
-                color=colour,
-                alpha=0.2,
-                lw=0,
-            )
-            axes.plot(
-                xs,
-                [median(r["updates"]) for r in runs],
-                "o-",
-                color=colour,
-                ms=4,
-                lw=1.8,
-                label=method,
-            )
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlabel("transitions in the replay memory (2 to 16 states)")
-        axes.set_ylabel("updates until solved")
-        axes.set_title("Blind Cliffwalk: median of 10 seeds, smallest to largest shaded")
-        axes.grid()
-        axes.legend()
-        figure.savefig(path)
-        plt.close(figure)
+def digits_of(name: str) -> int:
+    """Return how many digits the returns of a task are written with."""
+    low, high = TASKS[name].scale
+    return 2 if high - low < 20 else 1
 
 
-def draw_curves(documents: dict[str, dict[str, Any]], path: Path) -> None:
-    """Two panels in a row: mean over seeds, band of one standard error, single seeds faint."""
-    n_rows = -(-len(documents) // 2)
-    with plt.rc_context(STYLE):
-        figure, grid = plt.subplots(
-            n_rows, 2, figsize=(9.0, 3.2 * n_rows), layout="constrained", squeeze=False
-        )
-        for axes in grid.flat[len(documents) :]:
-            axes.axis("off")
-        for axes, document in zip(grid.flat, documents.values(), strict=False):
-            for buffer in BUFFERS:
-                returns, colour = curves(document, buffer), CURVES[buffer]
-                if not len(returns):
-                    continue
-                steps = document["runs"][0]["steps"]
-                middle, error = (
-                    returns.mean(axis=0),
-                    returns.std(axis=0, ddof=1) / np.sqrt(len(returns)),
-                )
-                axes.plot(steps, returns.T, color=colour, lw=0.6, alpha=0.25)
-                axes.fill_between(
-                    steps, middle - error, middle + error, color=colour, alpha=0.25, lw=0
-                )
-                axes.plot(
-                    steps, middle, color=colour, lw=2, label=f"{buffer}, {len(returns)} seeds"
-                )
-            axes.set_title(f"{document['algorithm']}, {document['env']}" + _variant(document))
-            axes.set_xlabel("environment steps")
-            axes.grid()
-            axes.legend(fontsize=8)
-        for axes in grid[:, 0]:
-            axes.set_ylabel("mean return of the greedy policy")
-        figure.savefig(path)
-        plt.close(figure)
-
-
-def _variant(document: dict[str, Any]) -> str:
-    return f"\n{document['variant']}" if document.get("variant") else ""
-
-
-def cliffwalk_table(document: dict[str, Any]) -> list[str]:
+def cliffwalk_table(document: Document) -> list[str]:
     """One line per size: each method's median updates, and how many times fewer ours needs."""
     rows = []
     for n in sorted({run["n_states"] for run in document["runs"]}):
         runs = {run["method"]: run for run in document["runs"] if run["n_states"] == n}
         medians = {method: median(run["updates"]) for method, run in runs.items()}
         factor = medians["uniform"] / medians["prioritized"]
-        numbers = [f"{medians[method]:,.0f}" for method in COLOURS]
+        numbers = [f"{medians[method]:,.0f}" for method in plots.CLIFFWALK]
         rows.append([str(n), f"{runs['uniform']['transitions']:,}", *numbers, f"{factor:.1f}×"])
-    return markdown_table(["states", "transitions", *COLOURS, "uniform / prioritized"], rows)
+    heads = ["states", "transitions", *plots.CLIFFWALK, "uniform / prioritized"]
+    return markdown_table(heads, rows)
 
 
-def curve_table(documents: dict[str, dict[str, Any]]) -> list[str]:
-    """Final return and mean return of each buffer: mean over seeds and its 95 % interval."""
+def verdict_table(compared: Comparisons) -> list[str]:
+    """One line for each buffer and measure: the tasks on which it is above uniform, like it, …."""
     rows = []
-    buffers = [
-        name for name in BUFFERS if any(len(curves(one, name)) for one in documents.values())
-    ]
-    for document in documents.values():
-        task = f"{document['algorithm']}, {document['env']}{_variant(document)}".replace("\n", ", ")
-        seeds = len(curves(document, UNIFORM))
-        for title, reduce in (
-            (f"last {LAST} evaluations", lambda r: r[:, -LAST:]),
-            ("all evaluations", lambda r: r),
-        ):
+    for buffer, by_measure in compared.items():
+        for measure, found in by_measure.items():
+            verdicts = {name: one.verdict for name, one in found.items()}
+            groups = [
+                ", ".join(name for name in verdicts if verdicts[name] == verdict) or "–"
+                for verdict in (scores.ABOVE, scores.LIKE, scores.BELOW, scores.TOO_FEW)
+            ]
+            rows.append([buffer, measure, *groups])
+    heads = ["above uniform", "like uniform", "below uniform", "too few seeds to say"]
+    return markdown_table(["", "mean return over", *heads], rows)
+
+
+def comparison_table(documents: Mapping[str, Document], compared: Comparisons) -> list[str]:
+    """One line for each task and buffer: how it compares with uniform replay."""
+    rows = []
+    for name, document in documents.items():
+        for buffer, by_measure in compared.items():
+            if name not in by_measure[FINAL]:
+                continue
+            paired = scores.paired_difference(
+                *(scores.scores_of(document, kind, FINAL) for kind in (buffer, UNIFORM))
+            )
+            difference = "no seed of both"
+            if paired is not None:
+                difference = f"{text_of(paired[0], digits_of(name))}, {paired[1]} pairs"
+            rows.append(
+                [
+                    name,
+                    buffer,
+                    *(text_of(by_measure[measure][name].improvement, 2) for measure in MEASURES),
+                    difference,
+                ]
+            )
+    heads = [f"P(better than uniform), {measure}" for measure in MEASURES]
+    return markdown_table(["", "", *heads, f"difference of means, {FINAL}"], rows)
+
+
+def score_table(documents: Mapping[str, Document], buffers: Sequence[str]) -> list[str]:
+    """Two lines for each task: the interquartile mean of every buffer and its interval."""
+    odd, rows = deviations(documents), []
+    for name, document in documents.items():
+        for measure in MEASURES:
             cells = []
             for buffer in buffers:
-                returns = curves(document, buffer)
-                if not len(returns):
+                found = scores.scores_of(document, buffer, measure)
+                if not found:
                     cells.append("–")
                     continue
-                values = reduce(returns).mean(axis=1)
-                low, high = interval(values)
-                of = "" if len(values) == seeds else f", {len(values)} seeds"
-                cells.append(f"{mean(values):.1f} [{low:.1f} … {high:.1f}]{of}")
-            rows.append([task, f"{document['steps']:,}", str(seeds), title, *cells])
-    return markdown_table(["", "steps", "seeds", "mean return over", *buffers], rows)
+                mark = "†" * any((name, buffer, seed) in odd for seed in found)
+                text = text_of(scores.middle(found), digits_of(name))
+                cells.append(f"{text}, {len(found)} seeds{mark}")
+            rows.append([name, measure, *cells])
+    return markdown_table(["", "mean return over", *buffers], rows)
 
 
-def gradient_table(document: dict[str, Any]) -> list[str]:
+def task_table(documents: Mapping[str, Document], buffers: Sequence[str]) -> list[str]:
+    """One line for each task: what it is, how long a run takes, and how many runs diverged."""
+    rows = []
+    for name, document in documents.items():
+        task, seconds = TASKS[name], [run["seconds"] for run in document["runs"]]
+        diverged = []
+        for buffer in buffers:
+            n, of = scores.n_diverged(document, name, buffer)
+            diverged.append(f"{n} of {of}" if of else "–")
+        low, high = task.scale
+        rows.append(
+            [
+                name,
+                f"{task.algorithm}, {task.env}",
+                task.variant or "the zoo's",
+                f"{document['steps']:,}",
+                f"{median(seconds) / 60:.0f}",
+                f"{low:g}, {high:g}",
+                *diverged,
+            ]
+        )
+    heads = ["", "task", "settings", "steps", "minutes", "scale"]
+    heads += [f"diverged: {buffer}" for buffer in buffers]
+    return markdown_table(heads, rows)
+
+
+def aggregate_table(over_all: Mapping[str, Mapping[str, Aggregate]]) -> list[str]:
+    """One line for each buffer and measure: the scaled scores of all tasks together."""
+    rows = [
+        [
+            buffer,
+            measure,
+            str(len(one.tasks)),
+            str(one.n_runs),
+            *(text_of(each, 2) for each in (one.middle, one.uniform, one.improvement)),
+        ]
+        for buffer, by_measure in over_all.items()
+        for measure, one in by_measure.items()
+    ]
+    heads = ["tasks", "runs", "scaled score", "uniform on these tasks", "P(better than uniform)"]
+    return markdown_table(["", "mean return over", *heads], rows)
+
+
+def gradient_table(document: Document) -> list[str]:
     """One line for each way of drawing: what it does to the gradient of a batch."""
     rows = [
         [
@@ -170,40 +169,190 @@ def gradient_table(document: dict[str, Any]) -> list[str]:
     return markdown_table(heads, rows)
 
 
+def picture(name: str, what: str) -> list[str]:
+    """Return the lines that show a picture."""
+    return [f"![{what}](images/{name}.png)", ""]
+
+
+def campaign_lines(documents: Mapping[str, Document], images: Path) -> list[str]:
+    """Return the sections on learning curves, and draw their pictures."""
+    present = scores.buffers_of(documents)
+    buffers = [buffer for buffer in BUFFERS if buffer in present]
+    buffers += [buffer for buffer in present if buffer not in BUFFERS]
+    one_step = [buffer for buffer in buffers if ", n =" not in buffer]
+    others = [buffer for buffer in one_step if buffer != UNIFORM]
+    compared = {
+        buffer: {
+            measure: scores.compare(documents, buffer, UNIFORM, measure) for measure in MEASURES
+        }
+        for buffer in others
+    }
+    over_all = {
+        buffer: {
+            measure: one
+            for measure in MEASURES
+            if (one := scores.aggregate(documents, buffer, UNIFORM, measure)) is not None
+        }
+        for buffer in others
+    }
+    n_tasks = max((len(one[FINAL].tasks) for one in over_all.values() if one), default=0)
+    improvement = {
+        buffer: {measure: one.improvement for measure, one in by_measure.items()}
+        for buffer, by_measure in over_all.items()
+        if by_measure and len(by_measure[FINAL].tasks) == n_tasks
+    }
+    plots.draw_improvement(compared, improvement, images / "improvement.png")
+    plots.draw_curves(documents, one_step, images / "learning_curves.png")
+
+    missing = [name for name in TASKS if name not in documents]
+    lines = [
+        "## Against uniform replay",
+        "",
+        *picture("improvement", "probability of improvement over uniform replay"),
+        "Dots are the probability that a run is better than one of uniform replay, lines their "
+        "95 % intervals; hollow dots have too few seeds for a verdict.",
+        "",
+        *verdict_table(compared),
+        *([f"Not run yet: {', '.join(missing)}.", ""] if missing else []),
+        *comparison_table(documents, compared),
+        "## Over all tasks",
+        "",
+        *profile_lines(documents, one_step, images),
+        *aggregate_table(over_all),
+        "## Learning curves",
+        "",
+        *picture("learning_curves", "learning curves"),
+        "Lines are means over seeds, bands their 95 % bootstrap intervals, dotted lines a good "
+        "return. A panel ends as far below a random policy as the good return is above it.",
+        "",
+        *score_table(documents, one_step),
+        *odd_lines(documents),
+        "## The tasks",
+        "",
+        *task_table(documents, buffers),
+    ]
+    return lines + n_step_lines(documents, buffers, images)
+
+
+def profile_lines(
+    documents: Mapping[str, Document], buffers: Sequence[str], images: Path
+) -> list[str]:
+    """Return the lines on performance profiles, and draw them for the buffers with all tasks."""
+    aggregated = {
+        name: document
+        for name, document in documents.items()
+        if TASKS[name].is_aggregated and scores.scores_of(document, UNIFORM, FINAL)
+    }
+    whole = [
+        buffer
+        for buffer in buffers
+        if all(scores.scores_of(document, buffer, FINAL) for document in aggregated.values())
+    ]
+    if not aggregated:
+        return []
+    plots.draw_profiles(aggregated, whole, images / "performance_profiles.png")
+    partial = [buffer for buffer in buffers if buffer not in whole]
+    without = f" Without runs of some task, and so not in it: {'; '.join(partial)}."
+    return [
+        *picture("performance_profiles", "performance profiles"),
+        f"The picture is over {len(aggregated)} tasks: {', '.join(aggregated)}."
+        + without * bool(partial),
+        "",
+    ]
+
+
+def n_step_lines(
+    documents: Mapping[str, Document], buffers: Sequence[str], images: Path
+) -> list[str]:
+    """Return the section on n-step returns, if there are runs with them, and draw its picture."""
+    kinds = {buffer: buffer.split(", n =")[0] for buffer in buffers if ", n =" in buffer}
+    if not kinds:
+        return []
+    some = {
+        name: document
+        for name, document in documents.items()
+        if any(scores.scores_of(document, buffer, FINAL) for buffer in kinds)
+    }
+    factors = [buffer for buffer in buffers if buffer in {*kinds, *kinds.values()}]
+    plots.draw_curves(some, factors, images / "n_step.png")
+    # what n does with the same priorities, and what priorities do with the same n
+    pairs = [
+        *kinds.items(),
+        *((buffer, buffer.replace(kinds[buffer], UNIFORM)) for buffer in kinds),
+    ]
+    rows = [
+        [ours, theirs, measure, str(len(one.tasks)), str(one.n_runs), text_of(one.improvement, 2)]
+        for ours, theirs in pairs
+        for measure in MEASURES
+        if ours != theirs and (one := scores.aggregate(some, ours, theirs, measure)) is not None
+    ]
+    heads = ["", "against", "mean return over", "tasks", "runs", "P(better)"]
+    return [
+        "## Priorities and n-step returns",
+        "",
+        *picture("n_step", "learning curves with n-step returns"),
+        *markdown_table(heads, rows),
+        *score_table(some, factors),
+    ]
+
+
+def odd_lines(documents: Mapping[str, Document]) -> list[str]:
+    """Return which runs have other versions or settings than most."""
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for (name, buffer, seed), how in deviations(documents).items():
+        groups.setdefault((name, buffer, how), []).append(seed)
+    lines = [
+        f"- † {name}, {buffer}, seed {', '.join(map(str, sorted(seeds)))}: {how}."
+        for (name, buffer, how), seeds in groups.items()
+    ]
+    return [*lines, ""] if lines else []
+
+
+def load(name: str) -> dict[str, Any] | None:
+    """Return a results file that is not of a campaign."""
+    path = path_of(RESULTS, name)
+    return json.loads(path.read_text()) if path.exists() else None
+
+
 def main() -> None:
     """Write docs/learning.md and its pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--docs", type=Path, default=DOCS, help="where the page and its images are")
     docs = parser.parse_args().docs
+    images = docs / "images"
     lines: list[str] = []
-    cliffwalk = load("cliffwalk")
-    if cliffwalk:
-        draw_cliffwalk(cliffwalk, docs / "images" / "cliffwalk.png")
-        lines += [
-            "## Blind Cliffwalk",
-            "",
-            "![Blind Cliffwalk](images/cliffwalk.png)",
-            "",
-            *cliffwalk_table(cliffwalk),
-        ]
-    documents = {name: document for name in TASKS if (document := load(name)) is not None}
+    used: list[str] = []
+    if cliffwalk := load("cliffwalk"):
+        used.append("cliffwalk")
+        plots.draw_cliffwalk(cliffwalk, images / "cliffwalk.png")
+        table = cliffwalk_table(cliffwalk)
+        lines += ["## Blind Cliffwalk", "", *picture("cliffwalk", "Blind Cliffwalk"), *table]
+    documents = {
+        name: document for name in TASKS if (document := read(path_of(RESULTS, name))) is not None
+    }
     if documents:
-        draw_curves(documents, docs / "images" / "learning_curves.png")
+        used += documents
+        versions = usual_versions(documents)
         lines += [
-            "## Learning curves",
-            "",
-            "![learning curves](images/learning_curves.png)",
-            "",
-            *curve_table(documents),
-        ]
-        first = next(iter(documents.values()))
-        versions = first.get("versions") or first["runs"][0]["versions"]
-        lines += [
+            *campaign_lines(documents, images),
             "Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()),
             "",
         ]
-    gradients = load("gradients_lunarlander")
-    if gradients:
+    if tried := candidates.read(path_of(RESULTS, "candidates")):
+        used.append("candidates")
+        candidates.draw(tried, images / "candidates.png")
+        lines += [
+            "## What was tried",
+            "",
+            *picture("candidates", "what was tried"),
+            f"Mean return over {FINAL}, and in brackets the number of seeds. ✕2 means that two of "
+            "them diverged; * marks runs of another length than most of that task. The mean gain "
+            "is the distance from uniform replay on the scale of each task, cut at ±1.",
+            "",
+            *candidates.table(tried),
+        ]
+    if gradients := load("gradients_lunarlander"):
+        used.append("gradients_lunarlander")
         lines += [
             "## Gradients in the middle of a run",
             "",
@@ -212,14 +361,8 @@ def main() -> None:
             "",
             *gradient_table(gradients),
         ]
-    names = [
-        f"learning/{name}.json"
-        for name in ["cliffwalk"] * (cliffwalk is not None)
-        + list(documents)
-        + ["gradients_lunarlander"] * (gradients is not None)
-    ]
-    lines += [f"Every run: {results_links(names)}.", ""]
-    write(docs / "learning.md", "Does it learn?", lines)
+    links = results_links(f"learning/{name}.json" for name in used)
+    write(docs / "learning.md", "Does it learn?", [*lines, f"Every run: {links}.", ""])
 
 
 if __name__ == "__main__":
