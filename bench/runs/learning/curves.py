@@ -27,8 +27,9 @@ from bench.harness.campaign import stamp
 from bench.runs.learning import results
 from bench.runs.learning.tasks import TASKS, Task, environments
 
-UNIFORM, FIRST, PLAIN = "uniform", "prioritized", "prioritized, in plain Python"
-COMPARED = UNIFORM, FIRST
+UNIFORM, FIRST, HALF = "uniform", "prioritized", "half prioritized"
+PLAIN = "prioritized, in plain Python"
+COMPARED = UNIFORM, FIRST, HALF
 LIBRARIES = ("kary-replay", "stable-baselines3", "torch", "gymnasium", "numpy")
 
 
@@ -42,8 +43,9 @@ class Replay:
 
 BUFFERS = {
     UNIFORM: Replay(),
-    FIRST: Replay({"alpha": 0.6, "beta": 0.4}),
-    "beta = 1": Replay({"alpha": 0.6, "beta": 1.0}),
+    FIRST: Replay({"alpha": 0.6, "beta": 0.4, "uniform_share": 0.0}),
+    HALF: Replay({"alpha": 1.0, "beta": 1.0, "uniform_share": 0.5}),
+    "beta = 1": Replay({"alpha": 0.6, "beta": 1.0, "uniform_share": 0.0}),
     PLAIN: Replay({"alpha": 0.6, "beta": 0.4}),
 }
 BUFFERS |= {f"{name}, n = 3": replace(BUFFERS[name], n_steps=3) for name in COMPARED}
