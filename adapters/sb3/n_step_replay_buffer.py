@@ -133,5 +133,5 @@ handle_timeout_termination
             self.dones[last, environment] * (1 - self.timeouts[last, environment]),
             discounted.sum(axis=1, keepdims=True),
             env,
-            discounts=self._tensor(discounts).view(-1, 1),
+            discounts=self._tensor(discounts.reshape(-1, 1)),
         )

@@ -34,6 +34,7 @@ _FIELDS = {
     "timeouts": "truncated",
 }
 _FORMAT = 2  # of pickles
+_CPU = torch.device("cpu")
 # SB3's own buffers make their batches with these methods. Ours draw, weight and mark a batch as a
 # whole, and call none of them.
 _NOT_CALLED = ("_get_samples", "to_torch", "_get_real_samples", "_get_virtual_samples")
@@ -326,7 +327,7 @@ class PrioritizedBuffer(ReplayBuffer):
             self._native.beta = self.beta_schedule(self.n_sampled)
         batch = self._native.sample(batch_size, **options)
         self.n_sampled += batch_size
-        weight = self._tensor(batch.importance_weight).view(-1, 1)
+        weight = self._tensor(batch.importance_weight.reshape(-1, 1))
         self._updates.remember(batch.handle, weight)
         return batch
 
@@ -348,7 +349,7 @@ class PrioritizedBuffer(ReplayBuffer):
             observations=map_arrays(self._tensor, self._normalize_obs(batch.observation, env)),
             actions=self._tensor(batch.action),
             next_observations=map_arrays(self._tensor, self._normalize_obs(next_observation, env)),
-            dones=self._tensor(dones).view(-1, 1),
+            dones=self._tensor(dones.reshape(-1, 1)),
             rewards=self._mark(self._tensor(rewards)),
             **more,
         )
@@ -358,7 +359,7 @@ class PrioritizedBuffer(ReplayBuffer):
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)
-        return tensor if self.device.type == "cpu" else tensor.to(self.device)
+        return tensor if self.device == _CPU else tensor.to(self.device)
 
     # ----------------------------------------------------------------------------------- as a whole
 

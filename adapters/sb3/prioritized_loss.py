@@ -12,7 +12,7 @@ The target is a `PrioritizedTensor`, too, by ``__torch_function__``. The loss th
 
 - notes |current_q - target| for each row,
 - multiplies the loss of each row by its weight,
-- returns the mean as an ordinary tensor.
+- returns the mean as an ordinary tensor, whose `backward` begins at the losses of the rows.
 
 A loss that is written out, such as the quantile losses of sb3-contrib, is recognized at two places.
 The sum of rewards, next values and prediction is the TD error, whatever its sign. The final
@@ -28,12 +28,17 @@ with an array can move rows without notice.
 from __future__ import annotations
 
 import copy
+import functools
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+
+# What `torch.autograd.backward` calls in the end, which is not public.
+_engine = getattr(torch.autograd.Variable, "_execution_engine", None)
 
 # Within this context a PrioritizedTensor acts like an ordinary tensor.
 _plain = torch._C.DisableTorchFunctionSubclass
@@ -89,7 +94,8 @@ class SampledBatch:
 
     def by_row(self, td_error: torch.Tensor) -> torch.Tensor:
         """Return the TD error of each row, [B] or [B, 1, …]: the mean size if a row has several."""
-        return td_error if td_error.numel() == len(self) else td_error.abs().flatten(1).mean(1)
+        is_by_row = td_error.numel() == len(self.handle)
+        return td_error if is_by_row else td_error.abs().flatten(1).mean(1)
 
     def weighted(self, losses: torch.Tensor) -> torch.Tensor:
         """Return losses [B, …] times the importance weights of their rows."""
@@ -131,24 +137,18 @@ class SampledBatch:
             If one of the shapes is not that of a batch, the reduction is unknown, or an option
             would weight or average the loss in a way of its own.
         """
-        name, shape, target_shape = function.__name__, input.shape, target.shape
-        if (
-            len(shape) != len(target_shape)
-            or shape[:1] != target_shape[:1]
-            or shape[:1] != (len(self.handle),)
-        ):
-            raise ValueError(
-                f"{name}: input {tuple(shape)} and target {tuple(target_shape)} must both have "
-                f"the {len(self)} rows of the batch as their leading axis and the same number of "
-                "axes; reshape one of them"
-            )
+        shape, target_shape = input.shape, target.shape
+        if shape != target_shape or shape[:1] != (len(self.handle),):
+            self._check_shapes(function, shape, target_shape)
         if reduction not in ("mean", "sum", "none"):
-            raise ValueError(f"{name}: reduction={reduction!r} must be 'mean', 'sum' or 'none'")
-        for option in _REFUSED & options.keys():
-            if options.pop(option) is not None:
+            raise ValueError(
+                f"{function.__name__}: reduction={reduction!r} must be 'mean', 'sum' or 'none'"
+            )
+        for option in _REFUSED:
+            if options.pop(option, None) is not None:
                 raise ValueError(
-                    f"{name}: {option}= cannot be combined with the importance weights of a "
-                    "prioritized batch; leave it out, and multiply the result of "
+                    f"{function.__name__}: {option}= cannot be combined with the importance "
+                    "weights of a prioritized batch; leave it out, and multiply the result of "
                     "reduction='none' by weights of your own"
                 )
         kernel = _KERNELS.get(function)
@@ -156,11 +156,27 @@ class SampledBatch:
             losses = kernel(input, target, 0, *options.values())
         else:
             losses = function(input, target, reduction="none", **options)
-        losses = self.weighted(losses)
         self.record(input.detach() - (target.detach() if target.requires_grad else target))
-        if reduction == "none":
-            return losses
-        return losses.mean() if reduction == "mean" else losses.sum()
+        weighted = self.weighted(losses)
+        if reduction != "mean":
+            return weighted.sum() if reduction == "sum" else weighted
+        mean, weight = weighted.mean(), self.importance_weight
+        is_alike = losses.shape == weight.shape and losses.dtype is weight.dtype
+        if is_alike and mean.requires_grad and mean.is_cpu:
+            mean.backward = _MeanBackward(mean, losses, weight)
+        return mean
+
+    def _check_shapes(
+        self, function: Callable[..., torch.Tensor], shape: torch.Size, target_shape: torch.Size
+    ) -> None:
+        """Raise ValueError unless input and target of a loss have the rows of the batch."""
+        n_axes, rows = len(shape), (len(self),)
+        if n_axes != len(target_shape) or shape[:1] != rows or target_shape[:1] != rows:
+            raise ValueError(
+                f"{function.__name__}: input {tuple(shape)} and target {tuple(target_shape)} must "
+                f"both have the {len(self)} rows of the batch as their leading axis and the same "
+                "number of axes; reshape one of them"
+            )
 
     def reduced(
         self, function: Callable[..., torch.Tensor], losses: PrioritizedTensor, **options: Any
@@ -173,6 +189,60 @@ class SampledBatch:
         """
         self.record(losses.detach() if losses.td_error is None else losses.td_error)
         return function(self.weighted(losses.as_subclass(torch.Tensor)), **options)
+
+
+class _MeanBackward:
+    """The method `backward` of a weighted mean, which begins at the losses of the rows, [B, 1].
+
+    The gradient is bit for bit the one that goes through the mean and the product. Small networks
+    feel these two operations, and what torch does in Python before it begins. If the mean has hooks
+    or was changed in place, torch's own method does the work. It does so on a GPU, too.
+    """
+
+    __slots__ = ("losses", "mean", "unchanged", "weight")
+
+    def __init__(self, mean: torch.Tensor, losses: torch.Tensor, weight: torch.Tensor) -> None:
+        self.mean = weakref.ref(mean)  # the mean has this object
+        self.unchanged = mean.detach()  # both have one count of changes
+        self.losses, self.weight = losses, weight
+
+    def __call__(
+        self,
+        gradient: torch.Tensor | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+    ) -> None:
+        mean = self.mean()
+        is_plain = mean is None or (
+            mean.requires_grad and not mean.retains_grad and not mean._backward_hooks
+        )
+        if not is_plain or self.unchanged._version != 0:
+            if mean is None:
+                raise RuntimeError("keep a reference to a loss that you change in place")
+            torch.Tensor.backward(mean, gradient, retain_graph, create_graph, inputs)
+            return
+        seed = self.weight * (1 / len(self.weight))
+        if gradient is None and not create_graph and inputs is None and _engine is not None:
+            _engine.run_backward(
+                (self.losses,),
+                (seed,),
+                bool(retain_graph),
+                False,
+                (),
+                allow_unreachable=True,
+                accumulate_grad=True,
+            )
+        else:
+            seed = seed if gradient is None else seed * gradient
+            torch.autograd.backward(self.losses, seed, retain_graph, create_graph, inputs=inputs)
+
+    def __reduce__(self) -> Any:
+        return functools.partial, (_backward_of_copy,)  # copies of the mean have no graph
+
+
+def _backward_of_copy(*_: Any, **__: Any) -> None:
+    raise RuntimeError("a copy of a loss has no graph to go back through")
 
 
 class PrioritizedTensor(torch.Tensor):
@@ -219,6 +289,15 @@ class PrioritizedTensor(torch.Tensor):
                     result.batch = None
             return result
 
+    def __add__(self, other: Any) -> torch.Tensor:
+        """Return the sum. This one operation makes every target, so it takes a shorter way."""
+        if type(other) is torch.Tensor:
+            with _plain():
+                batch, total = self.batch, torch.Tensor.add(self, other)
+                if batch is not None and not total.requires_grad and total.shape == self.shape:
+                    return batch.mark(total)
+        return super().__add__(other)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         return copy.deepcopy(self.as_subclass(torch.Tensor), memo)
 
@@ -228,7 +307,7 @@ class PrioritizedTensor(torch.Tensor):
 
 LOSSES = frozenset({F.l1_loss, F.mse_loss, F.smooth_l1_loss, F.huber_loss})
 
-_REFUSED = {"weight", "size_average", "reduce"}
+_REFUSED = ("weight", "size_average", "reduce")
 
 # The functions call these kernels after they have brought both operands to one shape, which takes
 # as long as the loss itself. The arguments are input, target, 0 for no reduction, and beta or

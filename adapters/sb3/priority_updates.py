@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import numpy as np
 import torch
@@ -73,21 +72,21 @@ class PriorityUpdates:
             self.n_unseen = 0
             batch = self.pending.pop(0)
             handle, td_error = batch.handle, as_array(batch.td_error).reshape(-1)
-            drawable: Any = slice(None)
             if hides_rows:
-                drawable = self.native.tree.get(handle["index"]) > 0
+                drawable = np.flatnonzero(self.native.tree.get(handle["index"]))
+                handle, td_error = handle[drawable], td_error[drawable]
             try:
-                self.native.update_priorities(handle[drawable], td_error[drawable])
+                self.native.update_priorities(handle, td_error)
             except ValueError as refusal:
-                rows = np.arange(len(batch))[drawable]
-                rows = rows[~np.isfinite(td_error[drawable])]
-                if len(rows) == 0:
+                wrong = np.flatnonzero(~np.isfinite(td_error))
+                if len(wrong) == 0:
                     raise
-                row = rows[0]
+                first = wrong[0]
+                row, slot = drawable[first] if hides_rows else first, handle["index"][first]
                 raise ValueError(
-                    f"the loss's TD error is {td_error[row]} in row {row} of a batch of "
-                    f"{len(batch)} (slot {handle['index'][row]}): the network, the rewards or the "
-                    "observations are no longer finite. The priorities were left as they are; "
+                    f"the loss's TD error is {td_error[first]} in row {row} of a batch of "
+                    f"{len(batch)} (slot {slot}): the network, the rewards or the observations are "
+                    "no longer finite. The priorities were left as they are; "
                     "a lower learning rate or scaled rewards may help"
                 ) from refusal
 

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -80,18 +81,84 @@ def test_gradient_is_weighted_by_row(function, rewards, current):
 
 @each_loss
 @pytest.mark.parametrize("size", [1, 7, 100, 256])
-def test_weights_of_one_change_no_bit(function, size, rng):
+@pytest.mark.parametrize("scale", [lambda loss: loss, lambda loss: 0.5 * loss], ids=["", "half"])
+def test_weights_of_one_change_no_bit(function, size, scale, rng):
     target, value = (
         torch.from_numpy(rng.normal(size=(size, 1)).astype(np.float32)) for _ in range(2)
     )
     outcomes = []
     for wanted in (target, make_batch(np.ones(size, np.float32)).mark(target.clone())):
         current = value.clone().requires_grad_()
-        loss = 0.5 * function(current, wanted)
+        loss = scale(function(current, wanted))
         loss.backward()
         outcomes.append((loss.detach(), current.grad))
     assert torch.equal(outcomes[0][0], outcomes[1][0])
     assert torch.equal(outcomes[0][1], outcomes[1][1])
+
+
+def backward(loss, current, **options):
+    """The gradient that `loss.backward` gives."""
+    current.grad = None
+    loss.backward(**options)
+    return current.grad
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 256])
+def test_backward_is_that_of_torch_bit_for_bit(size, rng):
+    weights, target, value = rng.random((3, size), np.float32)
+    wanted = make_batch(weights).mark(torch.from_numpy(target).view(-1, 1))
+    current = torch.from_numpy(value).view(-1, 1).requires_grad_()
+    (expected,) = torch.autograd.grad(F.mse_loss(current, wanted), current)
+    assert torch.equal(backward(F.mse_loss(current, wanted), current), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+def test_backward_takes_what_torch_takes(rewards, current):
+    (expected,) = torch.autograd.grad(F.mse_loss(current, rewards), current)
+    loss, other = F.mse_loss(current, rewards), F.mse_loss(current.detach(), rewards)
+    assert torch.equal(backward(loss, current, retain_graph=True), expected)
+    assert torch.equal(backward(loss, current, gradient=torch.tensor(2.0)), 2 * expected)
+    with pytest.raises(RuntimeError, match="a second time"):
+        loss.backward()
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        other.backward()
+    hidden = current * 1
+    assert backward(F.mse_loss(hidden, rewards), current, inputs=[hidden]) is None
+    twice = backward(F.mse_loss(current, rewards), current, create_graph=True)
+    assert twice.requires_grad and torch.equal(twice, expected)
+
+
+def test_backward_of_a_loss_that_was_changed(rewards, current):
+    (expected,) = torch.autograd.grad(F.mse_loss(current, rewards), current)
+    loss = F.mse_loss(current, rewards)
+    loss /= 4
+    loss += current.sum()
+    torch.testing.assert_close(backward(loss, current), expected / 4 + 1)
+    with pytest.raises(RuntimeError, match="keep a reference"):
+        F.mse_loss(current, rewards).div_(2).backward()
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        loss.detach_().backward()
+
+
+def test_hooks_of_a_loss_are_called(rewards, current):
+    (expected,) = torch.autograd.grad(F.mse_loss(current, rewards), current)
+    loss = F.mse_loss(current, rewards)
+    loss.retain_grad()
+    assert torch.equal(backward(loss, current), expected) and loss.grad == 1
+    loss = F.mse_loss(current, rewards)
+    loss.register_hook(lambda gradient: 2 * gradient)
+    assert torch.equal(backward(loss, current), 2 * expected)
+
+
+def test_a_loss_is_freed_and_pickled_like_any_tensor(rewards, current):
+    loss = F.mse_loss(current, rewards)
+    restored = pickle.loads(pickle.dumps(loss))
+    assert is_plain(restored) and restored == loss
+    with pytest.raises(RuntimeError, match="copy of a loss"):
+        restored.backward()
+    reference = weakref.ref(loss)
+    del loss
+    assert reference() is None  # without the garbage collector, with all of its graph
 
 
 def test_options_reach_the_loss(rewards, current):
