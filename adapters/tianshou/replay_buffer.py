@@ -21,6 +21,7 @@ from kary_replay.adapters.tianshou.errors import (
     refused_priority,
 )
 from kary_replay.adapters.tianshou.null_scan import NullScan
+from kary_replay.adapters.tianshou.recycled_arrays import RecycledArrays
 from kary_replay.adapters.tianshou.segment_tree import SegmentTree, as_segment_tree
 from kary_replay.errors import IndexRangeError
 
@@ -99,7 +100,7 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
         self._weight_norm = bool(weight_norm)
         self._max_prio = self._min_prio = 1.0
         self.weight = SegmentTree(self.maxsize)
-        self._null_scan = NullScan()
+        self._null_scan, self._recycled = NullScan(), RecycledArrays()
         self._format = _FORMAT
         self.options.update(alpha=alpha, beta=beta, weight_norm=weight_norm)
 
@@ -245,13 +246,7 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
         IndexError
             If an index is out of range.
         """
-        try:
-            mass = self.weight[index]
-        except IndexRangeError:
-            at = np.asarray(index)
-            mass = self.weight[np.where(at < 0, at + self.maxsize, at)]
-        least = max(self._min_prio**self._alpha, _TINY)
-        return (np.maximum(mass, least) / least) ** -self._beta
+        return self._weights(self._mass(index), 0.0)
 
     def update_weight(self, index: np.ndarray, new_weight: np.ndarray | torch.Tensor) -> None:
         """Set the priorities of rows to |new_weight| plus a small number above 0.
@@ -309,13 +304,15 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
         index = self._as_index(index)
         batch = None
         if type(index) is np.ndarray and index.ndim == 1:
-            batch = rows.gather(self, self._meta.__dict__, index, self._save_obs_next)
+            batch = rows.gather(
+                self, self._meta.__dict__, index, self._save_obs_next, self._recycled
+            )
         if batch is None:
             batch = super(_TianshouBuffer, self).__getitem__(index)
-        weight = np.asarray(self.get_weight(index))
-        if self._weight_norm and weight.size:
-            weight = weight / weight.item(weight.argmax())
-        batch.__dict__["weight"] = np.asarray(weight)
+        mass = np.asarray(self._mass(index))
+        # argmin and item take half the time of min
+        least = mass.item(mass.argmin()) if self._weight_norm and mass.size else 0.0
+        batch.__dict__["weight"] = np.asarray(self._weights(mass, least))
         return batch
 
     def set_beta(self, beta: float) -> None:
@@ -416,9 +413,27 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
             state["_random_state"] = draws.stream(state["_random_state"])
         super().__setstate__(state)
         self._format = _FORMAT
-        self._null_scan = NullScan()
+        self._null_scan, self._recycled = NullScan(), RecycledArrays()
         if "weight" in self.__dict__:
             self.weight = as_segment_tree(self.weight)
+
+    def _mass(self, index: Any) -> float | np.ndarray:
+        """Return the masses of rows; negative numbers count from the end."""
+        try:
+            return self.weight[index]
+        except IndexRangeError:
+            at = np.asarray(index)
+            return self.weight[np.where(at < 0, at + self.maxsize, at)]
+
+    def _weights(self, mass: Any, least: float) -> Any:
+        """Return importance weights, of which the mass `least` has weight 1.
+
+        No mass counts as less than that of the least priority seen.
+        """
+        floor = max(self._min_prio**self._alpha, _TINY)
+        if least < floor:
+            mass, least = np.maximum(mass, floor), floor
+        return (mass / least) ** -self._beta
 
     def _pairs(self, batch: Batch, n: int, keys: Any) -> list[tuple[np.ndarray, np.ndarray]] | None:
         """Return the stored arrays with their n new rows if all fields are numeric, or None."""

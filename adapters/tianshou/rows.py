@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from tianshou.data import Batch, ReplayBuffer
 
+from kary_replay.adapters.tianshou.recycled_arrays import RecycledArrays
+
 _REQUIRED = frozenset({"obs", "act", "rew", "terminated", "truncated", "done"})
 _FIELDS = _REQUIRED | {"obs_next", "info", "policy"}
 _NUMERIC = "biufc"
@@ -22,7 +24,11 @@ Step = Callable[[np.ndarray], np.ndarray]
 
 
 def gather(
-    buffer: ReplayBuffer, fields: dict[str, Any], index: np.ndarray, stores_next: bool
+    buffer: ReplayBuffer,
+    fields: dict[str, Any],
+    index: np.ndarray,
+    stores_next: bool,
+    recycled: RecycledArrays,
 ) -> Batch | None:
     """Return the rows at `index` as `ReplayBuffer.__getitem__` does.
 
@@ -36,6 +42,8 @@ def gather(
         The rows.
     stores_next : bool
         Whether `obs_next` is a field; otherwise it is the `obs` of the next row.
+    recycled : RecycledArrays
+        The arrays that large fields of the batch may use again.
 
     Returns
     -------
@@ -53,14 +61,14 @@ def gather(
     batch = Batch()
     rows = batch.__dict__  # Batch's own setter examines each value, which takes time
     try:
-        rows["obs"] = take(fields["obs"], stacked)
+        rows["obs"] = take(fields["obs"], stacked, recycled)
         for name in ("act", "rew", "terminated", "truncated", "done"):
-            rows[name] = take(fields[name], index)
-        rows["obs_next"] = take(fields.get(next_name), next_stacked)
-        rows["info"] = take(fields.get("info"), stacked)
-        rows["policy"] = take(fields.get("policy"), stacked)
+            rows[name] = take(fields[name], index, recycled)
+        rows["obs_next"] = take(fields.get(next_name), next_stacked, recycled)
+        rows["info"] = take(fields.get("info"), stacked, recycled)
+        rows["policy"] = take(fields.get("policy"), stacked, recycled)
         for name in fields.keys() - _FIELDS:
-            rows[name] = take(fields[name], index)
+            rows[name] = take(fields[name], index, recycled)
     except NotNumericError:
         return None
     return batch
@@ -70,12 +78,13 @@ class NotNumericError(Exception):
     """A field is neither a numeric array nor a batch of numeric arrays."""
 
 
-def take(field: Any, index: np.ndarray) -> Any:
+def take(field: Any, index: np.ndarray, recycled: RecycledArrays) -> Any:
     """Return rows of a field or of a batch of fields; None, for no such field, gives no rows."""
     if type(field) is np.ndarray:
         if field.dtype.kind not in _NUMERIC:
             raise NotNumericError
-        return field.take(index, axis=0)
+        is_image = field.ndim > 2
+        return recycled.take(field, index) if is_image else field.take(index, axis=0)
     if field is None:
         return Batch()
     if type(field) is not Batch:
@@ -84,7 +93,7 @@ def take(field: Any, index: np.ndarray) -> Any:
     for name, part in field.__dict__.items():
         if part is None:  # Tianshou keeps a None that lies within a batch
             raise NotNumericError
-        batch.__dict__[name] = take(part, index)
+        batch.__dict__[name] = take(part, index, recycled)
     return batch
 
 

@@ -15,7 +15,7 @@ from bench.harness.timing import Bar
 from bench.rivals.tianshou_prioritized import OURS, STOCK, build, cycle
 from bench.rivals.tianshou_training import SETTINGS, Training
 
-CYCLE_BAR, TRAINING_BAR = 3.0, 1.1
+CYCLE_BAR, ATARI_BAR, TRAINING_BAR = 3.0, 2.0, 1.1
 POINTS = [
     ("HalfCheetah", 1_000_000, 256),
     ("HalfCheetah, 10 environments", 20_000, 64),
@@ -65,7 +65,7 @@ def test_cycle(compare, buffers, drawn):
     contenders = [
         cycle(buffer, slots, drawn, name) for buffer, name in ((ours, OURS), (stock, STOCK))
     ]
-    bars = [Bar((STOCK,), CYCLE_BAR)]
+    bars = [Bar((STOCK,), ATARI_BAR if kind.startswith("Atari") else CYCLE_BAR)]
     compare.times(
         "Tianshou: sample + update_weight", parameters, contenders[0], contenders[1:], bars
     )
