@@ -13,7 +13,6 @@ import functools
 import importlib.util
 import io
 import json
-import math
 import os
 import re
 import sys
@@ -164,7 +163,11 @@ def _train(arguments: list[str]) -> int:
     else:
         last = "it had not begun, and nothing is kept"
     with contextlib.suppress(OSError):  # if nobody reads it
-        best = "" if math.isnan(result.best_return) else f", the best {number(result.best_return)},"
+        best = (
+            f", the best {number(result.best_return)} at step {result.best.env_steps:,},"
+            if result.best
+            else ""
+        )
         print(
             f"{outcome}: return {number(result.last_return)}{best} "
             f"after {result.env_steps:,} environment steps, "

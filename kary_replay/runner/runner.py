@@ -55,13 +55,14 @@ class RunFailedError(RuntimeError):
 class RunResult:
     """What a run came to."""
 
-    best_return: float
-    """Mean return of the best evaluation, whose policy is kept; NaN without evaluations."""
-    last_return: float
-    """Mean return of the last evaluation, whose policy is kept as the last one.
+    best: Evaluation | None
+    """The best evaluation, whose policy is kept; None without evaluations."""
+    last: Evaluation | None
+    """The last evaluation, whose policy is kept as the last one; None without evaluations.
 
-    Without evaluations, it is that of the last 20 training episodes; NaN without any. If the run
-    reached its target, both returns are those of the policy that did."""
+    If the run reached its target, best and last are of the policy that did."""
+    recent_return: float
+    """Mean return of the last 20 training episodes; NaN without any."""
     env_steps: int
     """Steps over all actors and sessions; updates and wall_seconds are over all sessions, too."""
     updates: int
@@ -81,6 +82,16 @@ class RunResult:
     """Rows drawn per transition added."""
     waited: dict[str, float] = field(default_factory=dict)
     """Share of their time that "actors" and "learners" spent waiting for each other, 0 to 1."""
+
+    @property
+    def best_return(self) -> float:
+        """Mean return of the best evaluation; NaN without evaluations."""
+        return self.best.mean_return if self.best else math.nan
+
+    @property
+    def last_return(self) -> float:
+        """Mean return of the last evaluation; without evaluations, the recent return."""
+        return self.last.mean_return if self.last else self.recent_return
 
 
 class Runner:
@@ -250,8 +261,9 @@ class Runner:
         finally:
             supervisor.stop()
         return RunResult(
-            best_return=monitor.best_return,
-            last_return=monitor.last_return,
+            best=monitor.kept.get("best"),
+            last=monitor.kept.get("last"),
+            recent_return=monitor.recent_return,
             env_steps=flow.board.env_steps,
             updates=flow.board.updates,
             wall_seconds=seconds,
@@ -274,8 +286,9 @@ class Runner:
         recent = float(np.mean([r["episode_return"] for r in records])) if records else math.nan
         best, last = directory.policy("best"), directory.policy("last")
         return RunResult(
-            best_return=best.evaluation.mean_return if best else math.nan,
-            last_return=last.evaluation.mean_return if last else recent,
+            best=best and best.evaluation,
+            last=last and last.evaluation,
+            recent_return=recent,
             env_steps=counters["env_steps"],
             updates=counters["updates"],
             wall_seconds=counters["seconds"],

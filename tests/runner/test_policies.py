@@ -6,9 +6,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from runs import config, hosted, run, stopped, worker
+from failing_algorithms import Collapsing
+from runs import SMALL, config, hosted, run, stopped, worker
 
-from kary_replay.runner import ConfigError, Runner, play
+from kary_replay.runner import ConfigError, Runner, RunnerConfig, play
 from kary_replay.runner.messages import Evaluated
 from kary_replay.runner.policies.checkpoint_policy import checkpoint_policy
 from kary_replay.runner.policies.export import export
@@ -49,21 +50,19 @@ def worse_every_time(monkeypatch):
 def test_a_run_that_reaches_its_target_keeps_the_policy_that_did(backend, algorithm, tmp_path):
     """The learner has gone on meanwhile: what is published is older than what it has."""
     settings = {
-        "total_env_steps": 3_000,
+        "total_env_steps": 100_000,
         "target_return": -1e6,
         "publish_interval": 30,
         "backend": backend,
         **EVALUATED,
     }
     result = run(algorithm, TASKS[algorithm], tmp_path / "run", **settings)
-    assert len(result.evaluations) == 1 and result.env_steps < 3_000
+    assert len(result.evaluations) == 1 and result.env_steps < 100_000
     returns = result.evaluations[0].returns
     assert played(tmp_path / "run") == returns
     assert result.best_return == result.last_return == np.mean(returns)
     assert (
-        played(tmp_path / "run", policy="last")
-        == played(tmp_path / "run", policy="best")
-        == returns
+        played(tmp_path / "run", which="last") == played(tmp_path / "run", which="best") == returns
     )
 
 
@@ -91,8 +90,8 @@ def test_the_best_policy_and_the_last_one_are_kept(worse_every_time, tmp_path, c
     result = run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=1_000, **EVALUATED)
     first, *_, last = result.evaluations
     assert result.best_return == first.mean_return > last.mean_return == result.last_return
-    assert played(tmp_path / "run") == played(tmp_path / "run", policy="best") == first.returns
-    assert played(tmp_path / "run", policy="last") == tuple(
+    assert played(tmp_path / "run") == played(tmp_path / "run", which="best") == first.returns
+    assert played(tmp_path / "run", which="last") == tuple(
         value + worse_every_time[-1] for value in last.returns
     )
     assert (
@@ -107,7 +106,7 @@ def test_policies_evaluated_after_the_run_are_kept_too(backend, tmp_path):
     result = run("dqn", "CartPole-v1", tmp_path / "run", **settings)
     best = max(result.evaluations, key=lambda found: found.mean_return)
     assert played(tmp_path / "run") == best.returns and result.best_return == best.mean_return
-    assert played(tmp_path / "run", policy="last") == result.evaluations[-1].returns
+    assert played(tmp_path / "run", which="last") == result.evaluations[-1].returns
     assert (
         result.last_return == result.evaluations[-1].mean_return
         and result.evaluations[-1].updates == result.updates
@@ -158,17 +157,35 @@ def test_a_policy_that_outlived_a_crash_stays_the_best(tmp_path, monkeypatch):
     assert result.last_return == result.evaluations[-1].mean_return
 
 
+def test_play_takes_the_best_policy_of_a_run_that_collapsed(tmp_path, capsys):
+    options = {"hidden": (), "batch_size": 32}
+    settings = RunnerConfig(
+        "failing_algorithms:Collapsing",
+        "CartPole-v1",
+        options=Collapsing.options_class(**options),
+        directory=str(tmp_path / "run"),
+        **{**SMALL, **EVALUATED, "samples_per_insert": 4.0, "total_env_steps": 1_000},
+    )
+    result = Runner(settings).run()
+    assert result.best_return > 5 * result.last_return
+    assert result.best.env_steps < result.last.env_steps
+    assert played(tmp_path / "run") == result.best.returns
+    assert f"the policy of step {result.best.env_steps:,}" in capsys.readouterr().out
+    assert played(tmp_path / "run", which="last") == result.last.returns
+
+
 def test_without_evaluations_the_policy_of_the_last_checkpoint_is_played(tmp_path, capsys):
     result = run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=400)
+    assert result.best is result.last is None
     assert np.isnan(result.best_return) and result.last_return > 0
-    assert played(tmp_path / "run") == played(tmp_path / "run", policy="last")
+    assert played(tmp_path / "run") == played(tmp_path / "run", which="last")
     assert "the policy of the last checkpoint, for none was evaluated" in capsys.readouterr().out
 
 
 def test_a_policy_is_played_where_there_is_no_checkpoint_yet(tmp_path):
     result = run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=400, **EVALUATED)
     (tmp_path / "run" / "checkpoint.json").unlink()
-    assert played(tmp_path / "run", policy="last") == result.evaluations[-1].returns
+    assert played(tmp_path / "run", which="last") == result.evaluations[-1].returns
     pytest.importorskip("stable_baselines3")
     with pytest.raises(ConfigError, match="has no checkpoint"):  # of the target networks
         export(tmp_path / "run")
@@ -179,7 +196,7 @@ def test_export_takes_the_policy_that_is_asked_for(worse_every_time, tmp_path):
     run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=1_000, **EVALUATED)
     networks = []
     for name in ("best", "last"):
-        model = sb3.DQN.load(export(tmp_path / "run", policy=name))
+        model = sb3.DQN.load(export(tmp_path / "run", which=name))
         ours = checkpoint_policy(tmp_path / "run", name).algorithm.q.state_dict()
         networks.append(torch.cat([part.reshape(-1) for part in model.policy.q_net.parameters()]))
         assert torch.equal(networks[-1], torch.cat([part.reshape(-1) for part in ours.values()]))
@@ -206,7 +223,7 @@ def test_a_damaged_policy_is_named(damage, tmp_path):
     with pytest.raises(ConfigError, match=message) as caught:
         played(tmp_path / "run")
     assert "\n" not in str(caught.value)
-    assert played(tmp_path / "run", policy="last")
+    assert played(tmp_path / "run", which="last")
 
 
 @pytest.mark.parametrize("backend", ["serial", "process"])

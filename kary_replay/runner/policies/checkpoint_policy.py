@@ -50,7 +50,7 @@ class CheckpointPolicy(NamedTuple):
 
 
 def checkpoint_policy(
-    directory: str | os.PathLike[str], policy: PolicyName = "best", *, whole: bool = False
+    directory: str | os.PathLike[str], which: PolicyName = "best", *, whole: bool = False
 ) -> CheckpointPolicy:
     """Read a policy of a run, or that of its last checkpoint if none was evaluated.
 
@@ -63,7 +63,7 @@ def checkpoint_policy(
         If the run has neither an evaluated policy nor a checkpoint, or a file is damaged.
     """
     found, config = RunDirectory.existing(Path(directory))
-    evaluated = found.policy(policy)
+    evaluated = found.policy(which)
     needs_checkpoint = whole or evaluated is None or found.has_checkpoint
     folder = found.checkpoint(config)[0] if needs_checkpoint else None
     factory = env_factory(config)
@@ -74,7 +74,7 @@ def checkpoint_policy(
     if evaluated is not None:
         vectors = published(algorithm, config.publishes_all)
         if sum(vector.numel() for vector in vectors) != len(evaluated.parameters):
-            name = f"{found.path / policy}_policy.pt"
+            name = f"{found.path / which}_policy.pt"
             raise _other_networks(name, "another number of parameters")
         load_vector(vectors, evaluated.parameters)
     evaluation = evaluated and evaluated.evaluation

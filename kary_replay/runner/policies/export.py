@@ -30,7 +30,7 @@ def export(
     /,
     *,
     to: Literal["sb3"] = "sb3",
-    policy: PolicyName = "best",
+    which: PolicyName = "best",
     output: Path | None = None,
 ) -> Path:
     """Make a model of the policy of a run that another library loads.
@@ -43,7 +43,7 @@ def export(
         Folder of the run.
     to
         sb3: a .zip for Stable-Baselines3's load(), which needs no kary-replay.
-    policy
+    which
         best or last: of the run's evaluations; without any it is that of the last checkpoint.
         Critics and target networks are those of the last checkpoint.
     output
@@ -60,7 +60,7 @@ def export(
         raise ConfigError(
             'export to sb3 needs Stable-Baselines3: pip install "kary-replay[sb3]"'
         ) from None
-    found = checkpoint_policy(directory, policy, whole=True)
+    found = checkpoint_policy(directory, which, whole=True)
     path = output or found.path / "sb3.zip"
     if path.suffix != ".zip" or not path.parent.is_dir():
         raise ConfigError(f"output must end in .zip and be in a folder that exists, got {path}")

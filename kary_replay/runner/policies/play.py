@@ -29,7 +29,7 @@ def play(
     directory: Path,
     /,
     *,
-    policy: PolicyName = "best",
+    which: PolicyName = "best",
     episodes: int = 3,
     seed: int = FIRST_SEED,
     window: bool = False,
@@ -41,7 +41,7 @@ def play(
     ----------
     directory
         Folder of the run.
-    policy
+    which
         best or last: of the run's evaluations; without any it is that of the last checkpoint.
     episodes
         How many to play.
@@ -62,7 +62,7 @@ def play(
         raise ConfigError(
             f"episodes must be at least 1 and seed at least 0, got {episodes} and {seed}"
         )
-    found = checkpoint_policy(directory, policy)
+    found = checkpoint_policy(directory, which)
     path = output or found.path / "play.gif"
     if not window:
         _check_output(path)

@@ -93,7 +93,8 @@ class Monitor:
             evaluation = report.evaluation
             self.evaluations.append(evaluation)
             self._keep_policy("last", report)
-            if "best" not in self.kept or evaluation.mean_return > self.best_return:
+            best = self.kept.get("best")
+            if best is None or evaluation.mean_return > best.mean_return:
                 self._keep_policy("best", report)
             self._keep(EVALUATIONS, evaluation._asdict())
             self._write({"return/evaluation": evaluation.mean_return}, evaluation.env_steps)
@@ -107,14 +108,9 @@ class Monitor:
                 )
 
     @property
-    def last_return(self) -> float:
-        """The return of the last policy that is kept; without one, that of recent episodes."""
-        return self.kept["last"].mean_return if "last" in self.kept else self._recent_return
-
-    @property
-    def best_return(self) -> float:
-        """The return of the best policy that is kept; NaN without one."""
-        return self.kept["best"].mean_return if "best" in self.kept else math.nan
+    def recent_return(self) -> float:
+        """The mean return of the last training episodes; NaN without any."""
+        return float(np.mean(self.recent)) if self.recent else math.nan
 
     def checkpoint_is_due(self) -> bool:
         """Return whether it is time for a checkpoint."""
@@ -176,10 +172,6 @@ class Monitor:
                     path, title(config), self._episodes, self.evaluations, config.target_return
                 )
 
-    @property
-    def _recent_return(self) -> float:
-        return float(np.mean(self.recent)) if self.recent else math.nan
-
     def _keep(self, name: str, record: Mapping[str, Any]) -> None:
         with self._forgiving():
             self.directory.append(name, record)
@@ -211,13 +203,13 @@ class Monitor:
         now = time.monotonic()
         self._next_look = now + LOOK_SECONDS
         figures = self._progress.look()
-        self._display.show(figures, self._recent_return, self.evaluations, last)
+        self._display.show(figures, self.recent_return, self.evaluations, last)
         with self._forgiving():
             self.directory.flush()
         if figures.env_steps and (last or now >= self._next_scalars):
             self._next_scalars = now + SCALARS_SECONDS
             values = {
-                "return/episodes": self._recent_return,
+                "return/episodes": self.recent_return,
                 "speed/env_steps_per_second": figures.env_steps_per_second,
                 "speed/updates_per_second": figures.updates_per_second,
                 "replay/size": figures.buffer_size,
