@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..validation import as_count, as_fraction, as_real
+from .normalization import Normalization
 from .spaces import check_observations
 from .updates.minimizer import Minimizer, Share
 
@@ -106,6 +107,8 @@ class Algorithm(ABC):
     """What actors need in order to act."""
     minimizers: dict[str, Minimizer]
     """One minimizer for each loss, by name; their vectors are all that is trained."""
+    normalization: Normalization | None = None
+    """By what observations and rewards are normalized, if they are: `Normalized` has one."""
 
     def __init__(
         self,

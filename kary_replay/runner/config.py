@@ -10,11 +10,12 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
 from ..algorithms import ALGORITHMS, Algorithm, Options, Share, find
+from ..algorithms.normalization import Normalization, Normalized
 from ..core.shared_memory import is_supported
 from ..prefetch.prefetcher import MAX_DEPTH
 from .presets import preset
@@ -91,6 +92,10 @@ class RunnerConfig:
 
     Of N environments the i-th explores by the schedule's value to the power of
     1 + spread · i / (N - 1)."""
+    normalize_observations: bool = False
+    """Shift and scale observations to mean 0 and standard deviation 1 over all that actors saw."""
+    normalize_rewards: bool = False
+    """Divide rewards by the standard deviation of the discounted returns that actors saw."""
     publish_interval: int = 1
     """Updates between two publications of parameters to the actors."""
     evaluate: Literal["during", "after", "never"] = "during"
@@ -169,14 +174,25 @@ class RunnerConfig:
         self, spaces: Any, device: str = "cpu", share: Share | None = None
     ) -> Algorithm:
         """Return the algorithm, for ``spaces.observation_space`` and ``spaces.action_space``."""
-        return self.algorithm_class(
-            spaces.observation_space,
+        observation_space = spaces.observation_space
+        algorithm = self.algorithm_class(
+            observation_space,
             spaces.action_space,
             self.options,
             seed=self.seed,
             device=device,
             share=share,
         )
+        if not self.normalizes:
+            return algorithm
+        what = self.normalize_observations, self.normalize_rewards
+        normalization = Normalization(observation_space, *what, algorithm.device)
+        return cast("Algorithm", Normalized(algorithm, normalization))
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether observations or rewards are normalized."""
+        return self.normalize_observations or self.normalize_rewards
 
     @property
     def publishes_all(self) -> bool:
@@ -247,6 +263,9 @@ def _check_values(config: RunnerConfig) -> None:
         _check(config, name, lambda x: 0 <= x <= 1, "a number from 0 to 1")
     for name in ("exploration_spread", "checkpoint_interval_seconds"):
         _check(config, name, lambda x: 0 <= x < math.inf, "a finite number of at least 0")
+    for name in ("normalize_observations", "normalize_rewards"):
+        if type(getattr(config, name)) is not bool:
+            raise ConfigError(f"{name} must be True or False, got {getattr(config, name)!r}")
     choices = {
         "backend": ("process", "serial"),
         "initial_priority": ("max", "td_error"),

@@ -24,6 +24,7 @@ from .streams import (
     Medium,
     ParameterStream,
     ReplayStream,
+    StatisticsStream,
     Stream,
 )
 from .streams.board import Board
@@ -123,12 +124,24 @@ def off_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> 
         config.samples_per_insert_error or error,
         batch_size,
     )
+    streams: dict[str, Stream] = {
+        "experience": replay,
+        "parameters": ParameterStream(
+            sum(vector.numel() for vector in published(algorithm, config.publishes_all))
+        ),
+        "inference": LocalInferenceStream(config.publishes_all),
+        "gradients": GradientStream(config.learners),
+    }
+    statistics: tuple[str, ...] = ()
+    if algorithm.normalization is not None:
+        statistics = ("statistics",)
+        streams["statistics"] = StatisticsStream(algorithm.normalization.n_numbers, n_actors)
     learner = Role(
         "learner",
         Learner,
         random_stream=1,
         count=config.learners,
-        reads=("experience",),
+        reads=("experience", *statistics),
         writes=("parameters", "gradients"),
         device=config.device,
         threads=config.learner_threads,
@@ -141,7 +154,7 @@ def off_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> 
         random_stream=0,
         count=n_actors,
         reads=("inference", "parameters"),
-        writes=("experience",),
+        writes=("experience", *statistics),
         steps_environments=True,
     )
     waits = config.evaluate == "after"
@@ -157,13 +170,6 @@ def off_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> 
         provides="evaluations",
         holds="the policies that wait for their evaluation" if waits else "",
     )
-    n_parameters = sum(vector.numel() for vector in published(algorithm, config.publishes_all))
-    streams: dict[str, Stream] = {
-        "experience": replay,
-        "parameters": ParameterStream(n_parameters),
-        "inference": LocalInferenceStream(config.publishes_all),
-        "gradients": GradientStream(config.learners),
-    }
     return Flow(streams, (learner, actor, evaluator))
 
 

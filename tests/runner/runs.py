@@ -87,13 +87,14 @@ def stopped(runner, enough):
 
 
 def parameters(directory):
-    """The flat parameters of every network in a run's last checkpoint, by name."""
+    """All flat parameters in a run's last checkpoint, by name."""
     import json
 
     folder = directory / json.loads((directory / "checkpoint.json").read_text())["folder"]
     state = load_state(folder / "learner-0.pt")["algorithm"]
     found = {name: minimizer["parameters"] for name, minimizer in state["minimizers"].items()}
-    return {**found, **{f"target {name}": target for name, target in state["targets"].items()}}
+    found.update({f"target {name}": target for name, target in state["targets"].items()})
+    return {**found, **{name: state[name] for name in ("normalization",) if name in state}}
 
 
 def same(first, second):

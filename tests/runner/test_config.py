@@ -129,7 +129,7 @@ REFUSED = [  # settings of a process run with a batch of 32, and what the messag
     ),
     (
         {"env": normalized_rewards, "total_env_steps": 120},
-        "its wrapper NormalizeReward does: .*Take it off, and scale by fixed numbers",
+        "its wrapper NormalizeReward does: .*Take it off, and set normalize_observations or .*; or scale",
     ),
     ({"env": normalized_vector}, "its wrapper NormalizeObservation does"),
     ({"env": own_normalization, "total_env_steps": 120}, "its wrapper OwnNormalization does"),

@@ -14,8 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium
+import torch
 from gymnasium.envs.registration import EnvSpec
 
+from ...algorithms.normalization import Normalization
 from ..config import ConfigError, RunnerConfig, suggestion
 from .running_statistics import check_no_running_statistics
 
@@ -126,6 +128,8 @@ def env_factory(config: RunnerConfig) -> EnvFactory:
         made.close()
     check_no_running_statistics(made, config.env_name)
     config.algorithm_class.check_spaces(observation_space, action_space)
+    if config.normalize_observations:
+        _check_has_numbers(observation_space)
     factory.observation_space, factory.action_space = observation_space, action_space
     return factory
 
@@ -155,6 +159,16 @@ def is_importable(config: RunnerConfig) -> bool:
         return isinstance(config.env, str) or imported(config.env_name) == config.env
     except Exception:
         return False
+
+
+def _check_has_numbers(space: Any) -> None:
+    """Raise ConfigError if there is nothing in an observation that could be normalized."""
+    if not Normalization(space, True, False, torch.device("cpu")).n_numbers:
+        raise ConfigError(
+            "normalize_observations=True needs observations with a Box of numbers, got "
+            f"{space}: images are divided by 255 anyway, and what is counted or one-hot has its "
+            "scale; leave it out"
+        )
 
 
 def _check_picklable(env: Any, factory: EnvFactory) -> None:

@@ -30,7 +30,8 @@ def check_no_running_statistics(env: Any, name: str) -> None:
             raise ConfigError(
                 f"env={name!r} must not keep running statistics, and its wrapper {kind} does: "
                 "every worker would normalize by its own, and none would be saved. Take it off, "
-                "and scale by fixed numbers, as gymnasium.wrappers.RescaleObservation or "
+                "and set normalize_observations or normalize_rewards, whose statistics all workers "
+                "share; or scale by fixed numbers, as gymnasium.wrappers.RescaleObservation or "
                 "TransformReward do; or load statistics into it and set its update_running_mean "
                 "to False where the environment is made"
             )

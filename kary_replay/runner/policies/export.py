@@ -11,6 +11,9 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from ...algorithms.actor_critic import Critics
+from ...algorithms.dqn import QNetwork
+from ...algorithms.networks import MLP, Flatten
 from ...algorithms.spaces import is_image
 from ..config import ConfigError
 from ..environments.vector import action_scale
@@ -67,9 +70,12 @@ def export(
     _check(found)
     name = found.config.algorithm.upper()
     model = _model(getattr(sb3, name), found)
+    samples = _samples(found.algorithm.observation_space)
+    ours = found.act(samples)
+    _fold_in(found.algorithm)
     COPY[found.config.algorithm](found.algorithm, model)
     model.policy.set_training_mode(False)
-    _compare(found, model)
+    _compare(found.algorithm.action_space, ours, model.predict(samples, deterministic=True)[0])
     model.save(path)
     print(
         f"{found.described}\n"
@@ -144,7 +150,7 @@ def _model(cls: Any, policy: CheckpointPolicy) -> Any:
             "exploration_final_eps": options.exploration_final,
         }
     elif config.algorithm == "sac" and options.ent_coef is not None:
-        own = {"ent_coef": options.ent_coef}
+        own = {"ent_coef": options.ent_coef * _reward_scale(algorithm)}
     model = cls(
         kind,
         _Spaces(space, algorithm.action_space),
@@ -236,19 +242,64 @@ def _copy(ours: nn.Module, theirs: nn.Module) -> None:
             goal.copy_(source)
 
 
-def _compare(policy: CheckpointPolicy, model: Any) -> None:
-    """Make sure that both act alike."""
-    space, action_space = policy.algorithm.observation_space, policy.algorithm.action_space
+def _fold_in(algorithm: Any) -> None:
+    """Make networks for raw observations and rewards of those for normalized ones, in place.
+
+    A first layer takes over shift and factor of its inputs. The last one of a critic undoes the
+    factor of the rewards, and the worth of entropy with it.
+    """
+    normalization = algorithm.normalization
+    if normalization is None:
+        return
+    networks = {one for one in vars(algorithm.algorithm).values() if hasattr(one, "encoder")}
+    scale = _reward_scale(algorithm)
+    with torch.no_grad():
+        for network in networks:
+            shift, factor = _of_features(normalization, network.encoder)
+            for mlp in (part for part in network.modules() if isinstance(part, MLP)):
+                first: Any = mlp[0]
+                last: Any = mlp[-1]
+                inputs = first.weight[:, : len(shift)]
+                inputs *= factor
+                first.bias -= inputs @ shift
+                if isinstance(network, (QNetwork, Critics)):
+                    last.weight *= scale
+                    last.bias *= scale
+        if hasattr(algorithm, "alpha"):
+            algorithm.alpha.log_alpha += float(np.log(scale))
+
+
+def _reward_scale(algorithm: Any) -> float:
+    """Return by what rewards have been divided."""
+    normalization = algorithm.normalization
+    if normalization is None or normalization.reward_factor is None:
+        return 1.0
+    return 1 / float(normalization.reward_factor)
+
+
+def _of_features(normalization: Any, encoder: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the shift and the factor of each feature of an encoder."""
+    shifts, factors = [], []
+    for key, part in zip(encoder.keys or [None], encoder.parts, strict=True):
+        is_normalized = key in normalization.shifts
+        n = part.n_features if isinstance(part, Flatten) else part.linear[0].out_features
+        shifts.append(normalization.shifts[key].flatten() if is_normalized else torch.zeros(n))
+        factors.append(normalization.factors[key].flatten() if is_normalized else torch.ones(n))
+    return torch.cat(shifts), torch.cat(factors)
+
+
+def _samples(space: Any) -> Any:
+    """Return observations drawn at random."""
     space.seed(0)
     samples = [space.sample() for _ in range(CHECKED)]
     if isinstance(space, spaces.Dict):
-        observation: Any = {
-            key: np.stack([sample[key] for sample in samples]) for key in space.spaces
-        }
-    else:
-        observation = np.stack(samples)
-    ours = action_scale(action_space)(policy.act(observation))
-    theirs, _ = model.predict(observation, deterministic=True)
+        return {key: np.stack([sample[key] for sample in samples]) for key in space.spaces}
+    return np.stack(samples)
+
+
+def _compare(action_space: Any, ours: Any, theirs: Any) -> None:
+    """Make sure that both have acted alike."""
+    ours = action_scale(action_space)(ours)
     if isinstance(action_space, spaces.Discrete):
         same = np.array_equal(ours, theirs)
     else:

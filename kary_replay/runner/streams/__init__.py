@@ -9,6 +9,7 @@ from .gradients import GradientStream
 from .inference import LocalInferenceStream
 from .parameters import ParameterStream
 from .replay import ReplayStream
+from .statistics import StatisticsStream
 from .stream import Checkpoint, Hosted, Medium, Stream
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "Medium",
     "ParameterStream",
     "ReplayStream",
+    "StatisticsStream",
     "Stream",
 ]

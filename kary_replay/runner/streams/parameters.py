@@ -102,12 +102,14 @@ class Parameters:
 def published(algorithm: Algorithm, whole: bool) -> list[torch.Tensor]:
     """Return the vectors that a parameter stream carries.
 
-    They are all that is trained if ``whole``, otherwise what trains the policy.
+    They are all that is trained if ``whole``, otherwise what trains the policy; and by what
+    observations and rewards are normalized, if they are.
     """
-    minimizers = algorithm.minimizers.values()
-    return [
+    minimizers, normalization = algorithm.minimizers.values(), algorithm.normalization
+    trained = [
         minimizer.flat for minimizer in minimizers if whole or algorithm.policy in minimizer.modules
     ]
+    return trained if normalization is None else [*trained, normalization.vector]
 
 
 def as_vector(tensors: list[torch.Tensor]) -> npt.NDArray[np.float32]:

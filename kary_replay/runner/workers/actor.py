@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..environments.vector import EnvironmentFaultError, Environments, random_actions
+from ..environments.vector import EnvironmentFaultError, Environments, Steps, random_actions
 from ..failures import DivergedError
 from ..messages import EpisodeEnded
 from ..streams.experience import Sink
@@ -24,7 +24,8 @@ class Actor:
     Parameters
     ----------
     seat : Seat
-        With the streams "experience", to write to, and "inference".
+        With the streams "experience", to write to, and "inference"; and "statistics", to write to,
+        if observations or rewards are normalized.
 
     Notes
     -----
@@ -50,6 +51,8 @@ class Actor:
         self.writers = [
             self.experience.writer(self.algorithm, n, priority) for _ in range(config.groups)
         ]
+        self.statistics = seat.streams.get("statistics")
+        self.returns = np.zeros((config.groups, n))  # discounted, of running episodes
         self.turn = 0
         # Ape-X (arXiv:1803.00933), section 4.1.
         n_all = seat.n_workers * config.envs_per_actor
@@ -81,6 +84,8 @@ class Actor:
             raise DivergedError(what, updates, self.board.env_steps, options) from None
         self.row.env_steps += group.n_envs
         self.writers[self.turn].add(**steps._asdict(), action=action)
+        if self.statistics is not None:
+            self._count(steps)
         for episode in group.ended:
             report = EpisodeEnded(self.board.env_steps, episode.episode_return, episode.length)
             self.seat.report(report)
@@ -103,12 +108,13 @@ class Actor:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the actor goes on from."""
-        return {
+        state = {
             "rng": self.rng.bit_generator.state,
             "turn": self.turn,
             "exploration": [value.tolist() for value in self.exploration],
             "groups": [group.state_dict() for group in self.groups] if self.started else [],
         }
+        return state if self.statistics is None else {**state, "returns": self.returns.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up a state: play the running episodes again, if any had begun."""
@@ -119,6 +125,8 @@ class Actor:
             group.load_state_dict(saved, writer, writer.n_step - 1)
         self.rng.bit_generator.state = state["rng"]  # last: episodes that begin anew draw from it
         self.turn = state["turn"]
+        if self.statistics is not None:
+            self.returns[...] = state["returns"]
         self._begin()
         for turn, exploration in enumerate(state["exploration"]):
             self._request(turn, np.array(exploration, np.float32))
@@ -146,6 +154,15 @@ class Actor:
             exploration = explored.astype(np.float32)
         self.exploration[turn] = exploration
         self.inference.request(turn, self.groups[turn].observation, exploration)
+
+    def _count(self, steps: Steps) -> None:
+        """Add what a group has seen in a step to the statistics."""
+        normalization, returns = self.algorithm.normalization, self.returns[self.turn]
+        assert normalization is not None and self.statistics is not None
+        returns *= self.config.options.gamma
+        returns += steps.reward
+        self.statistics.add(self.seat.index, normalization.numbers(steps.observation, returns))
+        returns[steps.terminated | steps.truncated] = 0.0
 
     def _actions(self) -> npt.NDArray[Any]:
         action = self.inference.collect(self.turn)

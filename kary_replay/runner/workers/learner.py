@@ -17,7 +17,7 @@ from .worker import Seat
 
 __all__ = ["Learner"]
 
-SETTINGS_INTERVAL = 100  # updates between two looks at what changes slowly: beta
+SETTINGS_INTERVAL = 100  # updates between two looks at what changes slowly: beta, statistics
 LAST_UPDATE_SECONDS = 0.02  # patience in an update that other learners do, too
 
 
@@ -27,8 +27,8 @@ class Learner:
     Parameters
     ----------
     seat : Seat
-        With the streams "experience", to read from, "gradients" and "parameters". The first learner
-        publishes.
+        With the streams "experience", to read from, "gradients" and "parameters"; and "statistics",
+        to read from, if observations or rewards are normalized. The first learner publishes.
 
     Notes
     -----
@@ -42,6 +42,7 @@ class Learner:
         self.experience: Source = streams["experience"]
         self.parameters = streams["parameters"]
         self.gradients = streams["gradients"]
+        self.statistics = streams.get("statistics")
         self.is_first = seat.index == 0
         self.algorithm = seat.algorithm(self.gradients.share(seat.index, seat.device))
         self.batch_size = config.options.batch_size // seat.n_workers
@@ -67,6 +68,8 @@ class Learner:
         following = int(self.row.updates) + 1
         if not self._may_do(following, patience_seconds):
             return False
+        if following == 1:
+            self._normalize()
         batch = self.experience.draw()
         error = self.algorithm.update(self.as_tensors(batch)).cpu().numpy()
         try:
@@ -83,7 +86,18 @@ class Learner:
             if following % SETTINGS_INTERVAL == 0:
                 done = self.seat.board.env_steps / self.config.total_env_steps
                 self.experience.advance(min(1.0, done))
+        if following % SETTINGS_INTERVAL == 0:
+            self._normalize()
         return True
+
+    def _normalize(self) -> None:
+        """Take up the statistics of now; all learners do so at the same update."""
+        normalization, average = self.algorithm.normalization, self.algorithm.share.average
+        if normalization is None or self.statistics is None:
+            return
+        normalization.take_up(self.statistics.total())
+        if average is not None:  # actors have gone on while the learners looked one after another
+            average(normalization.vector)
 
     def _may_do(self, update: int, patience_seconds: float) -> bool:
         """Return whether the learners do an update, which the first of them decides for all."""

@@ -1,0 +1,181 @@
+"""Runs that normalize: all who read observations do so by the same statistics, which are kept."""
+
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from runs import config, hosted, parameters, run, worker
+
+from kary_replay.algorithms import Share
+from kary_replay.algorithms.normalization import moments_of
+from kary_replay.runner import ConfigError, play
+from kary_replay.runner.backends.memory import OwnMemory
+from kary_replay.runner.policies.checkpoint_policy import checkpoint_policy
+from kary_replay.runner.policies.export import export
+from kary_replay.runner.streams import Checkpoint, StatisticsStream
+
+BOTH = {"normalize_observations": True, "normalize_rewards": True}
+EVALUATED = {"evaluate": "during", "evaluation_interval": 200, "evaluation_episodes": 3}
+ENVS = {"dqn": "CartPole-v1"}
+
+
+class Still(gymnasium.Env):
+    """Observations are always the same, and all rewards 0."""
+
+    observation_space, action_space = spaces.Box(-9, 9, (2,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 20
+        return np.array([0.1, 0.0], np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        return np.array([0.1, 0.0], np.float32), 0.0, self.left == 0, False, {}
+
+
+@pytest.fixture(autouse=True)
+def no_film(monkeypatch):
+    monkeypatch.setattr(play, "_rendered", lambda make, mode, seed: (make(), "no film"))
+
+
+def counters(directory):
+    return json.loads((directory / "checkpoint.json").read_text())
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "ddpg", "td3", "sac"])
+def test_play_and_export_normalize_as_the_evaluations_did(algorithm, tmp_path):
+    pytest.importorskip("stable_baselines3")
+    path, env = tmp_path / "run", ENVS.get(algorithm, "Pendulum-v1")
+    result = run(algorithm, env, path, total_env_steps=600, **EVALUATED, **BOTH)
+    found = checkpoint_policy(path)
+    assert (
+        not torch.equal(found.algorithm.normalization.vector, parameters(path)["normalization"])
+        or result.best == result.last
+    )
+    for which, evaluation in (("best", result.best), ("last", result.last)):
+        assert tuple(play.play(path, episodes=3, which=which)) == evaluation.returns
+        export(path, which=which)  # which compares the actions for raw observations
+
+
+@pytest.mark.parametrize("ent_coef", [None, 0.2])
+def test_exported_critics_are_of_raw_observations_and_rewards(ent_coef, tmp_path):
+    sb3 = pytest.importorskip("stable_baselines3")
+    options = {"ent_coef": ent_coef}
+    run("sac", "Pendulum-v1", tmp_path / "run", options, total_env_steps=400, **BOTH)
+    ours = checkpoint_policy(tmp_path / "run").algorithm
+    factor = float(ours.normalization.reward_factor)
+    assert factor != 1
+    model = sb3.SAC.load(export(tmp_path / "run"))
+    observation, action = 5 * torch.randn(8, 3), torch.rand(8, 1)
+    with torch.no_grad():
+        q = ours.critic(ours.normalization.observation(observation), action) / factor
+        torch.testing.assert_close(torch.cat(model.critic(observation, action), 1), q)
+        worth = ours.alpha() / factor
+    coefficient = model.ent_coef_tensor if ent_coef else model.log_ent_coef.exp()
+    torch.testing.assert_close(coefficient.detach().reshape(1), worth)
+
+
+def test_statistics_are_those_of_all_that_actors_have_seen(tmp_path, monkeypatch):
+    settings = config("dqn", "CartPole-v1", tmp_path / "run", actors=2, **BOTH)
+    flow = hosted(settings, n_actors=2)
+    actors = [worker(flow, "actor", index) for index in range(2)]
+    learner, seen = worker(flow, "learner"), []
+    count = actors[0].statistics.add
+    for actor in actors:
+        monkeypatch.setattr(
+            actor.statistics, "add", lambda index, rows: (seen.append(rows), count(index, rows))
+        )
+    for _ in range(100):
+        for actor in actors:
+            actor.work(0)
+    learner.work(0)
+    total = actors[0].statistics.total()
+    np.testing.assert_allclose(total, moments_of(np.concatenate(seen)), rtol=1e-9)
+    assert (total[0] == flow.board.env_steps).all()
+    # What the learner has taken up is what it publishes, and what the actors then act by.
+    actors[1].work(0)
+    vectors = [one.algorithm.normalization.vector for one in (learner, actors[1])]
+    assert torch.equal(*vectors) and not torch.equal(vectors[0], vectors[0].round())
+    flow.close()
+
+
+def test_rewards_are_scaled_by_discounted_returns_which_begin_anew_with_episodes(tmp_path):
+    path, starts = tmp_path / "run", {"learning_starts": 1_000}
+    settings = config("dqn", "test_normalized_runs:Still", path, **starts, **BOTH)
+    flow, rows = hosted(settings), []
+    actor = worker(flow, "actor")
+    actor.statistics.add = lambda index, found: rows.append(found[:, -1].copy())
+    for group in actor.groups:
+        step = group.step
+        group.step = lambda action, step=step: step(action)._replace(reward=np.ones(2))
+    for _ in range(2 * 41):
+        actor.work(0)
+    sums = np.array(rows[::2])  # of the first group
+    once = np.cumsum(settings.options.gamma ** np.arange(20))
+    np.testing.assert_allclose(sums, np.concatenate([once, once, once[:1]])[:, None].repeat(2, 1))
+    flow.close()
+
+
+def test_rewards_of_0_and_constant_observations_are_defined(tmp_path):
+    result = run(
+        "dqn",
+        "test_normalized_runs:Still",
+        tmp_path / "run",
+        total_env_steps=600,
+        **EVALUATED,
+        **BOTH,
+    )
+    assert result.best_return == 0
+    vector = parameters(tmp_path / "run")["normalization"]
+    torch.testing.assert_close(vector, torch.tensor([0.1, 0.0, 1.0, 1.0, 1.0]))
+
+
+def test_several_learners_normalize_by_the_mean_of_what_they_found(tmp_path):
+    """They look one after another, and must hold the same numbers."""
+    flow = hosted(config("dqn", "CartPole-v1", tmp_path / "run", **BOTH))
+    learner, others = worker(flow, "learner"), torch.arange(9.0)
+    flow.streams["statistics"].sink().add(0, np.random.default_rng(0).normal(3, 5, (50, 5)))
+    share = Share(0, 2, lambda vector: vector.add_(others).div_(2))
+    learner._normalize()
+    alone = learner.algorithm.normalization.vector.clone()
+    learner.algorithm.algorithm.share = share
+    learner._normalize()
+    assert torch.equal(learner.algorithm.normalization.vector, (alone + others) / 2)
+    flow.close()
+
+
+def test_several_actors_and_learners_normalize(tmp_path):
+    path = tmp_path / "run"
+    settings = {"backend": "process", "learners": 2, "actors": 2, "total_env_steps": 2_000}
+    run("dqn", "CartPole-v1", path, samples_per_insert=8.0, **settings, **BOTH)
+    saved = np.array(counters(path)["statistics"])
+    assert saved.shape == (2, 3, 5) and saved[:, 0, 0].sum() == counters(path)["env_steps"]
+    assert (parameters(path)["normalization"][4:] != 1).all()
+
+
+def test_statistics_go_on_with_another_number_of_actors():
+    parts = [moments_of(np.random.default_rng(i).standard_normal((9 + i, 4))) for i in range(3)]
+    checkpoint = Checkpoint(None, {"statistics": [part.tolist() for part in parts]})
+    totals = [
+        StatisticsStream(4, n).host(OwnMemory(), checkpoint).source().total() for n in (1, 2, 3, 5)
+    ]
+    for total in totals:
+        np.testing.assert_allclose(total, totals[2], rtol=1e-12)
+    with pytest.raises(ValueError, match="reshape"):
+        StatisticsStream(5, 3).host(OwnMemory(), checkpoint)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_what_is_no_yes_or_no_is_refused(name, tmp_path):
+    with pytest.raises(ConfigError, match=f"{name} must be True or False, got 'yes'"):
+        config("dqn", "CartPole-v1", tmp_path / "run", **{name: "yes"})
+
+
+def test_observations_without_numbers_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="normalize_observations=True needs observations with"):
+        run("dqn", "FrozenLake-v1", tmp_path / "run", normalize_observations=True)
+    assert not (tmp_path / "run").exists()
