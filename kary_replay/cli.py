@@ -244,9 +244,9 @@ def _settings(
     types = {
         **get_type_hints(RunnerConfig),
         "env": str,
-        "env_options": Annotated[dict[str, Any], pairs],
+        **dict.fromkeys(("env_options", "eval_env_options"), Annotated[dict[str, Any], pairs]),
     }
-    special = [name for name in types if name in hidden or name == "env_options"]
+    special = [name for name in types if name in hidden or name.endswith("env_options")]
     fields: list[Any] = [
         (
             name,

@@ -39,6 +39,8 @@ class Options:
     """Units of each hidden layer."""
     learning_rate: float = 1e-3
     """Learning rate of Adam, for all networks."""
+    learning_rate_final_share: float = 1.0
+    """Share of the learning rate, 0 to 1, to which it falls linearly over the training."""
     batch_size: int = 256
     """Rows of one update, over all learners."""
     gamma: float = 0.99
@@ -54,6 +56,7 @@ class Options:
             as_count("a width in hidden", width)
         as_fraction("gamma", self.gamma)
         check_above_0("learning_rate", self.learning_rate)
+        as_fraction("learning_rate_final_share", self.learning_rate_final_share)
 
 
 def check_above_0(name: str, value: Any) -> None:
@@ -107,6 +110,8 @@ class Algorithm(ABC):
     """What actors need in order to act."""
     minimizers: dict[str, Minimizer]
     """One minimizer for each loss, by name; their vectors are all that is trained."""
+    progress: float = 0.0
+    """The share of the training, 0 to 1, that was done at the last `advance`."""
     normalization: Normalization | None = None
     """By what observations and rewards are normalized, if they are: `Normalized` has one."""
 
@@ -201,6 +206,13 @@ class Algorithm(ABC):
     @abstractmethod
     def exploration(self, progress: float) -> float:
         """Return how much to explore after this share of the training, 0 to 1."""
+
+    def advance(self, progress: float) -> None:
+        """Set what changes with the share of the training that is done, 0 to 1: learning rates."""
+        self.progress = progress
+        fallen = progress * (1 - self.options.learning_rate_final_share)
+        for minimizer in self.minimizers.values():
+            minimizer.learning_rate_share = 1 - fallen
 
     def warm_up(self, batch: Tensors) -> None:
         """Record all that updates on such batches need; nothing is learned from this batch.

@@ -45,6 +45,8 @@ class RunnerConfig:
     """A gymnasium id, "module:function" for what makes an environment, or in Python a function."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment."""
+    eval_env_options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the environment in evaluations and play, beside or instead of those."""
     options: Options = PRESET
     """Hyperparameters of the algorithm."""
     actors: int | Literal["auto"] = "auto"
@@ -290,14 +292,15 @@ def _survives_json(value: Any) -> bool:
 
 
 def _check_kinds(config: RunnerConfig) -> None:
-    try:
-        json.dumps(dict(config.env_options))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            "env_options must be a dict of what JSON has, for config.json keeps it, "
-            f"got {config.env_options!r} ({error}): "
-            "make anything else in a function, and give it as env"
-        ) from None
+    for name in ("env_options", "eval_env_options"):
+        value = getattr(config, name)
+        try:
+            json.dumps(dict(value))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{name} must be a dict of what JSON has, for config.json keeps it, "
+                f"got {value!r} ({error}): make anything else in a function, and give it as env"
+            ) from None
     try:
         torch.device(config.device)
     except (RuntimeError, TypeError):

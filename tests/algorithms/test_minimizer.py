@@ -201,6 +201,17 @@ def test_a_state_is_a_copy():
     assert all(torch.equal(before[name], state[name]) for name in before)
 
 
+def test_a_step_takes_the_share_of_the_learning_rate_that_a_schedule_leaves():
+    ours, alone = minimizer(network()), flatten([network()])
+    ours.step(*next(batches()))
+    moved = ours.flat - alone
+    scheduled = minimizer(network())
+    scheduled.learning_rate_share = 0.25
+    scheduled.step(*next(batches()))
+    assert scheduled.learning_rate == 0.25e-2
+    torch.testing.assert_close(scheduled.flat - alone, 0.25 * moved, rtol=1e-3, atol=1e-7)
+
+
 def test_a_loss_that_branches_on_values_is_refused_and_nothing_moves():
     module = network()
 

@@ -78,6 +78,13 @@ REFUSED = {  # arguments, and what the message has
     ),
     "train dqn CartPole-v1 --env-options gravity": "write NAME=VALUE",
     "train dqn CartPole-v1 --env-options no_such_option=1": "could not be made",
+    "train dqn CartPole-v1 --eval-env-options gravity": "write NAME=VALUE",
+    "train dqn CartPole-v1 --eval-env-options no_such_option=1": (
+        "env='CartPole-v1' with eval_env_options={'no_such_option': 1} could not be made"
+    ),
+    "train dqn CartPole-v1 --options.learning-rate-final-share 1.5": (
+        "learning_rate_final_share must be"
+    ),
     "train dqn CartPole-v1 --directory .": "directory must be new or empty",
     "train --resume": "takes the directory of a run",
     "train --resume nowhere": "nowhere is not the directory of a run",

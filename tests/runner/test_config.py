@@ -108,6 +108,7 @@ REFUSED = [  # settings of a process run with a batch of 32, and what the messag
     ),
     ({"target_return": 475.0}, "target_return needs evaluate='during'"),
     ({"env_options": {"space": object()}}, "env_options must be a dict of what JSON has"),
+    ({"eval_env_options": [1]}, r"eval_env_options must be a dict of what JSON has.*got \[1\]"),
     (
         {"env_options": 5, "env": functools.partial(make)},
         "env_options must be a dict of what JSON has",
@@ -129,7 +130,7 @@ REFUSED = [  # settings of a process run with a batch of 32, and what the messag
     ),
     (
         {"env": normalized_rewards, "total_env_steps": 120},
-        "its wrapper NormalizeReward does: .*Take it off, and set normalize_observations or .*; or scale",
+        "its wrapper NormalizeReward does: .*Take it off, and set normalize_observations or",
     ),
     ({"env": normalized_vector}, "its wrapper NormalizeObservation does"),
     ({"env": own_normalization, "total_env_steps": 120}, "its wrapper OwnNormalization does"),

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -18,6 +19,15 @@ from kary_replay.runner.workers import evaluator
 
 EVALUATED = {"evaluate": "during", "evaluation_interval": 200, "evaluation_episodes": 3}
 TASKS = {"dqn": "CartPole-v1", "sac": "Pendulum-v1", "ddpg": "Pendulum-v1"}
+
+
+class Sized(gymnasium.Env):
+    """Whose observations are as wide as one wants."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, width=3):
+        self.observation_space = gymnasium.spaces.Box(-1, 1, (width,))
 
 
 @pytest.fixture(autouse=True)
@@ -201,6 +211,22 @@ def test_export_takes_the_policy_that_is_asked_for(worse_every_time, tmp_path):
         networks.append(torch.cat([part.reshape(-1) for part in model.policy.q_net.parameters()]))
         assert torch.equal(networks[-1], torch.cat([part.reshape(-1) for part in ours.values()]))
     assert not torch.equal(*networks)
+
+
+def test_evaluations_and_play_have_an_environment_of_their_own(tmp_path):
+    settings = {"env_options": {"length": 9}, "eval_env_options": {"length": 4, "reward": 3.0}}
+    path = tmp_path / "run"
+    result = run("dqn", "faulty_envs:make", path, total_env_steps=600, **settings, **EVALUATED)
+    assert result.best.returns == played(path) == (12.0, 12.0, 12.0)
+    assert 0 < result.recent_return <= 9.0
+
+
+def test_an_environment_of_evaluations_with_other_spaces_is_refused(tmp_path):
+    other = {"eval_env_options": {"width": 7}}
+    message = r"with eval_env_options={'width': 7} must have the spaces that it has in training"
+    with pytest.raises(ConfigError, match=message):
+        run("dqn", "test_policies:Sized", tmp_path / "run", **other)
+    assert not (tmp_path / "run").exists()
 
 
 DAMAGES = {

@@ -21,7 +21,12 @@ SETTINGS = [
         "actors": 2,
         "samples_per_insert": 8,
     },
-    {"actors": 2, "normalize_observations": True, "normalize_rewards": True},
+    {
+        "options": {"learning_rate_final_share": 0.1},
+        "actors": 2,
+        "normalize_observations": True,
+        "normalize_rewards": True,
+    },
 ]
 
 
@@ -38,7 +43,9 @@ def test_one_seed_twice_ends_with_the_same_bits(algorithm, tmp_path):
     assert not same(parameters(tmp_path / "one"), parameters(tmp_path / "other"))
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "n-step, TD errors", "normalized"])
+@pytest.mark.parametrize(
+    "settings", SETTINGS, ids=["plain", "n-step, TD errors", "normalized, schedule"]
+)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_going_on_from_a_checkpoint_changes_nothing(algorithm, settings, tmp_path, monkeypatch):
     commit, copied = RunDirectory.commit, []

@@ -5,6 +5,7 @@ import pytest
 import torch
 from runs import config, hosted, run, worker
 
+from kary_replay.algorithms import Share
 from kary_replay.runner.failures import DivergedError
 
 
@@ -167,6 +168,36 @@ def test_a_run_ends_when_its_target_is_reached(target, tmp_path):
     assert (result.last_return >= target) == (target == 5.0) and len(result.evaluations) == (
         1 if target == 5.0 else 4
     )
+
+
+@pytest.mark.parametrize("final", [1.0, 0.2, 0.0])
+def test_the_learning_rate_falls_with_the_steps_that_are_done(final, flow_of):
+    options = {"learning_rate": 1e-3, "learning_rate_final_share": final}
+    flow = flow_of(options=options, total_env_steps=400, samples_per_insert=16.0)
+    actor, learner = worker(flow, "actor"), worker(flow, "learner")
+    minimizer, rates = learner.algorithm.minimizers["q"], {}
+    while actor.work(0) | (worked := learner.work(0)):
+        if worked and learner.row.updates % 100 == 0:
+            rates[flow.board.env_steps / 400] = minimizer.learning_rate
+    assert rates
+    for done, rate in rates.items():
+        assert rate == pytest.approx(1e-3 * (1 - done * (1 - final)))
+    again = worker(flow, "learner")
+    again.load_state_dict(learner.state_dict())
+    assert again.algorithm.minimizers["q"].learning_rate == minimizer.learning_rate
+    state = learner.state_dict()
+    del state["progress"]  # as in a run of 0.1.0
+    again.load_state_dict(state)
+    assert again.algorithm.minimizers["q"].learning_rate == 1e-3
+
+
+def test_learners_agree_on_the_learning_rate(flow_of):
+    """They look at the steps one after another, and must take the same step."""
+    flow = flow_of(options={"learning_rate_final_share": 0.0}, total_env_steps=400)
+    learner = worker(flow, "learner")
+    learner.algorithm.share = Share(0, 2, lambda numbers: numbers.add_(0.5).div_(2))
+    learner._advance()
+    assert learner.algorithm.progress == 0.25
 
 
 def test_a_learner_whose_td_errors_are_not_finite_says_that_it_diverged(flow_of):

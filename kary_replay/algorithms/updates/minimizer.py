@@ -88,6 +88,11 @@ class Minimizer:
         False: run the loss anew each time, for instance to debug it. On other devices than CPUs and
         GPUs of CUDA it always is.
 
+    Attributes
+    ----------
+    learning_rate_share : float
+        What steps take of the learning rate, for schedules; 1 at first.
+
     Notes
     -----
     Learners whose parts make up a batch take the same step as one with the whole of it, to within
@@ -109,7 +114,7 @@ class Minimizer:
         self._parameters = [parameter for module in modules for parameter in module.parameters()]
         self._loss, self._max_norm = loss, max_gradient_norm
         self._average = (share or Share()).average
-        self._learning_rate = learning_rate
+        self._learning_rate, self.learning_rate_share = learning_rate, 1.0
         self._compute = (
             Recorded(self._gradient)
             if record and self.flat.device.type in PROGRAMS
@@ -118,6 +123,11 @@ class Minimizer:
         # of gradients, as Adam keeps them
         self._mean, self._square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         self._n_steps = torch.zeros((), device=self.flat.device)
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step."""
+        return self._learning_rate * self.learning_rate_share
 
     def step(self, *inputs: Any) -> tuple[Tensor, ...]:
         """Take one step with tensors, or dicts of them.
@@ -139,7 +149,7 @@ class Minimizer:
                 [self._square],
                 [],
                 [self._n_steps],
-                lr=self._learning_rate,
+                lr=self.learning_rate,
                 beta1=0.9,
                 beta2=0.999,
                 weight_decay=0.0,

@@ -37,13 +37,14 @@ class EnvFactory:
     """Makes the environment of a configuration; picklable.
 
     ``observation_space`` and ``action_space`` are those of the environment, once `env_factory` has
-    made it.
+    made it. ``evaluation`` makes the environment of evaluations.
     """
 
     def __init__(self, config: RunnerConfig) -> None:
         self.observation_space: Any = None
         self.action_space: Any = None
         self.options, self.name = dict(config.env_options), config.env_name
+        self.eval_options = dict(config.eval_env_options)
         self.env: Any = config.env
         if isinstance(self.env, str):
             # some cannot be pickled, but are registered wherever their module is imported
@@ -58,6 +59,11 @@ class EnvFactory:
         if isinstance(found, (str, EnvSpec)):
             return gymnasium.make(found, disable_env_checker=True, **options)
         return found(**options)
+
+    @property
+    def evaluation(self) -> Callable[..., Any]:
+        """What makes an environment of evaluations, which `play` shows, too."""
+        return functools.partial(self, **self.eval_options)
 
     @property
     def function(self) -> Any:
@@ -108,30 +114,39 @@ def env_factory(config: RunnerConfig) -> EnvFactory:
     factory = EnvFactory(config)
     if config.backend != "serial":
         _check_picklable(env, factory)
-    try:
-        made = factory()
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"env={config.env_name!r} could not be made: {type(error).__name__}: {error}"
-        ) from error
-    observation_space, action_space = (
-        getattr(made, name, None) for name in ("observation_space", "action_space")
-    )
-    if not (
-        isinstance(observation_space, gymnasium.Space) and isinstance(action_space, gymnasium.Space)
-    ):
-        raise ConfigError(
-            f"env={config.env_name!r} made no environment, which has an observation_space and an "
-            f"action_space, but {made!r}"
-        )
-    with contextlib.suppress(Exception):  # it has said what was to be known
-        made.close()
-    check_no_running_statistics(made, config.env_name)
+    name = f"env={config.env_name!r}"
+    observation_space, action_space = _spaces(factory, name)
     config.algorithm_class.check_spaces(observation_space, action_space)
+    if config.eval_env_options:
+        name += f" with eval_env_options={dict(config.eval_env_options)!r}"
+        found = _spaces(factory.evaluation, name)
+        if found != (observation_space, action_space):
+            raise ConfigError(
+                f"{name} must have the spaces that it has in training, "
+                f"{observation_space} and {action_space}, but has {found[0]} and {found[1]}"
+            )
     if config.normalize_observations:
         _check_has_numbers(observation_space)
     factory.observation_space, factory.action_space = observation_space, action_space
     return factory
+
+
+def _spaces(make: Callable[[], Any], name: str) -> tuple[Any, Any]:
+    """Return the spaces of an environment; ConfigError if it cannot be made, or used."""
+    try:
+        made = make()
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{name} could not be made: {type(error).__name__}: {error}") from error
+    found = getattr(made, "observation_space", None), getattr(made, "action_space", None)
+    if not all(isinstance(space, gymnasium.Space) for space in found):
+        raise ConfigError(
+            f"{name} made no environment, which has an observation_space and an action_space, "
+            f"but {made!r}"
+        )
+    with contextlib.suppress(Exception):  # it has said what was to be known
+        made.close()
+    check_no_running_statistics(made, name)
+    return found
 
 
 def _package_hint(env: str) -> str:

@@ -19,7 +19,7 @@ INNER = ("env", "venv")  # the attributes by which wrappers name what they wrap
 
 
 def check_no_running_statistics(env: Any, name: str) -> None:
-    """Raise ConfigError if a wrapper around the environment goes on changing running statistics."""
+    """Raise ConfigError, naming the environment, if a wrapper goes on changing statistics."""
     for wrapper in _stack(env):
         if not getattr(wrapper, "update_running_mean", True):
             continue  # frozen: then they are the same numbers wherever the environment is made
@@ -28,7 +28,7 @@ def check_no_running_statistics(env: Any, name: str) -> None:
             map(_is_statistics, _values(wrapper))
         ):
             raise ConfigError(
-                f"env={name!r} must not keep running statistics, and its wrapper {kind} does: "
+                f"{name} must not keep running statistics, and its wrapper {kind} does: "
                 "every worker would normalize by its own, and none would be saved. Take it off, "
                 "and set normalize_observations or normalize_rewards, whose statistics all workers "
                 "share; or scale by fixed numbers, as gymnasium.wrappers.RescaleObservation or "

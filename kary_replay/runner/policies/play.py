@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..config import ConfigError
-from ..environments.env_factory import EnvFactory
 from ..environments.vector import Environments
 from ..records.run_directory import PolicyName
 from ..workers.evaluator import FIRST_SEED, n_together
@@ -66,7 +65,7 @@ def play(
     path = output or found.path / "play.gif"
     if not window:
         _check_output(path)
-    env, trouble = _rendered(found.env_factory, "human" if window else "rgb_array", seed)
+    env, trouble = _rendered(found.env_factory.evaluation, "human" if window else "rgb_array", seed)
     if trouble and (window or output):
         raise ConfigError(f"{found.config.env_name} cannot be shown: {trouble}")
     film = None if window or trouble else _Film(path, env.metadata.get("render_fps", 30))
@@ -133,7 +132,7 @@ def _check_output(path: Path) -> None:
         raise ConfigError(f"output must be in a folder that exists, got {path}")
 
 
-def _rendered(make: EnvFactory, mode: str, seed: int) -> tuple[Any, str]:
+def _rendered(make: Callable[..., Any], mode: str, seed: int) -> tuple[Any, str]:
     """Return an environment that can be seen, and nothing; or one that cannot, and why."""
     env = make()
     if mode not in (env.metadata.get("render_modes") or ()):

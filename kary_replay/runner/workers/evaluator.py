@@ -47,7 +47,7 @@ class Evaluator:
         self.tensors = published(self.algorithm, config.publishes_all)
         n_envs, name = n_together(config), f"{config.env_name} (evaluator)"
         rng = np.random.default_rng(0)
-        self.envs = Environments(seat.env_factory, n_envs, rng, name, seat.beat)
+        self.envs = Environments(seat.env_factory.evaluation, n_envs, rng, name, seat.beat)
         self.due = self._after(self.board.env_steps)
         self.version = 0  # of the parameters kept last
         self.kept: list[tuple[int, int, float, npt.NDArray[np.float32]]] = []

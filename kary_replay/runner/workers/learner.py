@@ -17,7 +17,7 @@ from .worker import Seat
 
 __all__ = ["Learner"]
 
-SETTINGS_INTERVAL = 100  # updates between two looks at what changes slowly: beta, statistics
+SETTINGS_INTERVAL = 100  # updates between two looks at what changes slowly
 LAST_UPDATE_SECONDS = 0.02  # patience in an update that other learners do, too
 
 
@@ -80,24 +80,37 @@ class Learner:
             raise self._diverged("TD errors are no longer finite") from None
         self.row.updates = following
         self.n_done += 1
-        if self.is_first:
-            if following % self.config.publish_interval == 0:
-                self.publish()
-            if following % SETTINGS_INTERVAL == 0:
-                done = self.seat.board.env_steps / self.config.total_env_steps
-                self.experience.advance(min(1.0, done))
+        if self.is_first and following % self.config.publish_interval == 0:
+            self.publish()
         if following % SETTINGS_INTERVAL == 0:
+            self._advance()
             self._normalize()
         return True
 
+    def _advance(self) -> None:
+        """Set what changes with the share of the run that is done."""
+        done = min(1.0, self.seat.board.env_steps / self.config.total_env_steps)
+        if self.is_first:
+            self.experience.advance(done)
+        agreed = torch.tensor([done], dtype=torch.float64, device=self.algorithm.device)
+        self._agree(agreed)
+        self.algorithm.advance(float(agreed))
+
     def _normalize(self) -> None:
-        """Take up the statistics of now; all learners do so at the same update."""
-        normalization, average = self.algorithm.normalization, self.algorithm.share.average
-        if normalization is None or self.statistics is None:
-            return
-        normalization.take_up(self.statistics.total())
-        if average is not None:  # actors have gone on while the learners looked one after another
-            average(normalization.vector)
+        """Take up the statistics of now."""
+        normalization = self.algorithm.normalization
+        if normalization is not None and self.statistics is not None:
+            normalization.take_up(self.statistics.total())
+            self._agree(normalization.vector)
+
+    def _agree(self, numbers: torch.Tensor) -> None:
+        """Set numbers to their mean over the learners, who have looked one after another.
+
+        All of them do so at the same update: they must go on alike.
+        """
+        average = self.algorithm.share.average
+        if average is not None:
+            average(numbers)
 
     def _may_do(self, update: int, patience_seconds: float) -> bool:
         """Return whether the learners do an update, which the first of them decides for all."""
@@ -145,6 +158,7 @@ class Learner:
         return {
             "algorithm": state,
             "updates": int(self.row.updates),
+            "progress": self.algorithm.progress,
             "published": torch.from_numpy(newest[0]),
             "published_after": newest[1],
         }
@@ -153,6 +167,7 @@ class Learner:
         """Take up a state."""
         self.algorithm.load_state_dict(state["algorithm"])
         self.row.updates = state["updates"]
+        self.algorithm.advance(state.get("progress", 0.0))  # which 0.1.0 did not have
         if self.is_first:
             self.gradients.announce(state["updates"])
             self.parameters.publish(state["published"].numpy(), state["published_after"])
