@@ -62,7 +62,9 @@ def mean_error(q: Tensor, target: Tensor) -> Tensor:
 
 
 class ActorCritic(OffPolicy):
-    """An algorithm for continuous actions."""
+    """An algorithm for continuous actions, whose ``build`` makes a ``critic``."""
+
+    critic: Critics
 
     @classmethod
     def check_spaces(cls, observation_space: Any, action_space: Any) -> None:
@@ -73,6 +75,12 @@ class ActorCritic(OffPolicy):
     def n_actions(self) -> int:
         """How many numbers an action has."""
         return int(np.prod(self.action_space.shape))
+
+    def figures(self, batch: Tensors) -> dict[str, float]:
+        observation, action, *_ = self.rows(batch)
+        with torch.no_grad():
+            q = self.critic(observation, action)
+        return {**super().figures(batch), "q": float(q.mean())}
 
     def rows(self, batch: Tensors) -> tuple[Any, ...]:
         """Return observation, action, reward, next observation and discount."""

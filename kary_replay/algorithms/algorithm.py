@@ -214,6 +214,18 @@ class Algorithm(ABC):
         for minimizer in self.minimizers.values():
             minimizer.learning_rate_share = 1 - fallen
 
+    def figures(self, batch: Tensors) -> dict[str, float]:
+        """Return how training goes, in numbers by name; called every few seconds.
+
+        This method of the base class has the learning rate if there is one for all networks, and
+        for each minimizer the loss and the length of the gradient, before it is clipped.
+        """
+        rates = {minimizer.learning_rate for minimizer in self.minimizers.values()}
+        found = {"learning_rate": rates.pop()} if len(rates) == 1 else {}
+        for name, minimizer in self.minimizers.items():
+            found |= {f"{what}/{name}": value for what, value in minimizer.figures().items()}
+        return found
+
     def warm_up(self, batch: Tensors) -> None:
         """Record all that updates on such batches need; nothing is learned from this batch.
 

@@ -244,6 +244,12 @@ class DQN(OffPolicy):
         q, target = self.values(self.q, *rows)
         return (q - target).abs()
 
+    def figures(self, batch: Tensors) -> dict[str, float]:
+        with torch.no_grad():
+            q = self.mean(self.q(batch["observation"])).gather(1, batch["action"].unsqueeze(1))
+        own = {"q": float(q.mean()), "epsilon": self.exploration(self.progress)}
+        return {**super().figures(batch), **own}
+
     def act(
         self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator
     ) -> npt.NDArray[np.int64]:

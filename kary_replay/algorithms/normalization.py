@@ -172,6 +172,10 @@ class Normalized:
         """Record what updates need."""
         self.algorithm.warm_up(self.normalization.batch(batch))
 
+    def figures(self, batch: Tensors) -> dict[str, float]:
+        """Return how training goes, on the scale of the networks."""
+        return self.algorithm.figures(self.normalization.batch(batch))
+
     def td_error(self, batch: Tensors) -> Tensor:
         """Return |TD error| of each row of raw numbers, on the scale of the networks."""
         algorithm: Any = self.algorithm

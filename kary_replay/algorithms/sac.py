@@ -161,6 +161,9 @@ class SAC(ActorCritic):
         """Return what to minimize so that the entropy nears its target."""
         return (-(self.alpha.log_alpha * (weight * (log_pi + self.target_entropy))).mean(),)
 
+    def figures(self, batch: Tensors) -> dict[str, float]:
+        return {**super().figures(batch), "entropy_coefficient": float(self.alpha().detach())}
+
     @torch.no_grad()
     def td_error(self, batch: Tensors) -> Tensor:
         observation, action, reward, next_observation, discount = self.rows(batch)

@@ -16,6 +16,7 @@ __all__ = [
     "Problem",
     "Saved",
     "Started",
+    "Trained",
 ]
 
 
@@ -62,6 +63,13 @@ class Evaluated(NamedTuple):
     evaluation: Evaluation
     parameters: npt.NDArray[np.float32]
     """The parameters that were evaluated, as `streams.parameters.as_vector` makes them."""
+
+
+class Trained(NamedTuple):
+    """How training goes, in numbers by name, such as td_error."""
+
+    env_steps: int
+    figures: dict[str, float]
 
 
 class Started(NamedTuple):

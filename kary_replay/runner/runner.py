@@ -22,12 +22,13 @@ from ..version import VERSION
 from .allocation.cores import Allocation
 from .allocation.measurement import measured_allocation
 from .backends import BACKENDS, Supervisor
+from .callback import RunnerCallback
 from .config import ConfigError, RunnerConfig
 from .environments.env_factory import EnvFactory, env_factory, is_importable
 from .failures import WorkerFailedError
 from .flow import HostedFlow, device_of
 from .interrupts import Interrupts
-from .messages import Evaluation
+from .messages import Evaluated, Evaluation
 from .policies.checkpoint_policy import saved_algorithm
 from .records.display import Display
 from .records.monitor import RECENT_EPISODES, Monitor
@@ -45,9 +46,9 @@ _NOT_IMPORTABLE = (
 
 
 class RunFailedError(RuntimeError):
-    """The run has ended because a worker failed for good.
+    """The run has ended because a worker failed for good, or the callback raised.
 
-    The message has the worker's traceback, and names the last checkpoint.
+    The message has the worker's traceback or names the callback, and names the last checkpoint.
     """
 
 
@@ -103,6 +104,8 @@ class Runner:
         What to do. `Runner.resume` takes it from an earlier run.
     console : rich.console.Console, optional
         Where the run is shown; by default on standard output.
+    callback : RunnerCallback, optional
+        Is told of evaluations and checkpoints.
 
     Raises
     ------
@@ -124,8 +127,19 @@ class Runner:
     64
     """
 
-    def __init__(self, config: RunnerConfig, *, console: Any = None) -> None:
+    def __init__(
+        self,
+        config: RunnerConfig,
+        *,
+        console: Any = None,
+        callback: RunnerCallback | None = None,
+    ) -> None:
         _check_main()
+        if not isinstance(callback, RunnerCallback | None):
+            raise ConfigError(
+                f"callback must be an instance of a class derived from RunnerCallback, or None, "
+                f"got {callback!r}"
+            )
         RunDirectory.check_free(config)
         _check_device(config)
         if config.backend == "process":  # of which other systems than Linux know nothing
@@ -134,7 +148,8 @@ class Runner:
             fork_server.start()
         self.config = config
         self._env_factory = _env_factory(config)
-        self._console = console
+        self._console, self._callback = console, callback
+        self._callback_failed: tuple[str, Exception] | None = None  # which method, and how
         self._stop = threading.Event()
         self._checkpoint = Checkpoint()  # to go on from
         self._changes: dict[str, Any] = {}  # of the settings that the run began with
@@ -143,7 +158,12 @@ class Runner:
 
     @classmethod
     def resume(
-        cls, directory: str | os.PathLike[str], *, console: Any = None, **changes: Any
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        console: Any = None,
+        callback: RunnerCallback | None = None,
+        **changes: Any,
     ) -> Runner:
         """Return a runner that goes on from the last checkpoint of an earlier run.
 
@@ -153,6 +173,8 @@ class Runner:
             Of the run.
         console : rich.console.Console, optional
             Where the run is shown; by default on standard output.
+        callback : RunnerCallback, optional
+            Is told of evaluations and checkpoints from now on.
         **changes
             Settings that are to be others from now on: total_env_steps, target_return,
             evaluation_interval, evaluation_max_steps, checkpoint_interval_seconds,
@@ -174,7 +196,8 @@ class Runner:
                 "a run goes on only with the version that it began with"
             )
         folder, counters = found.checkpoint(config)
-        runner = cls(dataclasses.replace(config, directory=None), console=console)
+        new = dataclasses.replace(config, directory=None)
+        runner = cls(new, console=console, callback=callback)
         saved_algorithm(folder, config, runner._env_factory)
         runner._directory, runner._changes = found, changes
         runner._checkpoint = Checkpoint(folder, counters)
@@ -197,7 +220,7 @@ class Runner:
         Raises
         ------
         RunFailedError
-            If a learner failed, or an actor too often in a row.
+            If a learner failed, or an actor too often in a row, or the callback raised.
 
         Notes
         -----
@@ -256,6 +279,10 @@ class Runner:
                 if trains:
                     self._end(supervisor, flow, monitor, seconds)
                 ratio = flow.figures.get("samples_per_insert", math.nan)
+                if self._callback_failed is not None:
+                    method, cause = self._callback_failed
+                    what = f"{type(cause).__name__}: {cause}"
+                    raise WorkerFailedError(f"the callback's {method} raised {what}") from cause
         except WorkerFailedError as error:
             raise RunFailedError(f"{error}\n{_what_is_saved(directory)}") from error.__cause__
         finally:
@@ -300,8 +327,7 @@ class Runner:
     def _train(self, supervisor: Supervisor, flow: HostedFlow, monitor: Monitor) -> None:
         """Have the workers work until all is done, the target is reached, or it is interrupted."""
         while not self._stop.is_set():
-            for report in supervisor.poll(POLL_SECONDS):
-                monitor.take(report)
+            self._take(monitor, supervisor.poll(POLL_SECONDS))
             monitor.show()
             if monitor.reached_target:
                 return
@@ -320,8 +346,7 @@ class Runner:
         """Let the learners end together, save, and evaluate what was put off."""
         if flow.board.env_steps == 0:  # interrupted before it began
             return
-        for report in supervisor.finish():
-            monitor.take(report)
+        self._take(monitor, supervisor.finish())
         try:
             self._save(supervisor, flow, monitor, seconds, is_last=True)
         except (WorkerFailedError, OSError) as error:
@@ -332,8 +357,24 @@ class Runner:
         if evaluate != "never" and not (self._stop.is_set() or monitor.reached_target):
             which = "policies that were kept" if evaluate == "after" else "last policy"
             monitor.say(f"evaluating the {which}")
-            for report in supervisor.finish_optional():
-                monitor.take(report)
+            self._take(monitor, supervisor.finish_optional())
+
+    def _take(self, monitor: Monitor, reports: list[Any]) -> None:
+        """Keep what workers report, and tell the callback."""
+        for report in reports:
+            monitor.take(report)
+            if isinstance(report, Evaluated):
+                self._call("on_evaluation", report.evaluation)
+
+    def _call(self, method: str, what: Any) -> None:
+        """Tell the callback something; if it raises, the run is to end."""
+        if self._callback is None or self._callback_failed is not None:
+            return
+        try:
+            getattr(self._callback, method)(what)
+        except Exception as error:
+            self._callback_failed = f"{type(self._callback).__name__}.{method}", error
+            self._stop.set()
 
     def _save_what_is_whole(
         self, supervisor: Supervisor, flow: HostedFlow, monitor: Monitor
@@ -374,12 +415,13 @@ class Runner:
         folder = directory.begin_checkpoint(flow.board.env_steps)
         try:
             supervisor.save(folder, is_last=is_last)
-            directory.commit(folder, counters)
+            folder = directory.commit(folder, counters)
         finally:
             # This removes what could not be made, or has been replaced, although a second Ctrl-C
             # may come at any moment.
             directory.sweep()
         monitor.saved()
+        self._call("on_checkpoint", folder)
 
     def _measured_actors(self) -> int:
         """Return how many actors suit the learners, as measured here and now."""

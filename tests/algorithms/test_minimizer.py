@@ -212,6 +212,24 @@ def test_a_step_takes_the_share_of_the_learning_rate_that_a_schedule_leaves():
     torch.testing.assert_close(scheduled.flat - alone, 0.25 * moved, rtol=1e-3, atol=1e-7)
 
 
+@pytest.mark.parametrize("record", [True, False])
+def test_figures_are_of_the_rows_of_the_last_step_and_change_nothing(record):
+    module = network()
+    ours = minimizer(module, max_gradient_norm=1e-3, record=record)
+    assert ours.figures() == {}
+    x, y, weight = next(batches())
+    ours.step(x, y, weight)
+    state, random = ours.state_dict(), torch.random.get_rng_state()
+    loss = (weight * (module(x).squeeze(1) - y).square()).mean()
+    gradients = torch.autograd.grad(loss, list(module.parameters()))
+    length = torch.cat([gradient.reshape(-1) for gradient in gradients]).norm()
+    found = ours.figures()
+    assert found == pytest.approx({"loss": float(loss), "gradient_norm": float(length)})
+    assert float(length) > 1e-3  # it was clipped
+    assert all(torch.equal(state[name], tensor) for name, tensor in ours.state_dict().items())
+    assert torch.equal(random, torch.random.get_rng_state())
+
+
 def test_a_loss_that_branches_on_values_is_refused_and_nothing_moves():
     module = network()
 

@@ -223,6 +223,12 @@ def test_tensorboard_reads_the_scalars(recorded):
         "speed/env_steps_per_second",
         "replay/samples_per_insert",
         "workers/updates_behind",
+        "training/epsilon",
+        "training/gradient_norm/q",
+        "training/learning_rate",
+        "training/loss/q",
+        "training/q",
+        "training/td_error",
     }
     assert names <= set(events.Tags()["scalars"])
 

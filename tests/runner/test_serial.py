@@ -1,6 +1,7 @@
 """The serial backend: the same bit for bit, also after going on from a checkpoint."""
 
 import json
+import math
 import shutil
 
 import pytest
@@ -9,7 +10,10 @@ from runs import SMALL, config, parameters, run, same
 
 from kary_replay.algorithms import ALGORITHMS
 from kary_replay.runner import ConfigError, RunFailedError, Runner, RunnerConfig
+from kary_replay.runner.messages import Trained
+from kary_replay.runner.records.monitor import Monitor
 from kary_replay.runner.records.run_directory import RunDirectory, load_state
+from kary_replay.runner.workers import learner
 
 ENVS = {"dqn": "CartPole-v1"}
 SETTINGS = [
@@ -71,6 +75,41 @@ def test_going_on_from_a_checkpoint_changes_nothing(algorithm, settings, tmp_pat
         resumed = Runner.resume(copy).run()
         assert (resumed.env_steps, resumed.updates) == (result.env_steps, result.updates)
         assert same(parameters(copy), parameters(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_looking_at_how_training_goes_changes_nothing(algorithm, tmp_path, monkeypatch):
+    asked = []
+    for name, seconds in (("once", 1e9), ("always", 0.0)):
+        monkeypatch.setattr(learner, "FIGURES_SECONDS", seconds)
+        settings = {"total_env_steps": 600, "samples_per_insert": 32.0}
+        reports = messages_of(algorithm, tmp_path / name, monkeypatch, **settings)
+        asked.append([report for report in reports if isinstance(report, Trained)])
+    assert len(asked[0]) == 1 and len(asked[1]) >= 4
+    assert same(parameters(tmp_path / "once"), parameters(tmp_path / "always"))
+    own = {"dqn": {"epsilon"}, "sac": {"entropy_coefficient"}}.get(algorithm, set())
+    losses = {"dqn": "q", "sac": "critic actor alpha"}.get(algorithm, "critic actor").split()
+    for report in asked[1]:
+        figures = report.figures
+        assert figures.keys() == {"td_error", "q", "learning_rate"} | own | {
+            f"{what}/{name}" for what in ("loss", "gradient_norm") for name in losses
+        }
+        assert all(math.isfinite(value) for value in figures.values())
+        assert figures["td_error"] > 0 and figures[f"gradient_norm/{losses[0]}"] > 0
+        assert 0 < report.env_steps <= 600
+    if algorithm == "dqn":
+        assert figures["epsilon"] == pytest.approx(0.05)
+
+
+def messages_of(algorithm, path, monkeypatch, **settings):
+    """What the monitor of a run is told."""
+    taken, take = [], Monitor.take
+    monkeypatch.setattr(
+        Monitor, "take", lambda self, report: (taken.append(report), take(self, report))
+    )
+    run(algorithm, env_of(algorithm), path, **settings)
+    monkeypatch.setattr(Monitor, "take", take)
+    return taken
 
 
 DAMAGES = {

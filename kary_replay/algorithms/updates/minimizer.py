@@ -123,6 +123,7 @@ class Minimizer:
         # of gradients, as Adam keeps them
         self._mean, self._square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         self._n_steps = torch.zeros((), device=self.flat.device)
+        self._inputs: tuple[Any, ...] = ()  # of the last step
 
     @property
     def learning_rate(self) -> float:
@@ -134,6 +135,7 @@ class Minimizer:
 
         Return what the loss returned besides itself, by the parameters before the step.
         """
+        self._inputs = inputs
         gradient, *others = self._compute(*inputs)
         with torch.inference_mode():
             if self._average is not None:
@@ -158,6 +160,19 @@ class Minimizer:
                 maximize=False,
             )
         return tuple([other.clone() for other in others])
+
+    def figures(self) -> dict[str, float]:
+        """Return the loss of the last step's rows now, and the length of its gradient.
+
+        A step does not compute them. They cost a step without a recording, and change nothing.
+        """
+        if not self._inputs:
+            return {}
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            loss = self._loss(*self._inputs)[0]
+            gradients = torch.autograd.grad(loss, self._parameters)
+        length = torch.cat([part.reshape(-1) for part in gradients]).norm()
+        return {"loss": float(loss.detach()), "gradient_norm": float(length)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the parameters and the optimizer's state."""

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from ..allocation.cores import Allocation
 from ..flow import HostedFlow
-from ..messages import EpisodeEnded, Evaluated, Evaluation
+from ..messages import EpisodeEnded, Evaluated, Evaluation, Trained
 from . import learning_curve
 from .display import Display, title
 from .progress import Progress
@@ -89,6 +89,9 @@ class Monitor:
             self.recent.append(report.episode_return)
             self._episodes.add(report.env_steps, seconds, report.episode_return)
             self._keep(EPISODES, {**report._asdict(), "wall_seconds": round(seconds, 3)})
+        elif isinstance(report, Trained):
+            named = {f"training/{name}": value for name, value in report.figures.items()}
+            self._write(named, report.env_steps)
         elif isinstance(report, Evaluated):
             evaluation = report.evaluation
             self.evaluations.append(evaluation)

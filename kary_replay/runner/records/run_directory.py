@@ -219,8 +219,11 @@ class RunDirectory:
         folder.mkdir()
         return folder
 
-    def commit(self, begun: Path, counters: Mapping[str, Any]) -> None:
-        """Make the checkpoint that was begun the last one; `sweep` removes the others."""
+    def commit(self, begun: Path, counters: Mapping[str, Any]) -> Path:
+        """Make the checkpoint that was begun the last one, and return its folder.
+
+        `sweep` removes the others.
+        """
         self.flush()
         folder = begun.with_suffix("")
         while folder.exists():
@@ -236,6 +239,7 @@ class RunDirectory:
         _sync(new)
         os.replace(new, self.path / "checkpoint.json")
         _sync(self.path)
+        return folder
 
     def sweep(self) -> None:
         """Remove checkpoints that were replaced, or that a failure or crash left half written."""

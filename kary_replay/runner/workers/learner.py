@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from ...types import Batch
 from ..failures import DivergedError
+from ..messages import Trained
 from ..streams.experience import Source
 from ..streams.inference import as_tensors
 from ..streams.parameters import as_vector, published
@@ -18,6 +20,7 @@ from .worker import Seat
 __all__ = ["Learner"]
 
 SETTINGS_INTERVAL = 100  # updates between two looks at what changes slowly
+FIGURES_SECONDS = 5.0  # between two reports of how training goes
 LAST_UPDATE_SECONDS = 0.02  # patience in an update that other learners do, too
 
 
@@ -33,7 +36,7 @@ class Learner:
     Notes
     -----
     One piece of work is one update. Several learners do each update together: in the averaging they
-    wait for each other. Learners report nothing.
+    wait for each other. The first one reports now and then how training goes.
     """
 
     def __init__(self, seat: Seat) -> None:
@@ -54,6 +57,7 @@ class Learner:
         self.columns = list(blank.keys())
         self.algorithm.warm_up(self.as_tensors(blank))
         self.experience.prepare(self.batch_size, device, ahead)
+        self.next_figures = 0.0
         self.n_done = 0  # updates of this session
         self.last_update: int | None = None
         # What the stream had before `finish` published out of turn: a run that goes on from a
@@ -71,7 +75,8 @@ class Learner:
         if following == 1:
             self._normalize()
         batch = self.experience.draw()
-        error = self.algorithm.update(self.as_tensors(batch)).cpu().numpy()
+        tensors = self.as_tensors(batch)
+        error = self.algorithm.update(tensors).cpu().numpy()
         try:
             self.experience.learned(batch, error)
         except ValueError:
@@ -85,6 +90,10 @@ class Learner:
         if following % SETTINGS_INTERVAL == 0:
             self._advance()
             self._normalize()
+            if self.is_first and time.monotonic() >= self.next_figures:
+                self.next_figures = time.monotonic() + FIGURES_SECONDS
+                figures = {"td_error": float(error.mean()), **self.algorithm.figures(tensors)}
+                self.seat.report(Trained(self.seat.board.env_steps, figures))
         return True
 
     def _advance(self) -> None:

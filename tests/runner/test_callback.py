@@ -1,0 +1,82 @@
+"""What a run tells its program, and what becomes of it when the program fails."""
+
+import pytest
+from runs import config
+
+from kary_replay.runner import ConfigError, Evaluation, RunFailedError, Runner, RunnerCallback
+from kary_replay.runner.records.run_directory import RunDirectory
+
+EVALUATED = {"evaluate": "during", "evaluation_interval": 200, "evaluation_episodes": 2}
+
+
+class Listener(RunnerCallback):
+    """Writes down what it hears; one of its methods may raise."""
+
+    def __init__(self, fails=None):
+        self.fails, self.evaluations, self.checkpoints = fails, [], []
+
+    def on_evaluation(self, evaluation):
+        self.evaluations.append(evaluation)
+        if self.fails == "on_evaluation":
+            raise ValueError("not good enough")
+
+    def on_checkpoint(self, folder):
+        assert (folder / "learner-0.pt").exists()
+        self.checkpoints.append(folder)
+        if self.fails == "on_checkpoint":
+            raise OSError("no room elsewhere")
+
+
+def settings_of(path, **settings):
+    settings = {"total_env_steps": 1_000, "checkpoint_interval_env_steps": 400, **settings}
+    return config("dqn", "CartPole-v1", path, **settings)
+
+
+@pytest.mark.parametrize("evaluate", ["during", "after"])
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_it_hears_of_every_evaluation_and_checkpoint(backend, evaluate, tmp_path):
+    listener, settings = Listener(), {**EVALUATED, "evaluate": evaluate, "backend": backend}
+    result = Runner(settings_of(tmp_path / "run", **settings), callback=listener).run()
+    assert listener.evaluations == result.evaluations != []
+    assert all(isinstance(found, Evaluation) for found in listener.evaluations)
+    folder, _ = RunDirectory.existing(tmp_path / "run")[0].checkpoint(settings_of(tmp_path))
+    assert listener.checkpoints[-1] == folder
+    if backend == "serial":
+        assert len(listener.checkpoints) == 3
+
+
+@pytest.mark.parametrize("method", ["on_evaluation", "on_checkpoint"])
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_an_error_in_it_ends_the_run_with_a_checkpoint(backend, method, tmp_path):
+    path, listener = tmp_path / "run", Listener(method)
+    settings = settings_of(path, **EVALUATED, backend=backend, total_env_steps=100_000)
+    wanted = {
+        "on_evaluation": "Listener.on_evaluation raised ValueError: not good enough",
+        "on_checkpoint": "Listener.on_checkpoint raised OSError: no room elsewhere",
+    }[method]
+    with pytest.raises(RunFailedError, match=f"the callback's {wanted}\n") as caught:
+        Runner(settings, callback=listener).run()
+    assert isinstance(caught.value.__cause__, (ValueError, OSError))
+    assert f"The last checkpoint is in {path}: go on with --resume." in str(caught.value)
+    heard = listener.evaluations if method == "on_evaluation" else listener.checkpoints
+    assert len(heard) == 1  # none of it is called any more
+    _, counters = RunDirectory.existing(path)[0].checkpoint(settings)
+    steps = counters["env_steps"]
+    again = Listener()
+    result = Runner.resume(path, callback=again, total_env_steps=steps + 600).run()
+    assert result.env_steps >= steps + 600 and again.evaluations and again.checkpoints
+
+
+def test_an_error_in_the_last_call_is_raised_too(tmp_path):
+    listener, settings = Listener("on_evaluation"), {**EVALUATED, "evaluate": "after"}
+    with pytest.raises(RunFailedError, match="not good enough"):
+        Runner(settings_of(tmp_path / "run", **settings), callback=listener).run()
+    assert (tmp_path / "run" / "best_policy.pt").exists()
+    assert (tmp_path / "run" / "checkpoint.json").exists()
+
+
+@pytest.mark.parametrize("bad", [print, Listener, "listener"])
+def test_what_is_no_callback_is_refused(bad, tmp_path):
+    with pytest.raises(ConfigError, match="callback must be an instance of a class derived from"):
+        Runner(settings_of(tmp_path / "run"), callback=bad)
+    assert not (tmp_path / "run").exists()
