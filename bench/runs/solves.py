@@ -1,16 +1,22 @@
-"""Do the presets solve their tasks? `python -m bench.runs.solves [OPTIONS]` trains each.
+"""Do the presets solve their tasks, and end well? `python -m bench.runs.solves [OPTIONS]`.
 
-A run ends when an evaluation of so many greedy episodes, with seeds of their own, reaches the
-threshold, or when the preset's steps are used up. HalfCheetah takes longer than all others together
-and runs only if it is named: `make solves-nightly`. How long a run takes is in the results, but not
-on the page: here others may use the machine. bench/runs/convergence compares seconds.
+    python -m bench.runs.solves --seeds 10 --minutes 60
+    python -m bench.runs.solves --seeds 10 --minutes 60 --resume    # as often as it takes
+
+A run takes all of the preset's steps. It solves its task if an evaluation of so many greedy
+episodes, with seeds of their own, reaches the threshold; it ends well if the mean of the last five
+evaluations does. HalfCheetah takes longer than all others together and runs only if it is named:
+`make solves-nightly`. How long a run takes is in the results, but not on the page: here others may
+use the machine. bench/runs/convergence compares seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +33,7 @@ from bench.harness.report import machine_text, markdown_table, write
 from kary_replay.runner.presets import preset
 
 OUTPUT = RESULTS / "solves.json"
-SHOWN = ("task", "seed", "solved", "mean_return", "env_steps", "wall_seconds")  # after each run
+SHOWN = ("task", "seed", "solved", "env_steps", "ends_well", "last_five")  # after each run
 TASKS = {  # algorithm, environment: threshold, episodes of an evaluation
     "dqn_cartpole": ("dqn", "CartPole-v1", 475.0, 100),
     "dqn_lunarlander": ("dqn", "LunarLander-v3", 200.0, 50),
@@ -53,16 +59,17 @@ def train(task: str, seed: int) -> dict[str, Any]:
             algorithm,
             env,
             seed=seed,
-            target_return=threshold,
             evaluation_episodes=episodes,
             directory=f"{folder}/run",
         )
         result = Runner(config).run()
     if result.interrupted:
         raise KeyboardInterrupt
+    found = result.evaluations
+    there = next((one for one in found if one.mean_return >= threshold), found[-1])
+    last_five = float(np.mean([one.mean_return for one in found[-5:]]))
     curve = [
-        [found.env_steps, round(found.wall_seconds, 3), round(found.mean_return, 2)]
-        for found in result.evaluations
+        [one.env_steps, round(one.wall_seconds, 3), round(one.mean_return, 2)] for one in found
     ]
     return {
         "task": task,
@@ -70,11 +77,13 @@ def train(task: str, seed: int) -> dict[str, Any]:
         **stamp,
         "threshold": threshold,
         "episodes": episodes,
-        "solved": result.last_return >= threshold,
-        "mean_return": round(result.last_return, 2),
-        "env_steps": result.env_steps,
-        "updates": result.updates,
-        "wall_seconds": round(result.wall_seconds, 2),
+        "solved": there.mean_return >= threshold,
+        "mean_return": round(there.mean_return, 2),
+        "env_steps": there.env_steps,
+        "updates": there.updates,
+        "wall_seconds": round(there.wall_seconds, 2),
+        "ends_well": last_five >= threshold,
+        "last_five": round(last_five, 2),
         "startup_seconds": round(result.startup_seconds, 2),
         "samples_per_insert": round(result.samples_per_insert, 3),
         "asked_samples_per_insert": config.samples_per_insert,
@@ -86,7 +95,11 @@ def train(task: str, seed: int) -> dict[str, Any]:
 
 
 def report(records: list[dict[str, Any]], described: dict[str, Any], docs: Path = DOCS) -> None:
-    """Write the table and the pictures."""
+    """Write the table and the pictures.
+
+    Runs of former versions ended when they had solved their task: these have no last five.
+    """
+    are_whole = any("ends_well" in record for record in records)
     rows = []
     for task, (algorithm, env, threshold, episodes) in TASKS.items():
         runs = [record for record in records if record["task"] == task]
@@ -101,12 +114,21 @@ def report(records: list[dict[str, Any]], described: dict[str, Any], docs: Path 
                 [run["mean_return"] for run in runs],
                 sum(run["solved"] for run in runs),
             )
+            whole = [run for run in runs if "ends_well" in run]
+            ends = ["–", "–"]
+            if whole:
+                n_well, worst = (
+                    sum(run["ends_well"] for run in whole),
+                    min(run["last_five"] for run in whole),
+                )
+                ends = [f"{n_well}/{len(whole)}", f"{worst:.0f}"]
             rows.append(
                 [
                     algorithm.upper(),
                     env,
                     f"{threshold:g} in {episodes} episodes",
                     f"{n_solved}/{len(runs)}",
+                    *(ends if are_whole else ()),
                     f"{min(returns):.0f} … {max(returns):.0f}",
                     f"{medians[0]:,.0f}",
                     f"{medians[1]:,.0f}",
@@ -119,6 +141,7 @@ def report(records: list[dict[str, Any]], described: dict[str, Any], docs: Path 
         "environment",
         "threshold",
         "solved",
+        *(("end well", "the worst end") if are_whole else ()),
         "returns",
         "env steps",
         "updates",
@@ -155,26 +178,33 @@ def draw(task: str, runs: list[dict[str, Any]], path: Path) -> None:
         plt.close(figure)
 
 
-def measure(tasks: Sequence[str], seeds: int, resume: bool) -> None:
-    """Train seed by seed, and keep the records after every run.
+def measure(tasks: Sequence[str], seeds: int, resume: bool, minutes: float) -> bool:
+    """Train seed by seed, and keep the records after every run; begin none after so long.
 
-    Records of other tasks stay, if they are of this machine.
+    Records of other tasks stay, if they are of this machine. Return whether all runs are made.
     """
+    begun = time.monotonic()
     described = machine.describe()
     elsewhere = OUTPUT.exists() and campaign.read(OUTPUT)[0]["processor"] != described["processor"]
     old = campaign.earlier(OUTPUT, "anew" if elsewhere and not resume else "resume", described)
-    records = [record for record in old if resume or record["task"] not in tasks]
+    records = [
+        record
+        for record in old
+        if record["task"] not in tasks or (resume and "ends_well" in record)
+    ]
     there = {(record["task"], record["seed"]) for record in records}
-    for seed in range(seeds):
-        for task in tasks:
-            if (task, seed) in there:
-                continue
-            record = train(task, seed)
-            records.append(record)
-            described["cores_used_by_others"] = max(run["cores_used_by_others"] for run in records)
-            campaign.write(campaign.partial_of(OUTPUT), described, records)
-            print({key: record[key] for key in SHOWN}, flush=True)
+    jobs = [(task, seed) for seed in range(seeds) for task in tasks if (task, seed) not in there]
+    for number, job in enumerate(jobs):
+        if time.monotonic() - begun > 60 * minutes:
+            print(f"{len(jobs) - number} runs are still to be made: go on with --resume")
+            return False
+        record = train(*job)
+        records.append(record)
+        described["cores_used_by_others"] = max(run["cores_used_by_others"] for run in records)
+        campaign.write(campaign.partial_of(OUTPUT), described, records)
+        print({key: record[key] for key in SHOWN}, flush=True)
     campaign.complete(OUTPUT)
+    return True
 
 
 def main() -> int:
@@ -187,14 +217,18 @@ def main() -> int:
     parser.add_argument(
         "--resume", action="store_true", help="keep the records there are, and skip what they have"
     )
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin no run after so long"
+    )
     parser.add_argument("--report", action="store_true", help="only write the page")
     parser.add_argument("--docs", type=Path, default=DOCS, help="where the page is")
     arguments = parser.parse_args()
-    if not arguments.report:
-        measure(arguments.tasks, arguments.seeds, arguments.resume)
+    going_on = arguments.tasks, arguments.seeds, arguments.resume, arguments.minutes
+    if not (arguments.report or measure(*going_on)):
+        return 0
     described, records = campaign.read(OUTPUT)
     report(records, described, arguments.docs)
-    return 0 if all(record["solved"] for record in records) else 1
+    return 0 if all(run["solved"] and run.get("ends_well", True) for run in records) else 1
 
 
 if __name__ == "__main__":
