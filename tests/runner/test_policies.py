@@ -229,6 +229,14 @@ def test_an_environment_of_evaluations_with_other_spaces_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_only_the_best_and_the_last_can_be_asked_for(tmp_path):
+    pytest.importorskip("stable_baselines3")
+    run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=400)
+    for ask in (play.play, export):
+        with pytest.raises(ConfigError, match="which must be best or last, got 'first'"):
+            ask(tmp_path / "run", which="first")
+
+
 DAMAGES = {
     "cut off": (
         lambda path: path.write_bytes(path.read_bytes()[:100]),

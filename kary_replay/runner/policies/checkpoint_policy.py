@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -60,8 +60,11 @@ def checkpoint_policy(
     Raises
     ------
     ConfigError
-        If the run has neither an evaluated policy nor a checkpoint, or a file is damaged.
+        If ``which`` is neither best nor last, if the run has neither an evaluated policy nor a
+        checkpoint, or if a file is damaged.
     """
+    if which not in get_args(PolicyName):
+        raise ConfigError(f"which must be best or last, got {which!r}")
     found, config = RunDirectory.existing(Path(directory))
     evaluated = found.policy(which)
     needs_checkpoint = whole or evaluated is None or found.has_checkpoint
