@@ -69,7 +69,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("dqn", "CartPole-v1"): {
         "total_env_steps": 150_000,
         "buffer_capacity": 20_000,
-        "samples_per_insert": 8.0,
+        "samples_per_insert": 16.0,
         "evaluation_interval": 2_000,
         "options": {
             "hidden": (64, 64),
@@ -95,7 +95,6 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
             "huber_delta": 10.0,
             "max_gradient_norm": 100.0,
             "exploration_fraction": 0.03,
-            "exploration_final": 0.1,
             **STEADY,
         },
     },

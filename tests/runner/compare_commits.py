@@ -92,6 +92,7 @@ def run(algorithm, seed, steps, directory):
         groups=2,
         learning_starts=200,
         buffer_capacity=2_000,
+        samples_per_insert=8.0 if algorithm == "dqn" else 64.0,  # whatever the presets have
         total_env_steps=steps,
         evaluation_interval=steps // 3,
         evaluation_episodes=3,
