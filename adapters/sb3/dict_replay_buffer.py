@@ -8,7 +8,11 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer
 
-from kary_replay.adapters.sb3.prioritized_buffer import BetaSchedule, PrioritizedBuffer
+from kary_replay.adapters.sb3.prioritized_buffer import (
+    BetaSchedule,
+    PrioritizeBy,
+    PrioritizedBuffer,
+)
 
 
 class PrioritizedDictReplayBuffer(PrioritizedBuffer, DictReplayBuffer):
@@ -20,7 +24,7 @@ class PrioritizedDictReplayBuffer(PrioritizedBuffer, DictReplayBuffer):
 handle_timeout_termination
         The same as in `stable_baselines3.common.buffers.DictReplayBuffer`, which does not support
         ``optimize_memory_usage``.
-    alpha, beta, priority_epsilon, seed, uniform_share
+    alpha, beta, priority_epsilon, seed, uniform_share, prioritize_by
         The same as in `PrioritizedReplayBuffer`.
 
     Raises
@@ -51,6 +55,7 @@ handle_timeout_termination
         priority_epsilon: float = 1e-6,
         seed: int | None = None,
         uniform_share: float = 0.0,
+        prioritize_by: PrioritizeBy = "td_error",
     ) -> None:
         self._check_sizes(buffer_size, n_envs)
         super().__init__(
@@ -62,4 +67,6 @@ handle_timeout_termination
             optimize_memory_usage,
             handle_timeout_termination,
         )
-        self._move_to_native(buffer_size, alpha, beta, priority_epsilon, seed, uniform_share)
+        self._move_to_native(
+            buffer_size, alpha, beta, priority_epsilon, seed, uniform_share, prioritize_by
+        )

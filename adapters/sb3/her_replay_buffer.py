@@ -14,7 +14,11 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
-from kary_replay.adapters.sb3.prioritized_buffer import BetaSchedule, PrioritizedBuffer
+from kary_replay.adapters.sb3.prioritized_buffer import (
+    BetaSchedule,
+    PrioritizeBy,
+    PrioritizedBuffer,
+)
 
 
 class PrioritizedHerReplayBuffer(PrioritizedBuffer, HerReplayBuffer):
@@ -29,7 +33,7 @@ class PrioritizedHerReplayBuffer(PrioritizedBuffer, HerReplayBuffer):
     buffer_size, observation_space, action_space, env, device, n_envs, optimize_memory_usage, \
 handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_dict
         The same as in `stable_baselines3.her.HerReplayBuffer`.
-    alpha, beta, priority_epsilon, seed, uniform_share
+    alpha, beta, priority_epsilon, seed, uniform_share, prioritize_by
         The same as in `PrioritizedReplayBuffer`.
 
     Raises
@@ -65,6 +69,7 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
         priority_epsilon: float = 1e-6,
         seed: int | None = None,
         uniform_share: float = 0.0,
+        prioritize_by: PrioritizeBy = "td_error",
     ) -> None:
         self._check_sizes(buffer_size, n_envs)
         super().__init__(
@@ -80,7 +85,9 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
             goal_selection_strategy,
             copy_info_dict,
         )
-        self._move_to_native(buffer_size, alpha, beta, priority_epsilon, seed, uniform_share)
+        self._move_to_native(
+            buffer_size, alpha, beta, priority_epsilon, seed, uniform_share, prioritize_by
+        )
         shape = (self.buffer_size, self.n_envs)
         self.infos = np.array([[{} for _ in range(shape[1])] for _ in range(shape[0])])
         self.ep_start = np.zeros(shape, np.int64)

@@ -11,7 +11,7 @@ from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
-from kary_replay.adapters.sb3.prioritized_buffer import BetaSchedule
+from kary_replay.adapters.sb3.prioritized_buffer import BetaSchedule, PrioritizeBy
 from kary_replay.adapters.sb3.replay_buffer import PrioritizedReplayBuffer
 
 
@@ -39,7 +39,7 @@ handle_timeout_termination
         stored rows end earlier.
     gamma : float
         The discount of one step, in [0, 1].
-    alpha, beta, priority_epsilon, seed, uniform_share
+    alpha, beta, priority_epsilon, seed, uniform_share, prioritize_by
         The same as in `PrioritizedReplayBuffer`. The priority of a transition is that of the return
         that begins with it.
 
@@ -73,6 +73,7 @@ handle_timeout_termination
         priority_epsilon: float = 1e-6,
         seed: int | None = None,
         uniform_share: float = 0.0,
+        prioritize_by: PrioritizeBy = "td_error",
     ) -> None:
         if isinstance(n_steps, bool) or not isinstance(n_steps, (int, np.integer)):
             raise TypeError(f"n_steps must be an integer, got {n_steps!r}")
@@ -97,6 +98,7 @@ handle_timeout_termination
             priority_epsilon=priority_epsilon,
             seed=seed,
             uniform_share=uniform_share,
+            prioritize_by=prioritize_by,
         )
         self.n_steps = int(n_steps)
         self.gamma = gamma

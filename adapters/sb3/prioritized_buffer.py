@@ -7,7 +7,7 @@ priorities before the next batch is drawn or the next transition is added.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from kary_replay.adapters.sb3.priority_updates import PriorityUpdates
 from kary_replay.adapters.sb3.step_shapes import StepShapes
 
 BetaSchedule = Callable[[int], float]
+PrioritizeBy = Literal["td_error", "gradient"]
 
 # The native field that holds each of SB3's arrays. A transition that ends an episode by time has
 # both episode_end and truncated set.
@@ -51,6 +52,7 @@ class PrioritizedBuffer(ReplayBuffer):
     """
 
     _native: kary_replay.PrioritizedReplayBuffer
+    prioritize_by: PrioritizeBy = "td_error"  # as version 0.1.0 did, whose pickles do not say
 
     # --------------------------------------------------------------------------------- construction
 
@@ -82,11 +84,16 @@ class PrioritizedBuffer(ReplayBuffer):
         priority_epsilon: float,
         seed: int | None,
         uniform_share: float,
+        prioritize_by: PrioritizeBy,
     ) -> None:
         """Make the native buffer, with the real size and with the fields that SB3 has chosen.
 
         Until this call SB3's arrays have one row. It shows the shapes and dtypes of the fields.
         """
+        if prioritize_by not in ("td_error", "gradient"):
+            raise ValueError(
+                f"prioritize_by must be 'td_error' or 'gradient', got {prioritize_by!r}"
+            )
         fields = {
             ours: map_arrays(field_of_row, getattr(self, theirs)) for theirs, ours in self._arrays()
         }
@@ -106,8 +113,14 @@ class PrioritizedBuffer(ReplayBuffer):
         )
         self.n_sampled = 0
         self.beta = beta
-        self._updates = PriorityUpdates(self._native, type(self).__name__)
+        self.prioritize_by = prioritize_by
+        self._remember_no_batch()
         self._show_rows()
+
+    def _remember_no_batch(self) -> None:
+        """Begin without a batch whose TD errors are still to come."""
+        is_by_gradient = self.prioritize_by == "gradient"
+        self._updates = PriorityUpdates(self._native, type(self).__name__, is_by_gradient)
 
     def _arrays(self) -> list[tuple[str, str]]:
         """Return the names of SB3's arrays in this buffer, with the fields that hold them."""
@@ -366,7 +379,7 @@ class PrioritizedBuffer(ReplayBuffer):
     def reset(self) -> None:
         """Forget all rows and priorities."""
         super().reset()
-        self._updates = PriorityUpdates(self._native, type(self).__name__)
+        self._remember_no_batch()
         self._native.reset()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -390,7 +403,7 @@ class PrioritizedBuffer(ReplayBuffer):
         self._refuse_ignored_methods()
         left_out = {*_NO_BATCHES, "_format", "_version"}
         self.__dict__.update({name: value for name, value in state.items() if name not in left_out})
-        self._updates = PriorityUpdates(self._native, type(self).__name__)
+        self._remember_no_batch()
         self._show_rows()
 
 

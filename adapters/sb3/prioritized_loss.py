@@ -56,14 +56,21 @@ class SampledBatch:
     pending : list of SampledBatch
         The list to which the batch adds itself when it has TD errors to write back. The buffer
         empties the list.
+    is_by_gradient : bool
+        Whether an error beyond which a loss is linear counts as that one.
     """
 
-    __slots__ = ("handle", "importance_weight", "pending", "td_error")
+    __slots__ = ("handle", "importance_weight", "is_by_gradient", "pending", "td_error")
 
     def __init__(
-        self, handle: np.ndarray, importance_weight: torch.Tensor, pending: list[SampledBatch]
+        self,
+        handle: np.ndarray,
+        importance_weight: torch.Tensor,
+        pending: list[SampledBatch],
+        is_by_gradient: bool = False,
     ) -> None:
         self.handle = handle
+        self.is_by_gradient = is_by_gradient
         self.importance_weight = importance_weight
         self.pending = pending
         # The largest TD error of any loss so far, by row, on the device of the batch.
@@ -156,7 +163,11 @@ class SampledBatch:
             losses = kernel(input, target, 0, *options.values())
         else:
             losses = function(input, target, reduction="none", **options)
-        self.record(input.detach() - (target.detach() if target.requires_grad else target))
+        td_error = input.detach() - (target.detach() if target.requires_grad else target)
+        if self.is_by_gradient and function in _TURNS_LINEAR:
+            limit = options.get(_TURNS_LINEAR[function], 1.0)
+            td_error = td_error.clamp(-limit, limit) if limit > 0 else td_error
+        self.record(td_error)
         weighted = self.weighted(losses)
         if reduction != "mean":
             return weighted.sum() if reduction == "sum" else weighted
@@ -306,6 +317,9 @@ class PrioritizedTensor(torch.Tensor):
 
 
 LOSSES = frozenset({F.l1_loss, F.mse_loss, F.smooth_l1_loss, F.huber_loss})
+
+# The option that says from which error on a loss is linear, so that its gradient grows no more.
+_TURNS_LINEAR = {F.smooth_l1_loss: "beta", F.huber_loss: "delta"}
 
 _REFUSED = ("weight", "size_average", "reduce")
 

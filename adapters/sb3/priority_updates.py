@@ -25,10 +25,14 @@ class PriorityUpdates:
         The buffer whose priorities are updated.
     name : str
         The class of the buffer in front of it, for the warning.
+    is_by_gradient : bool
+        Whether priorities are sizes of the loss's gradient instead of TD errors.
     """
 
-    def __init__(self, native: kary_replay.PrioritizedReplayBuffer, name: str) -> None:
-        self.native, self.name = native, name
+    def __init__(
+        self, native: kary_replay.PrioritizedReplayBuffer, name: str, is_by_gradient: bool
+    ) -> None:
+        self.native, self.name, self.is_by_gradient = native, name, is_by_gradient
         self.last_batch: SampledBatch | None = None
         self.pending: list[SampledBatch] = []  # batches whose TD errors are not in the tree yet
         self.n_unseen = 0  # batches in a row that no loss was seen for
@@ -36,7 +40,7 @@ class PriorityUpdates:
 
     def remember(self, handle: np.ndarray, importance_weight: torch.Tensor) -> None:
         """Make the rows that were just drawn, with their weights [B, 1], the last batch."""
-        self.last_batch = SampledBatch(handle, importance_weight, self.pending)
+        self.last_batch = SampledBatch(handle, importance_weight, self.pending, self.is_by_gradient)
 
     def set_by_hand(self, td_errors: np.ndarray | torch.Tensor) -> None:
         """Replace the TD errors of the last batch; see `PrioritizedBuffer.update_priorities`."""

@@ -10,7 +10,11 @@ import torch
 from gymnasium import spaces
 
 import kary_replay
-from kary_replay.adapters.sb3.prioritized_buffer import BetaSchedule, PrioritizedBuffer
+from kary_replay.adapters.sb3.prioritized_buffer import (
+    BetaSchedule,
+    PrioritizeBy,
+    PrioritizedBuffer,
+)
 
 
 class PrioritizedReplayBuffer(PrioritizedBuffer):
@@ -43,6 +47,11 @@ handle_timeout_termination
         The share of draws that go to all transitions alike, in [0, 1]. It bounds the importance
         weights by uniform_share ** -beta; with 0 they have no bound, and are divided by the largest
         of their batch. It can be set later.
+    prioritize_by : "td_error" or "gradient"
+        What a priority is: the |TD error|, or the size of the gradient that the loss has with
+        respect to the prediction. They differ where a Huber loss (`smooth_l1_loss`, `huber_loss`)
+        turns linear: beyond that, errors pull no harder, and count as the one from which on they do
+        not. With `mse_loss` they are the same.
 
     Attributes
     ----------
@@ -57,8 +66,8 @@ handle_timeout_termination
     TypeError
         If `observation_space` is a Dict.
     ValueError
-        If alpha, beta, priority_epsilon or uniform_share is out of range, or SB3 refuses an
-        argument.
+        If alpha, beta, priority_epsilon or uniform_share is out of range, prioritize_by is
+        another word, or SB3 refuses an argument.
 
     Notes
     -----
@@ -81,6 +90,7 @@ handle_timeout_termination
         priority_epsilon: float = 1e-6,
         seed: int | None = None,
         uniform_share: float = 0.0,
+        prioritize_by: PrioritizeBy = "td_error",
     ) -> None:
         if isinstance(observation_space, spaces.Dict):
             raise TypeError(
@@ -98,7 +108,9 @@ handle_timeout_termination
             optimize_memory_usage,
             handle_timeout_termination,
         )
-        self._move_to_native(buffer_size, alpha, beta, priority_epsilon, seed, uniform_share)
+        self._move_to_native(
+            buffer_size, alpha, beta, priority_epsilon, seed, uniform_share, prioritize_by
+        )
 
     def add(
         self,

@@ -73,7 +73,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
         "evaluation_interval": 2_000,
         "options": {
             "hidden": (64, 64),
-            "learning_rate": 2e-3,
+            "learning_rate": 1e-3,
             "batch_size": 64,
             "n_step": 5,
             "exploration_fraction": 0.04,

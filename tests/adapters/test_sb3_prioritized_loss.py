@@ -383,3 +383,37 @@ def test_vmapped_losses_leave_nothing_behind():
     r = batch.mark(torch.rand(6, 1))
     losses = torch.vmap(lambda q: F.mse_loss(q, r))(torch.rand(3, 6, 1))
     assert losses.shape == (3,) and batch.td_error is None and not batch.pending
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "limit"),
+    [
+        (F.mse_loss, {}, np.inf),
+        (F.l1_loss, {}, np.inf),
+        (F.smooth_l1_loss, {}, 1.0),
+        (F.smooth_l1_loss, {"beta": 0.5}, 0.5),
+        (F.smooth_l1_loss, {"beta": 0.0}, np.inf),
+        (F.huber_loss, {}, 1.0),
+        (F.huber_loss, {"delta": 3.0}, 3.0),
+    ],
+)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_priorities_by_gradient_stop_where_the_loss_turns_linear(
+    function, options, limit, reduction
+):
+    """Then the rows' gradients are all alike; the loss and its gradient stay what they are."""
+    errors = torch.tensor([[-5.0], [-0.25], [0.0], [0.75], [40.0]])
+    results = []
+    for is_by_gradient in (False, True):
+        batch = SampledBatch(np.arange(5), torch.ones(5, 1), [], is_by_gradient)
+        prediction = torch.zeros(5, 1, requires_grad=True)
+        loss = function(prediction, batch.mark(errors.clone()), reduction=reduction, **options)
+        loss.sum().backward()
+        results.append((loss.detach(), prediction.grad, batch.td_error.abs()))
+    (loss, gradient, plain), (same_loss, same_gradient, limited) = results
+    assert torch.equal(loss, same_loss) and torch.equal(gradient, same_gradient)
+    assert torch.equal(plain, errors.abs())
+    assert torch.equal(limited, errors.abs().clamp(max=limit))
+    if limit < np.inf:  # in proportion to the size of the gradient
+        size = gradient.abs() / gradient.abs().max()
+        torch.testing.assert_close(limited / limit, size)

@@ -432,3 +432,23 @@ def test_warns_of_rows_beyond_memory(available, expected, monkeypatch):
         warnings.simplefilter("always")
         filled(size=100, steps=0)
     assert [warning.filename for warning in caught] == [__file__] * expected
+
+
+def test_what_a_priority_is_can_be_said():
+    """A pickle from before it could be said means TD errors."""
+    for word, wanted in (("td_error", 7.0), ("gradient", 1.0)):
+        buffer = filled(n_envs=1, size=8, steps=8, alpha=1.0, prioritize_by=word)
+        batch = buffer.sample(4)
+        F.smooth_l1_loss(torch.zeros(4, 1), batch.rewards * 0 + 7.0)
+        slots = batch.rewards.batch.handle["index"]
+        assert buffer.native.tree.get(slots) == pytest.approx(wanted, abs=1e-5)
+        buffer.reset()
+        assert pickle.loads(pickle.dumps(buffer)).prioritize_by == word
+        assert buffer._updates.is_by_gradient == (word == "gradient")
+    state = buffer.__getstate__()
+    del state["prioritize_by"]
+    old = PrioritizedReplayBuffer.__new__(PrioritizedReplayBuffer)
+    old.__setstate__(state)
+    assert old.prioritize_by == "td_error" and not old._updates.is_by_gradient
+    with pytest.raises(ValueError, match="prioritize_by must be 'td_error' or 'gradient', got 'x'"):
+        filled(n_envs=1, size=8, steps=1, prioritize_by="x")

@@ -28,8 +28,8 @@ from bench.runs.learning import results
 from bench.runs.learning.tasks import TASKS, Task, environments
 
 UNIFORM, FIRST, HALF = "uniform", "prioritized", "half prioritized"
-PLAIN = "prioritized, in plain Python"
-COMPARED = UNIFORM, FIRST, HALF
+BY_GRADIENT, PLAIN = "half by gradient", "prioritized, in plain Python"
+COMPARED = UNIFORM, FIRST, BY_GRADIENT
 LIBRARIES = ("kary-replay", "stable-baselines3", "torch", "gymnasium", "numpy")
 
 
@@ -45,6 +45,9 @@ BUFFERS = {
     UNIFORM: Replay(),
     FIRST: Replay({"alpha": 0.6, "beta": 0.4, "uniform_share": 0.0}),
     HALF: Replay({"alpha": 1.0, "beta": 1.0, "uniform_share": 0.5}),
+    BY_GRADIENT: Replay(
+        {"alpha": 1.0, "beta": 1.0, "uniform_share": 0.5, "prioritize_by": "gradient"}
+    ),
     "beta = 1": Replay({"alpha": 0.6, "beta": 1.0, "uniform_share": 0.0}),
     PLAIN: Replay({"alpha": 0.6, "beta": 0.4}),
 }
