@@ -216,7 +216,8 @@ class Stress:
                     yield "rank"
                 if self.scenario.ranked:
                     self.buffer.alpha = random_numbers.random()
-                    yield "alpha"
+                    self.buffer.uniform_share = random_numbers.choice([0.0, 0.5, 1.0])
+                    yield "alpha and uniform share"
 
     def run_role(self, role, which, deadline, quota):
         counts = Counts()
