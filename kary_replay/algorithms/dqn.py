@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,10 @@ class DQNOptions(OffPolicyOptions):
     """Highest value of the distribution."""
     huber_delta: float = 1.0
     """TD error up to which the loss is quadratic; beyond, a row's gradient stays at this size."""
+    prioritize_by: Literal["td_error", "gradient"] = "td_error"
+    """What a row's priority is: its TD error, or the size of its gradient.
+
+    The latter is the TD error up to huber_delta; with n_atoms > 1 both are the same."""
     max_gradient_norm: float = 10.0
     """Longer gradients are scaled down to this length."""
     exploration_initial: float = 1.0
@@ -68,6 +72,10 @@ class DQNOptions(OffPolicyOptions):
                 f"exploration_fraction must be at least 0, got {self.exploration_fraction}"
             )
         check_above_0("huber_delta", self.huber_delta)
+        if self.prioritize_by not in ("td_error", "gradient"):
+            raise ValueError(
+                f"prioritize_by must be 'td_error' or 'gradient', got {self.prioritize_by!r}"
+            )
         if not self.max_gradient_norm > 0:
             raise ValueError(f"max_gradient_norm must be above 0, got {self.max_gradient_norm}")
 
@@ -153,11 +161,11 @@ class DQN(OffPolicy):
         discount: Tensor,
         weight: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Return the weighted Huber loss, and |TD error| of each row."""
+        """Return the weighted Huber loss, and what each row counts as."""
         rows = observation, action, reward, next_observation, discount
         q, target = self.values(self.q_target, *rows)
         loss = F.huber_loss(q, target, reduction="none", delta=self.options.huber_delta)
-        return (weight * loss).mean(), (q.detach() - target).abs()
+        return (weight * loss).mean(), self.priority_of(q.detach() - target)
 
     def distributional_loss(
         self,
@@ -242,7 +250,13 @@ class DQN(OffPolicy):
         if self.options.n_atoms > 1:
             return self.divergences(self.q, *rows)[1]
         q, target = self.values(self.q, *rows)
-        return (q - target).abs()
+        return self.priority_of(q - target)
+
+    def priority_of(self, error: Tensor) -> Tensor:
+        """Return what rows with these TD errors count as, [B]."""
+        size = error.abs()
+        by_gradient = self.options.prioritize_by == "gradient"
+        return size.clamp(max=self.options.huber_delta) if by_gradient else size
 
     def figures(self, batch: Tensors) -> dict[str, float]:
         with torch.no_grad():

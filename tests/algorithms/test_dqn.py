@@ -262,6 +262,24 @@ def test_the_huber_loss_is_quadratic_inside_and_its_gradient_clipped_beyond(delt
     torch.testing.assert_close(mean, 0.1 * expected, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("record", [True, False])
+@pytest.mark.parametrize("delta", [0.01, 1.0, 1000.0])
+def test_priorities_are_td_errors_or_sizes_of_gradients(delta, record):
+    sizes = {}
+    for by in ("td_error", "gradient"):
+        algorithm = make("dqn", huber_delta=delta, prioritize_by=by, record=record)
+        batch = make_batch(algorithm, 64)
+        q, target = algorithm.values(algorithm.q_target, *(batch[name] for name in dqn.ROWS))
+        of_actors = algorithm.td_error(batch).clone()
+        sizes[by] = algorithm.update(batch).clone()
+        torch.testing.assert_close(of_actors, sizes[by])
+    error = (q - target).abs().detach()
+    torch.testing.assert_close(sizes["td_error"], error)
+    torch.testing.assert_close(sizes["gradient"], error.clamp(max=delta))
+    with pytest.raises(ValueError, match="prioritize_by must be 'td_error' or 'gradient', got 1"):
+        dqn.DQNOptions(prioritize_by=1)
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_best_action(name):
     algorithm = diverged(name)
