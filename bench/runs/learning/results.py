@@ -119,11 +119,10 @@ def deviations(documents: Mapping[str, Document]) -> dict[tuple[str, str, int], 
     for name, run in runs:
         usual = {**versions, **replay[run["buffer"]]}
         own = {**run["versions"], **run["replay"]}
-        # a setting that is None or 0 and one that did not exist yet do the same
         other = [
             f"{key} {own.get(key)} instead of {usual.get(key)}"
             for key in {**usual, **own}
-            if (own.get(key) or None) != (usual.get(key) or None)
+            if _unless_as_before(own.get(key)) != _unless_as_before(usual.get(key))
         ]
         if other:
             found[name, run["buffer"], run["seed"]] = ", ".join(other)
@@ -134,3 +133,8 @@ def _most_common(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return what occurs most often; of those that do as often, the last."""
     counts = Counter(json.dumps(one, sort_keys=True) for one in settings)
     return json.loads(max(reversed(counts), key=counts.__getitem__)) if counts else {}
+
+
+def _unless_as_before(value: Any) -> Any:
+    """Return a setting, or None where it says what was done before there was one."""
+    return None if value in (0, "td_error") else value
