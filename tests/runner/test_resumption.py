@@ -71,7 +71,7 @@ def test_a_run_that_reached_its_target_stays_as_it_is_until_it_is_given_another(
 def test_going_on_for_longer_is_as_good_as_having_begun_for_longer(tmp_path):
     """But for what depends on the length of the run: there, with these settings, nothing does."""
     constant = {"exploration_initial": 0.1, "exploration_final": 0.1}
-    settings = {"beta": 1.0, "samples_per_insert_error": 64.0}
+    settings = {"beta": 1.0, "samples_per_insert": 8.0, "samples_per_insert_error": 64.0}
     run("dqn", "CartPole-v1", tmp_path / "short", constant, total_env_steps=400, **settings)
     run("dqn", "CartPole-v1", tmp_path / "long", constant, total_env_steps=800, **settings)
     Runner.resume(tmp_path / "short", total_env_steps=800).run()

@@ -87,7 +87,8 @@ def test_of_two_runs_that_begin_in_one_directory_the_second_is_refused(tmp_path,
 
 
 def test_a_run_may_go_on_with_fewer_actors(tmp_path):
-    directory = run("dqn", "CartPole-v1", tmp_path / "run", actors=3, **QUICK).directory
+    settings = {"actors": 3, "samples_per_insert": 8.0, **QUICK}
+    directory = run("dqn", "CartPole-v1", tmp_path / "run", **settings).directory
     content = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(
         json.dumps({**content, "actors": 2, "total_env_steps": 600})
