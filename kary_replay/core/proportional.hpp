@@ -274,8 +274,9 @@ class Proportional : public Selector {
         }
         return true;
     }
+    // A reset may have set n_started to 0 meanwhile: slot 0 is there, and has no mass then.
     static int64_t slot_at(double u, double n_started) {
-        return static_cast<int64_t>(std::fmin(u * n_started, n_started - 1));
+        return static_cast<int64_t>(std::fmax(std::fmin(u * n_started, n_started - 1), 0));
     }
 };
 

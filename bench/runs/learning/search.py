@@ -41,7 +41,6 @@ class Variant:
     weights: str = "over the largest"  # or "over the mean", of the batch, or "as they are"
     least_effective: float = 0.0  # share of the rows: alpha falls until so many count
     most_over_mean: float | None = None  # a mass, over the mean mass
-    least_error: float = 0.0  # smaller |TD error|s have the priority of this one
     loss: str = "huber"  # or "squared", or "adjusted": PAL, Fujimoto et al. 2020
 
 
@@ -150,11 +149,10 @@ class Replay:
 
     def update(self, td_error: Any) -> None:
         """Set the priorities of the rows drawn last."""
-        td_error = np.maximum(np.abs(td_error), self.how.least_error)
         if not self.how.uniform_share:
             self.buffer.update_priorities(self.handle, td_error)
             return
-        priority = td_error.astype(np.float64) + self.buffer.priority_epsilon
+        priority = np.abs(td_error).astype(np.float64) + self.buffer.priority_epsilon
         self.largest = max(self.largest, float(priority.max()))
         mass = priority**self.buffer.alpha
         if self.how.most_over_mean:
