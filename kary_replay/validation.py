@@ -7,12 +7,15 @@ argument, the value and what would be right.
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import IndexRangeError
+
+UniformShare = float | Literal["auto"]
+"""The share of draws that go to all rows alike, 0 to 1, or "auto": what TD errors show to pay."""
 
 
 def as_count(name: str, value: Any, limit: int | None = None, least: int = 1) -> int:
@@ -56,6 +59,15 @@ def as_fraction(name: str, value: Any) -> float:
     if not 0 <= number <= 1:
         raise ValueError(f"{name} must be from 0 to 1, got {value!r}")
     return number
+
+
+def as_share(name: str, value: Any) -> UniformShare:
+    """Return ``value`` as "auto" or a float from 0 to 1."""
+    if isinstance(value, str):
+        if value != "auto":
+            raise ValueError(f"{name} must be 'auto' or a number from 0 to 1, got {value!r}")
+        return "auto"
+    return as_fraction(name, value)
 
 
 def as_positive(name: str, value: Any) -> float:

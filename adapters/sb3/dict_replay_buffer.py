@@ -12,6 +12,7 @@ from kary_replay.adapters.sb3.prioritized_buffer import (
     BetaSchedule,
     PrioritizeBy,
     PrioritizedBuffer,
+    UniformShare,
 )
 
 
@@ -54,7 +55,7 @@ handle_timeout_termination
         beta: float | BetaSchedule = 0.4,
         priority_epsilon: float = 1e-6,
         seed: int | None = None,
-        uniform_share: float = 0.0,
+        uniform_share: UniformShare = 0.0,
         prioritize_by: PrioritizeBy = "td_error",
     ) -> None:
         self._check_sizes(buffer_size, n_envs)

@@ -18,6 +18,7 @@ from kary_replay.adapters.sb3.prioritized_buffer import (
     BetaSchedule,
     PrioritizeBy,
     PrioritizedBuffer,
+    UniformShare,
 )
 
 
@@ -68,7 +69,7 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
         beta: float | BetaSchedule = 0.4,
         priority_epsilon: float = 1e-6,
         seed: int | None = None,
-        uniform_share: float = 0.0,
+        uniform_share: UniformShare = 0.0,
         prioritize_by: PrioritizeBy = "td_error",
     ) -> None:
         self._check_sizes(buffer_size, n_envs)

@@ -11,7 +11,11 @@ from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
-from kary_replay.adapters.sb3.prioritized_buffer import BetaSchedule, PrioritizeBy
+from kary_replay.adapters.sb3.prioritized_buffer import (
+    BetaSchedule,
+    PrioritizeBy,
+    UniformShare,
+)
 from kary_replay.adapters.sb3.replay_buffer import PrioritizedReplayBuffer
 
 
@@ -72,7 +76,7 @@ handle_timeout_termination
         beta: float | BetaSchedule = 0.4,
         priority_epsilon: float = 1e-6,
         seed: int | None = None,
-        uniform_share: float = 0.0,
+        uniform_share: UniformShare = 0.0,
         prioritize_by: PrioritizeBy = "td_error",
     ) -> None:
         if isinstance(n_steps, bool) or not isinstance(n_steps, (int, np.integer)):

@@ -23,6 +23,7 @@ from kary_replay.adapters.sb3.step_shapes import StepShapes
 
 BetaSchedule = Callable[[int], float]
 PrioritizeBy = Literal["td_error", "gradient"]
+UniformShare = float | Literal["auto"]
 
 # The native field that holds each of SB3's arrays. A transition that ends an episode by time has
 # both episode_end and truncated set.
@@ -83,7 +84,7 @@ class PrioritizedBuffer(ReplayBuffer):
         beta: float | BetaSchedule,
         priority_epsilon: float,
         seed: int | None,
-        uniform_share: float,
+        uniform_share: UniformShare,
         prioritize_by: PrioritizeBy,
     ) -> None:
         """Make the native buffer, with the real size and with the fields that SB3 has chosen.
@@ -172,12 +173,24 @@ class PrioritizedBuffer(ReplayBuffer):
 
     @property
     def uniform_share(self) -> float:
-        """The share of draws that go to all transitions alike, in [0, 1]; settable."""
+        """The present share of draws that go to all transitions alike, in [0, 1].
+
+        It can be set to a number, or to "auto", after which it adapts.
+        """
         return self._native.uniform_share
 
     @uniform_share.setter
-    def uniform_share(self, value: float) -> None:
+    def uniform_share(self, value: UniformShare) -> None:
         self._native.uniform_share = value
+
+    @property
+    def relative_noise(self) -> float:
+        """How noisy batches are, as a share of the noise of uniform replay.
+
+        Below 1, priorities pay. It is NaN before priorities were updated; see
+        `kary_replay.PrioritizedReplayBuffer`.
+        """
+        return self.native.relative_noise
 
     def update_priorities(self, td_errors: np.ndarray | torch.Tensor) -> None:
         """Set the priorities of the batch sampled last by hand, for losses that are not recognized.

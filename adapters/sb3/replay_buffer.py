@@ -14,6 +14,7 @@ from kary_replay.adapters.sb3.prioritized_buffer import (
     BetaSchedule,
     PrioritizeBy,
     PrioritizedBuffer,
+    UniformShare,
 )
 
 
@@ -43,10 +44,11 @@ handle_timeout_termination
     seed : int, optional
         The seed of the draws. The default is a number from `numpy.random`, which SB3 has seeded by
         the time it makes its buffer, so that an SB3 run with a seed is reproducible.
-    uniform_share : float
+    uniform_share : float or "auto"
         The share of draws that go to all transitions alike, in [0, 1]. It bounds the importance
         weights by uniform_share ** -beta; with 0 they have no bound, and are divided by the largest
-        of their batch. It can be set later.
+        of their batch. With "auto" it is what TD errors show to pay (docs/prioritized_replay.md).
+        It can be set later.
     prioritize_by : "td_error" or "gradient"
         What a priority is: the |TD error|, or the size of the gradient that the loss has with
         respect to the prediction. They differ where a Huber loss (`smooth_l1_loss`, `huber_loss`)
@@ -89,7 +91,7 @@ handle_timeout_termination
         beta: float | BetaSchedule = 0.4,
         priority_epsilon: float = 1e-6,
         seed: int | None = None,
-        uniform_share: float = 0.0,
+        uniform_share: UniformShare = 0.0,
         prioritize_by: PrioritizeBy = "td_error",
     ) -> None:
         if isinstance(observation_space, spaces.Dict):

@@ -46,7 +46,7 @@ FILES = {
     RANKED: [ROWS, MASSES, PRIORITIES, RANKING],
 }
 COUNTERS = ["n_touched", "n_started", "position", "n_added", "n_sampled"]
-SETTINGS = ["beta", "priority_epsilon", "uniform_share"]
+SETTINGS = ["beta", "priority_epsilon", "uniform_share", "adapts_share"]
 WRONG = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What code raises that meets something saved which is not what it should be."""
 MAX_ROUNDS = 4  # of copying again what changed, before writers have to wait for the rest
@@ -107,6 +107,7 @@ def _write(slots: Slots, folder: Path) -> dict[str, Any]:
             "alpha": state["alpha"],
             **settings,
             "max_priority": state["max_priority"],
+            "noise": state["noise"],
             "random": list(state["random"]),
             "files": {name: file.summary() for name, file in files.items()},
         }
@@ -241,9 +242,8 @@ class Checkpoint:
                     "priority_epsilon", content["priority_epsilon"]
                 )
                 # older checkpoints have none
-                slots.uniform_share = as_fraction(
-                    "uniform_share", content.get("uniform_share", 0.0)
-                )
+                share = as_fraction("uniform_share", content.get("uniform_share", 0.0))
+                slots.set_share(share, bool(content.get("adapts_share", False)))
             read_rows = functools.partial(self._read, ROWS)
             snapshots.restore(slots, {**content, **numbers}, read_rows)
 

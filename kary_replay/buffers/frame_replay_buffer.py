@@ -25,7 +25,7 @@ import numpy as np
 from ..core.frame_reader import FrameReader
 from ..fields import Fields, checked_fields, fields_of_space, leaves_of, map_leaves
 from ..types import Batch, Field
-from ..validation import as_count
+from ..validation import UniformShare, as_count
 from .prioritized_replay_buffer import PrioritizedReplayBuffer
 
 __all__ = ["FrameReplayBuffer"]
@@ -120,7 +120,7 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
         seed: int | None = None,
         shared: bool = False,
         storage_directory: str | os.PathLike[str] | None = None,
-        uniform_share: float = 0.0,
+        uniform_share: UniformShare = 0.0,
     ) -> None:
         self._options = _checked_window(as_count("capacity", capacity), stack, n_step, padding)
         rows = _row_fields(frame, fields, _width(self.stack, self.n_step))

@@ -13,7 +13,7 @@
 namespace kary {
 
 // The last byte counts the changes of what follows.
-constexpr uint64_t kMagic = 0x7961'6c70'6572'6b04;
+constexpr uint64_t kMagic = 0x7961'6c70'6572'6b05;
 
 // How a block's slots are drawn: one kind of selector each (selectors.hpp).
 enum Selection : int64_t { kNoSelection, kUniform, kProportional, kRanked };
@@ -38,6 +38,15 @@ struct Participant {
     int64_t is_present;  // 0: a free place
     int64_t n_writing;   // slots it has reserved and not yet published
     int64_t n_paused;    // how many of its threads keep writers waiting
+};
+
+// What TD errors have shown of the noise of batches; noise.hpp says how.
+constexpr int kShares = 8;
+struct Noise {
+    double n_rows;               // that it was learned from
+    double uniform;              // of uniform replay
+    double present;              // with the uniform share that there was
+    double with_share[kShares];  // with others; 0 where the share does not adapt
 };
 
 struct Header {
@@ -68,11 +77,13 @@ struct Header {
     int64_t buried_at;             // ns: when somebody last looked for dead participants
     int64_t n_repaired;            // * how many holders of the lock died
     int64_t is_resetting;          // a reset is under way: if its holder dies, the next finishes it
+    Noise noise;                   // of the batches that TD errors came back from
 
     // Settings that any thread reads and writes, as relaxed atomics.
     alignas(64) double beta;
     double priority_epsilon;
     double uniform_share;  // of the draws; see proportional.hpp
+    int64_t adapts_share;  // 1: TD errors choose the uniform share; see noise.hpp
 
     // Any thread adds to the counters; the key never changes.
     alignas(64) uint64_t random_key[2];

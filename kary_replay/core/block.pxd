@@ -21,6 +21,12 @@ cdef extern from "block.hpp" namespace "kary" nogil:
         int64_t rows_at
         int64_t nbytes
 
+    ctypedef struct Noise:
+        double n_rows
+        double uniform
+        double present
+        double[8] with_share  # kShares
+
     ctypedef struct Header:
         uint64_t magic
         uint64_t[2] token
@@ -43,6 +49,8 @@ cdef extern from "block.hpp" namespace "kary" nogil:
         double beta
         double priority_epsilon
         double uniform_share
+        int64_t adapts_share
+        Noise noise
         uint64_t[2] random_key
         uint64_t random_counter
         uint64_t n_sampled

@@ -16,6 +16,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "noise.hpp"
 #include "philox.hpp"
 #include "selector.hpp"
 #include "sum_tree.hpp"
@@ -147,6 +148,7 @@ class Proportional : public Selector {
         if (alpha != header_->alpha) {
             for (int64_t i = 0; i < n; ++i) mass[i] = std::pow(given[i], header_->alpha);
         }
+        learn_noise(header_, leaf, total_of(tree_), slot, given, n);
         for (int64_t i = 0; i < n; ++i) {
             store(slot[i], given[i]);
             set_leaf(slot[i], mass[i]);
@@ -186,6 +188,7 @@ class Proportional : public Selector {
         recount();
         store_relaxed(&header_->max_priority, 1.0);
         renew_max_mass(header_);
+        forget_noise(header_);
     }
 
   protected:

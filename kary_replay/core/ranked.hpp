@@ -59,6 +59,7 @@ class Ranked final : public Proportional {
     }
     // Each row takes one place, however often it comes; the largest priority chooses first.
     void update(int64_t* slot, const double* given, double*, int64_t n, double) override {
+        learn_noise(header_, leaf, total_of(tree_), slot, given, n);
         for (int64_t i = 0; i < n; ++i) store(slot[i], given[i]);
         std::sort(slot, slot + n, RanksBefore{priority});
         n = std::unique(slot, slot + n) - slot;

@@ -22,7 +22,7 @@ from . import shared_memory
 from ..errors import AttachError
 
 from .block cimport (
-    Block, Handle, Header, Layout, acquire, bury, generation_of, head_nbytes, is_published,
+    Block, Handle, Header, Layout, Noise, acquire, bury, generation_of, head_nbytes, is_published,
     is_vacant, load_relaxed, participants_of, pause, published, release, resume, store_relaxed,
     store_release, written_by,
 )
@@ -42,11 +42,17 @@ cdef extern from "selectors.hpp" namespace "kary" nogil:
         int64_t selection, int64_t capacity, int64_t row_nbytes, int arity, int64_t at
     )
 
+cdef extern from "noise.hpp" namespace "kary" nogil:
+    const double kCautious
+
 cdef extern from "recovery.hpp" namespace "kary" nogil:
     void reset(Header* header, Selector* selector)
 
 UNIFORM, PROPORTIONAL, RANKED = kUniform, kProportional, kRanked
 """The kinds of selection; the headers of these names say what each does."""
+
+CAUTIOUS_SHARE = kCautious
+"""The uniform share that one that adapts begins with."""
 
 cdef int64_t MAX_NBYTES = <int64_t>1 << 47
 
@@ -203,9 +209,30 @@ cdef class Slots:
         """The share of draws among all rows alike; kept here for other processes to see."""
         return load_relaxed(&self.header.uniform_share)
 
-    @uniform_share.setter
-    def uniform_share(self, double value):
-        store_relaxed(&self.header.uniform_share, value)
+    @property
+    def adapts_share(self):
+        """Whether TD errors choose the uniform share, as noise.hpp says."""
+        return load_relaxed(&self.header.adapts_share) != 0
+
+    def set_share(self, double share, bint adapts):
+        """Set the uniform share, and whether TD errors choose it from then on."""
+        self.block.enter()
+        with nogil:
+            acquire(self.header)  # who learns from TD errors just now must not set it after us
+            store_relaxed(&self.header.adapts_share, <int64_t>adapts)
+            store_relaxed(&self.header.uniform_share, share)
+            release(self.header)
+
+    @property
+    def relative_noise(self):
+        """The noise of batches over that of uniform ones, as noise.hpp says; NaN: nobody knows."""
+        cdef Noise noise
+        self.block.enter()
+        with nogil:
+            acquire(self.header)
+            noise = self.header.noise
+            release(self.header)
+        return noise.present / noise.uniform if noise.uniform > 0 else float("nan")
 
     # -------------------------------------------------------------------------------------- writing
 

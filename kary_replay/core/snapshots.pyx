@@ -15,8 +15,8 @@ cimport numpy as cnp
 from ..validation import as_count, as_fraction, as_real
 
 from .block cimport (
-    Header, generation_of, is_published, is_vacant, kCount, load_acquire, load_relaxed, pause,
-    read_field, renew_max_mass, resume, store_relaxed, store_release, vacated,
+    Header, Noise, generation_of, is_published, is_vacant, kCount, load_acquire, load_relaxed,
+    pause, read_field, renew_max_mass, resume, store_relaxed, store_release, vacated,
 )
 from .slots cimport Selector, Slots
 
@@ -85,6 +85,7 @@ def snapshot(Slots slots, known=None):
     cdef int64_t n_touched = 0, n_started = 0, position = 0, n_added = 0
     cdef uint64_t n_sampled = 0, random_counter = 0
     cdef double alpha = 0, max_priority = 0
+    cdef Noise noise
     cdef int64_t* slot
     cdef char* to
     slots.block.enter()
@@ -104,7 +105,7 @@ def snapshot(Slots slots, known=None):
             # One by one: some of these numbers others change without the lock.
             n_touched, n_started = header.n_touched, header.n_started
             position, n_added = header.position, header.n_added
-            alpha, max_priority = header.alpha, header.max_priority
+            alpha, max_priority, noise = header.alpha, header.max_priority, header.noise
             n_sampled = load_relaxed(&header.n_sampled)
             random_counter = load_relaxed(&header.random_counter)
             n_changed = 0
@@ -134,6 +135,7 @@ def snapshot(Slots slots, known=None):
         "n_started": n_started,
         "alpha": alpha,
         "max_priority": max_priority,
+        "noise": _numbers_of(noise),
         "n_added": n_added,
         "n_sampled": n_sampled,
         "random": (header.random_key[0], header.random_key[1], random_counter),
@@ -159,6 +161,7 @@ def restore(Slots slots, dict state, read_rows=None):
     cdef int64_t n_started, position, n_touched, n_added, i
     cdef uint64_t n_sampled, generation
     cdef double alpha, max_priority, largest = selector.largest
+    cdef Noise noise
     cdef cnp.ndarray priorities, ranking = None
     if state["row_nbytes"] != nbytes:
         raise ValueError(
@@ -179,6 +182,7 @@ def restore(Slots slots, dict state, read_rows=None):
     max_priority = as_real("max_priority", state["max_priority"])
     if not 1 <= max_priority <= largest:
         raise ValueError(f"max_priority must be from 1 to {largest:.3g}, got {max_priority}")
+    noise = _checked_noise(state.get("noise"))
     random_state = tuple(
         as_count("a number of random", number, 2**64 - 1, least=0) for number in state["random"]
     )
@@ -216,6 +220,7 @@ def restore(Slots slots, dict state, read_rows=None):
     store_relaxed(&header.n_sampled, n_sampled)
     header.alpha = alpha
     header.max_priority = max_priority
+    header.noise = noise
     renew_max_mass(header)
     slots.block.set_random_state(random_state)
 
@@ -351,6 +356,27 @@ def _priorities_behind(masses, dict state, largest):
     with np.errstate(over="ignore", under="ignore"):
         priorities = masses ** (1 / state["alpha"])
     return np.where(masses > 0, np.clip(priorities, np.nextafter(0, 1), largest), 0.0)
+
+
+cdef list _numbers_of(Noise noise):
+    """Return what is known of the noise of batches, as numbers in the order of the struct."""
+    cdef Py_ssize_t i
+    return [(<double*>&noise)[i] for i in range(_N_NOISE)]
+
+
+cdef Py_ssize_t _N_NOISE = sizeof(Noise) // sizeof(double)
+
+
+cdef Noise _checked_noise(saved) except *:
+    """Return what was known of the noise of batches: nothing, where an older version saved."""
+    cdef Noise noise
+    cdef Py_ssize_t n = _N_NOISE, i
+    numbers = [0.0] * n if saved is None else [as_real("a number of noise", one) for one in saved]
+    if len(numbers) != n or not all(0 <= number < np.inf for number in numbers):
+        raise _contradiction(f"noise must be {n} finite numbers of at least 0, got {saved}")
+    for i in range(n):
+        (<double*>&noise)[i] = numbers[i]
+    return noise
 
 
 cdef Py_ssize_t _TABLE = 3 + 4 * kRanks  # numbers in a Ranking

@@ -18,6 +18,7 @@ from ..algorithms import ALGORITHMS, Algorithm, Options, Share, find
 from ..algorithms.normalization import Normalization, Normalized
 from ..core.shared_memory import is_supported
 from ..prefetch.prefetcher import MAX_DEPTH
+from ..validation import UniformShare
 from .presets import preset
 
 __all__ = ["ConfigError", "RunnerConfig", "as_json", "check_algorithm", "from_json", "suggestion"]
@@ -85,8 +86,8 @@ class RunnerConfig:
     """How much priorities count, 0 (uniform replay) to 1."""
     beta: float = PRESET
     """Exponent of the importance weights at the beginning, 0 to 1; 1 at the end."""
-    uniform_share: float = PRESET
-    """Share of draws that go to all transitions alike, 0 to 1."""
+    uniform_share: UniformShare = PRESET
+    """Share of draws that go to all transitions alike, 0 to 1; auto: what TD errors show to pay."""
     initial_priority: Literal["max", "td_error"] = PRESET
     """Priority of new transitions: the largest seen, or the actor's own |TD error|."""
     exploration_spread: float = PRESET
@@ -261,8 +262,10 @@ def _check_values(config: RunnerConfig) -> None:
     )
     for name in ("samples_per_insert", "environment_timeout_seconds"):
         _check(config, name, lambda x: 0 < x < math.inf, "a finite number above 0")
-    for name in ("alpha", "beta", "uniform_share"):
+    for name in ("alpha", "beta"):
         _check(config, name, lambda x: 0 <= x <= 1, "a number from 0 to 1")
+    if config.uniform_share != "auto":
+        _check(config, "uniform_share", lambda x: 0 <= x <= 1, "auto or a number from 0 to 1")
     for name in ("exploration_spread", "checkpoint_interval_seconds"):
         _check(config, name, lambda x: 0 <= x < math.inf, "a finite number of at least 0")
     for name in ("normalize_observations", "normalize_rewards"):

@@ -216,7 +216,7 @@ class Stress:
                     yield "rank"
                 if self.scenario.ranked:
                     self.buffer.alpha = random_numbers.random()
-                    self.buffer.uniform_share = random_numbers.choice([0.0, 0.5, 1.0])
+                    self.buffer.uniform_share = random_numbers.choice([0.0, 0.5, 1.0, "auto"])
                     yield "alpha and uniform share"
 
     def run_role(self, role, which, deadline, quota):

@@ -171,6 +171,7 @@ def test_other_formats_machines_and_kinds(change, what, saved):
             for value in (-0.1, 1.1, float("nan"), "half", None)
         ],
         *[{"max_priority": value} for value in (0.0, -1.0, float("nan"), float("inf"))],
+        *[{"noise": value} for value in ([], [0.0], [-1.0] * 11, [None] * 11)],
         *[{"random": value} for value in ([], [1, 2], [1, 2, -3], [1, 2, 2**64], None)],
         *[
             {"fields": value}
@@ -249,7 +250,8 @@ def test_a_manifest_that_lacks_something(left_out, saved):
 
 
 def test_a_manifest_from_before_there_was_a_uniform_share(saved):
-    rewrite(saved, lambda content: content.pop("uniform_share"))
+    for name in ("uniform_share", "adapts_share", "noise"):
+        rewrite(saved, lambda content, name=name: content.pop(name))
     assert kr.PrioritizedReplayBuffer.load(saved).uniform_share == 0.0
 
 

@@ -171,6 +171,10 @@ STATES = [
     *[("storage.n_sampled", value) for value in (-5, True, 2**63, None)],
     *[("storage.alpha", value) for value in (-0.1, 1.1, float("nan"), "half", None)],
     *[("storage.max_priority", value) for value in (-1.0, 0.0, 0.5, 1e308, float("nan"), None)],
+    *[
+        ("storage.noise", value)
+        for value in ([], [1.0] * 10, [-1.0] * 11, [np.nan] * 11, ["1"] * 11)
+    ],
     *[("storage.random", value) for value in ((), (1, 2), (1, 2, -3), (1, 2, 2**64), (1, 2, 3.0))],
     *[("storage.row_nbytes", value) for value in (8, None)],
 ]
@@ -193,6 +197,8 @@ def test_a_state_that_lacks_something(kind):
             "version",
             "changed",
             "uniform_share",
+            "adapts_share",
+            "noise",
         }:
             state = used_buffer(kind).__getstate__()
             del (state[part] if part else state)[left_out]
@@ -202,8 +208,11 @@ def test_a_state_that_lacks_something(kind):
 
 def test_a_state_from_before_there_was_a_uniform_share():
     state = used_buffer().__getstate__()
-    del state["uniform_share"]
-    assert unpickled(state).uniform_share == 0.0
+    del state["uniform_share"], state["adapts_share"], state["storage"]["noise"]
+    twin = unpickled(state)
+    assert twin.uniform_share == 0.0
+    twin.update_priorities(twin.sample(4).handle, np.ones(4))
+    assert twin.uniform_share == 0.0
 
 
 @pytest.mark.parametrize("state", [[], 5, "state", {}], ids=repr)

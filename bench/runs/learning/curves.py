@@ -28,7 +28,8 @@ from bench.runs.learning import results
 from bench.runs.learning.tasks import TASKS, Task, environments
 
 UNIFORM, FIRST, HALF = "uniform", "prioritized", "half prioritized"
-BY_GRADIENT, PLAIN = "half by gradient", "prioritized, in plain Python"
+BY_GRADIENT, ADAPTIVE = "half by gradient", "adaptive by gradient"
+PLAIN = "prioritized, in plain Python"
 COMPARED = UNIFORM, FIRST, BY_GRADIENT
 LIBRARIES = ("kary-replay", "stable-baselines3", "torch", "gymnasium", "numpy")
 
@@ -47,6 +48,9 @@ BUFFERS = {
     HALF: Replay({"alpha": 1.0, "beta": 1.0, "uniform_share": 0.5}),
     BY_GRADIENT: Replay(
         {"alpha": 1.0, "beta": 1.0, "uniform_share": 0.5, "prioritize_by": "gradient"}
+    ),
+    ADAPTIVE: Replay(
+        {"alpha": 1.0, "beta": 1.0, "uniform_share": "auto", "prioritize_by": "gradient"}
     ),
     "beta = 1": Replay({"alpha": 0.6, "beta": 1.0, "uniform_share": 0.0}),
     PLAIN: Replay({"alpha": 0.6, "beta": 0.4}),

@@ -218,6 +218,8 @@ class Monitor:
                 "replay/size": figures.buffer_size,
                 "replay/samples_per_insert": figures.samples_per_insert,
                 "replay/beta": self.flow.figures.get("beta", math.nan),
+                "replay/uniform_share": self.flow.figures.get("uniform_share", math.nan),
+                "replay/relative_noise": self.flow.figures.get("relative_noise", math.nan),
                 "workers/updates_behind": figures.behind,
                 "workers/actors_waited": figures.actors_waited,
                 "workers/learners_waited": figures.learners_waited,

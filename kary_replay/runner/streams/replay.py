@@ -17,6 +17,7 @@ from ...buffers.rate_limiter import RateLimiter
 from ...errors import RateLimiterTimeoutError
 from ...prefetch.prefetcher import Prefetcher
 from ...types import Batch
+from ...validation import UniformShare
 from .stream import Checkpoint, Hosted, Medium
 
 __all__ = ["HostedReplay", "ReplaySink", "ReplaySource", "ReplayStream"]
@@ -42,7 +43,7 @@ class ReplayStream:
     capacity: int
     alpha: float
     beta: float
-    uniform_share: float
+    uniform_share: UniformShare
     seed: int
     samples_per_insert: float
     min_size: int
@@ -108,11 +109,13 @@ class HostedReplay(Hosted):
         return {"origin": list(self._limiter.origin)}
 
     def figures(self) -> dict[str, float]:
-        """Return size, samples_per_insert and beta."""
+        """Return size, samples_per_insert, beta, uniform_share and relative_noise."""
         return {
             "size": len(self._buffer),
             "samples_per_insert": self._limiter.ratio,
             "beta": self._buffer.beta,
+            "uniform_share": self._buffer.uniform_share,
+            "relative_noise": self._buffer.relative_noise,
         }
 
     def is_used_up(self) -> bool:

@@ -1,0 +1,185 @@
+"""A uniform share that adapts: what TD errors show of the noise of batches, and what follows."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+import kary_replay as kr
+
+FIELDS = {"x": kr.Field((), "int64")}
+SHARES = np.arange(2, 10) / 10
+
+
+def filled(n_rows, share="auto", **options):
+    options = {"alpha": 1.0, "beta": 1.0, "seed": 0, **options}
+    buffer = kr.PrioritizedReplayBuffer(n_rows, FIELDS, uniform_share=share, **options)
+    buffer.add(x=np.arange(n_rows))
+    return buffer
+
+
+def learn(buffer, td_error, n_batches, batch_size=64):
+    """Draw batches and give back the TD errors of their rows."""
+    for _ in range(n_batches):
+        batch = buffer.sample(batch_size)
+        buffer.update_priorities(batch.handle, td_error[batch.index])
+
+
+class NaiveNoise:
+    """The noise of uniform batches, of those drawn, and of those with other shares."""
+
+    def __init__(self):
+        self.n_rows, self.means = 0, np.zeros(2 + len(SHARES))
+
+    def learn(self, mass, share, td_error, all_masses):
+        relative = mass / all_masses[all_masses > 0].mean()
+        chance = (1 - share) * relative + share
+        others = (1 - SHARES) * relative[:, None] + SHARES
+        square = td_error**2 / chance
+        seen = np.column_stack([square, square / chance, square[:, None] / others]).mean(axis=0)
+        self.n_rows += len(mass)
+        part = min(1, max(len(mass) / 10_000, len(mass) / self.n_rows))
+        self.means = (1 - part) * self.means + part * seen
+
+    @property
+    def relative(self):
+        return self.means[1] / self.means[0]
+
+    @property
+    def share(self):
+        noise = self.means[2:]
+        return 0.9 if self.n_rows < 1_000 else SHARES[noise <= 1.1 * noise.min()].max()
+
+
+@pytest.mark.parametrize("prioritization", ["proportional", "rank"])
+@pytest.mark.parametrize("alpha", [0.6, 1.0])
+def test_it_is_what_a_naive_estimate_gives(prioritization, alpha):
+    rng = np.random.default_rng(1)
+    buffer = filled(500, alpha=alpha, prioritization=prioritization)
+    naive, td_error = NaiveNoise(), np.minimum(rng.standard_cauchy(500) ** 2, 50)
+    shares = set()
+    assert np.isnan(buffer.relative_noise)
+    for _ in range(400):
+        assert buffer.uniform_share == naive.share
+        batch, masses = buffer.sample(48), buffer.tree.get(np.arange(500))
+        errors = td_error[batch.index] * rng.uniform(0.5, 1, 48)
+        priority = np.abs(errors) + buffer.priority_epsilon
+        naive.learn(masses[batch.index], buffer.uniform_share, priority, masses)
+        buffer.update_priorities(batch.handle, errors)
+        assert buffer.relative_noise == pytest.approx(naive.relative, rel=1e-9)
+        shares.add(buffer.uniform_share)
+    assert len(shares) > 2
+
+
+def test_it_estimates_the_noise_of_the_whole_buffer():
+    td_error = np.minimum(np.random.default_rng(2).standard_exponential(2_000) ** 3, 20)
+    buffer = filled(2_000, share=0.5)
+    buffer.update_priorities(buffer.sample(2_000).handle, np.ones(2_000))
+    buffer.tree.set(np.arange(2_000), td_error)
+    relative = td_error / td_error.mean()
+    true = (td_error**2 / (0.5 * relative + 0.5)).mean() / (td_error**2).mean()
+    estimates = []
+    for seed in range(20):
+        copy = pickle.loads(pickle.dumps(buffer))
+        copy.reset()
+        copy.add(x=np.arange(2_000), priority=np.maximum(td_error, 1e-9))
+        copy._slots.block.set_random_state((seed, 7, 0))
+        learn(copy, td_error, 200)
+        estimates.append(copy.relative_noise)
+    error = np.std(estimates) / np.sqrt(len(estimates))
+    assert error < 0.02 * true
+    assert abs(np.mean(estimates) - true) < 5 * error
+
+
+def test_priorities_that_tell_nothing_get_few_draws():
+    buffer = filled(1_000)
+    learn(buffer, np.ones(1_000), 100)
+    assert buffer.uniform_share == 0.9
+    assert buffer.relative_noise == pytest.approx(1)
+    rng = np.random.default_rng(3)
+    for _ in range(200):  # errors that have nothing to do with what they were before
+        batch = buffer.sample(64)
+        buffer.update_priorities(batch.handle, rng.standard_cauchy(64))
+    assert buffer.uniform_share == 0.9
+
+
+def test_priorities_that_tell_much_get_many_draws_and_rare_rows_are_noticed():
+    buffer, td_error = filled(10_000), np.full(10_000, 1e-3)
+    buffer.tree.set(np.arange(10_000), td_error)
+    learn(buffer, td_error, 200)
+    assert buffer.uniform_share == 0.9
+    td_error[:3] = 1.0  # three rows get a new error: the next times they are drawn show it
+    buffer.tree.set(np.arange(3), np.ones(3))
+    learn(buffer, td_error, 200)
+    assert buffer.uniform_share <= 0.6
+    assert buffer.relative_noise < 0.1
+    td_error[:3] = 1e-3  # and when they have been learned, it is as before
+    learn(buffer, td_error, 1_500)
+    assert buffer.uniform_share == 0.9
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_noise_is_known_of_a_fixed_share_too(share):
+    buffer = filled(1_000, share)
+    learn(buffer, np.linspace(0.01, 1, 1_000), 300)
+    assert buffer.uniform_share == share
+    relative = np.linspace(0.01, 1, 1_000) / 0.505
+    true = (relative**2 / ((1 - share) * relative + share)).mean() / (relative**2).mean()
+    assert buffer.relative_noise == pytest.approx(true, rel=0.05)
+
+
+def test_it_can_be_set_and_be_fixed_again():
+    buffer = filled(1_000, share=0.0)
+    buffer.uniform_share = "auto"
+    assert buffer.uniform_share == 0.9
+    buffer.uniform_share = 0.4
+    learn(buffer, np.ones(1_000), 50)
+    assert buffer.uniform_share == 0.4
+
+
+def test_a_reset_forgets_what_was_learned():
+    buffer = filled(1_000)
+    learn(buffer, np.linspace(0, 1, 1_000) ** 8, 300)
+    assert buffer.uniform_share < 0.9
+    buffer.reset()
+    assert buffer.uniform_share == 0.9
+    assert np.isnan(buffer.relative_noise)
+
+
+@pytest.mark.parametrize("through", ["pickle", "checkpoint"])
+def test_copies_go_on_as_the_buffer_does(through, tmp_path):
+    td_error = np.random.default_rng(4).standard_cauchy(1_000)
+    buffer = filled(1_000)
+    learn(buffer, td_error, 100)
+    if through == "checkpoint":
+        buffer.save(tmp_path / "saved")
+        twin = kr.PrioritizedReplayBuffer.load(tmp_path / "saved")
+    else:
+        twin = pickle.loads(pickle.dumps(buffer))
+    for _ in range(50):
+        learn(buffer, td_error, 1)
+        learn(twin, td_error, 1)
+        assert twin.uniform_share == buffer.uniform_share
+        assert twin.relative_noise == buffer.relative_noise
+
+
+def test_errors_beyond_what_squares_can_hold_teach_nothing():
+    buffer = filled(100)
+    learn(buffer, np.ones(100), 30)
+    before = buffer.relative_noise
+    batch = buffer.sample(64)
+    buffer.update_priorities(batch.handle, np.full(64, 1e200))
+    assert buffer.relative_noise == before
+    learn(buffer, np.zeros(100), 30)
+    assert 0 < buffer.uniform_share <= 0.9
+    assert np.isfinite(buffer.relative_noise)
+
+
+@pytest.mark.parametrize("share", ["half", "", "0.5", -0.1, 1.1, float("nan"), None, True])
+def test_what_is_no_share(share):
+    with pytest.raises((ValueError, TypeError), match="uniform_share"):
+        filled(10, share)
+    buffer = filled(10)
+    with pytest.raises((ValueError, TypeError), match="uniform_share"):
+        buffer.uniform_share = share
+    assert buffer.uniform_share == 0.9
