@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,13 @@ import numpy.typing as npt
 from .errors import FieldError
 from .validation import as_count
 
-__all__ = ["HANDLE_DTYPE", "Batch", "Field"]
+__all__ = ["HANDLE_DTYPE", "Batch", "Field", "UniformShare"]
 
 MAX_AXES = 31  # NumPy 1 arrays have at most 32 axes, and the batch axis is one of them
 MAX_NBYTES = 1 << 40  # of one value
+
+UniformShare = float | Literal["auto"]
+"""The share of draws that go to all rows alike, 0 to 1, or "auto": what TD errors show to pay."""
 
 HANDLE_DTYPE = np.dtype([("index", np.int64), ("generation", np.uint64)])
 """A handle: the slot of a drawn row, and the count of that slot's reuses when it was drawn."""

@@ -14,9 +14,6 @@ import numpy.typing as npt
 
 from .errors import IndexRangeError
 
-UniformShare = float | Literal["auto"]
-"""The share of draws that go to all rows alike, 0 to 1, or "auto": what TD errors show to pay."""
-
 
 def as_count(name: str, value: Any, limit: int | None = None, least: int = 1) -> int:
     """Return ``value`` as an int from ``least`` to ``limit``."""
@@ -61,7 +58,7 @@ def as_fraction(name: str, value: Any) -> float:
     return number
 
 
-def as_share(name: str, value: Any) -> UniformShare:
+def as_share(name: str, value: Any) -> float | Literal["auto"]:
     """Return ``value`` as "auto" or a float from 0 to 1."""
     if isinstance(value, str):
         if value != "auto":

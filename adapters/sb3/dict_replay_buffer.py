@@ -12,8 +12,8 @@ from kary_replay.adapters.sb3.prioritized_buffer import (
     BetaSchedule,
     PrioritizeBy,
     PrioritizedBuffer,
-    UniformShare,
 )
+from kary_replay.types import UniformShare
 
 
 class PrioritizedDictReplayBuffer(PrioritizedBuffer, DictReplayBuffer):

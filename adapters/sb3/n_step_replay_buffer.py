@@ -11,12 +11,9 @@ from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
-from kary_replay.adapters.sb3.prioritized_buffer import (
-    BetaSchedule,
-    PrioritizeBy,
-    UniformShare,
-)
+from kary_replay.adapters.sb3.prioritized_buffer import BetaSchedule, PrioritizeBy
 from kary_replay.adapters.sb3.replay_buffer import PrioritizedReplayBuffer
+from kary_replay.types import UniformShare
 
 
 class PrioritizedNStepReplayBuffer(PrioritizedReplayBuffer, NStepReplayBuffer):

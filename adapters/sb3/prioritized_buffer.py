@@ -20,10 +20,10 @@ from kary_replay.adapters.sb3.arrays import field_of_row, map_arrays, warn_if_la
 from kary_replay.adapters.sb3.prioritized_loss import PrioritizedTensor
 from kary_replay.adapters.sb3.priority_updates import PriorityUpdates
 from kary_replay.adapters.sb3.step_shapes import StepShapes
+from kary_replay.types import UniformShare
 
 BetaSchedule = Callable[[int], float]
 PrioritizeBy = Literal["td_error", "gradient"]
-UniformShare = float | Literal["auto"]
 
 # The native field that holds each of SB3's arrays. A transition that ends an episode by time has
 # both episode_end and truncated set.

@@ -24,8 +24,8 @@ import numpy as np
 
 from ..core.frame_reader import FrameReader
 from ..fields import Fields, checked_fields, fields_of_space, leaves_of, map_leaves
-from ..types import Batch, Field
-from ..validation import UniformShare, as_count
+from ..types import Batch, Field, UniformShare
+from ..validation import as_count
 from .prioritized_replay_buffer import PrioritizedReplayBuffer
 
 __all__ = ["FrameReplayBuffer"]

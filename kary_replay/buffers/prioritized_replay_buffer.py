@@ -11,8 +11,8 @@ import numpy.typing as npt
 from ..core.slots import CAUTIOUS_SHARE, PROPORTIONAL, RANKED
 from ..core.sum_tree import SumTree
 from ..fields import Fields
-from ..types import Batch
-from ..validation import UniformShare, as_float64, as_fraction, as_positive, as_share
+from ..types import Batch, UniformShare
+from ..validation import as_float64, as_fraction, as_positive, as_share
 from .replay_buffer import ReplayBuffer
 
 __all__ = ["PrioritizedReplayBuffer"]
@@ -346,8 +346,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         }
 
     def _restore(self, state: dict[str, Any]) -> None:
-        super()._restore(state)
-        self.beta, self.priority_epsilon = state["beta"], state["priority_epsilon"]
-        # older states have none
+        # older states have no share; what they know of the noise comes after it
         share = as_fraction("uniform_share", state.get("uniform_share", 0.0))
         self._slots.set_share(share, bool(state.get("adapts_share", False)))
+        super()._restore(state)
+        self.beta, self.priority_epsilon = state["beta"], state["priority_epsilon"]

@@ -26,6 +26,8 @@ constexpr double kWorth = 1.1;       // uniform draws may cost a tenth more nois
 constexpr double share_at(int j) { return (2 + j) / 10.0; }
 constexpr double kCautious = share_at(kShares - 1);  // before there is evidence
 
+// Relaxed, here and below: the lock orders everything that is read. What is stored, others read as
+// settings, without the lock, where any recent value will do.
 inline void forget_noise(Header* header) {
     header->noise = Noise{};
     if (load_relaxed(&header->adapts_share)) store_relaxed(&header->uniform_share, kCautious);

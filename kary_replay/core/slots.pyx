@@ -44,6 +44,7 @@ cdef extern from "selectors.hpp" namespace "kary" nogil:
 
 cdef extern from "noise.hpp" namespace "kary" nogil:
     const double kCautious
+    void forget_noise(Header* header)
 
 cdef extern from "recovery.hpp" namespace "kary" nogil:
     void reset(Header* header, Selector* selector)
@@ -215,11 +216,16 @@ cdef class Slots:
         return load_relaxed(&self.header.adapts_share) != 0
 
     def set_share(self, double share, bint adapts):
-        """Set the uniform share, and whether TD errors choose it from then on."""
+        """Set the uniform share, and whether TD errors choose it from then on.
+
+        What was known of the noise belongs to the share before, and is forgotten.
+        """
         self.block.enter()
         with nogil:
             acquire(self.header)  # who learns from TD errors just now must not set it after us
+            # relaxed: readers without the lock may have the share of before for one more batch
             store_relaxed(&self.header.adapts_share, <int64_t>adapts)
+            forget_noise(self.header)
             store_relaxed(&self.header.uniform_share, share)
             release(self.header)
 

@@ -18,7 +18,7 @@ from ..algorithms import ALGORITHMS, Algorithm, Options, Share, find
 from ..algorithms.normalization import Normalization, Normalized
 from ..core.shared_memory import is_supported
 from ..prefetch.prefetcher import MAX_DEPTH
-from ..validation import UniformShare
+from ..types import UniformShare
 from .presets import preset
 
 __all__ = ["ConfigError", "RunnerConfig", "as_json", "check_algorithm", "from_json", "suggestion"]
@@ -264,8 +264,8 @@ def _check_values(config: RunnerConfig) -> None:
         _check(config, name, lambda x: 0 < x < math.inf, "a finite number above 0")
     for name in ("alpha", "beta"):
         _check(config, name, lambda x: 0 <= x <= 1, "a number from 0 to 1")
-    if config.uniform_share != "auto":
-        _check(config, "uniform_share", lambda x: 0 <= x <= 1, "auto or a number from 0 to 1")
+    share = "auto or a number from 0 to 1"
+    _check(config, "uniform_share", lambda x: x == "auto" or 0 <= x <= 1, share)
     for name in ("exploration_spread", "checkpoint_interval_seconds"):
         _check(config, name, lambda x: 0 <= x < math.inf, "a finite number of at least 0")
     for name in ("normalize_observations", "normalize_rewards"):

@@ -137,6 +137,17 @@ def test_it_can_be_set_and_be_fixed_again():
     assert buffer.uniform_share == 0.4
 
 
+def test_it_adapts_by_what_comes_back_from_then_on():
+    buffer = filled(1_000, share=0.5)
+    learn(buffer, np.linspace(0, 1, 1_000) ** 8, 300)
+    buffer.uniform_share = "auto"
+    assert np.isnan(buffer.relative_noise)
+    learn(buffer, np.linspace(0, 1, 1_000) ** 8, 15)  # of 64 rows: fewer than 1,000
+    assert buffer.uniform_share == 0.9
+    learn(buffer, np.linspace(0, 1, 1_000) ** 8, 15)
+    assert buffer.uniform_share < 0.9
+
+
 def test_a_reset_forgets_what_was_learned():
     buffer = filled(1_000)
     learn(buffer, np.linspace(0, 1, 1_000) ** 8, 300)

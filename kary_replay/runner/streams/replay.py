@@ -16,8 +16,7 @@ from ...buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
 from ...buffers.rate_limiter import RateLimiter
 from ...errors import RateLimiterTimeoutError
 from ...prefetch.prefetcher import Prefetcher
-from ...types import Batch
-from ...validation import UniformShare
+from ...types import Batch, UniformShare
 from .stream import Checkpoint, Hosted, Medium
 
 __all__ = ["HostedReplay", "ReplaySink", "ReplaySource", "ReplayStream"]
