@@ -55,8 +55,8 @@ handle_timeout_termination
         beta: float | BetaSchedule = 0.4,
         priority_epsilon: float = 1e-6,
         seed: int | None = None,
-        uniform_share: UniformShare = 0.0,
-        prioritize_by: PrioritizeBy = "td_error",
+        uniform_share: UniformShare = "auto",
+        prioritize_by: PrioritizeBy = "gradient",
     ) -> None:
         self._check_sizes(buffer_size, n_envs)
         super().__init__(

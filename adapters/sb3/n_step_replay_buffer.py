@@ -73,8 +73,8 @@ handle_timeout_termination
         beta: float | BetaSchedule = 0.4,
         priority_epsilon: float = 1e-6,
         seed: int | None = None,
-        uniform_share: UniformShare = 0.0,
-        prioritize_by: PrioritizeBy = "td_error",
+        uniform_share: UniformShare = "auto",
+        prioritize_by: PrioritizeBy = "gradient",
     ) -> None:
         if isinstance(n_steps, bool) or not isinstance(n_steps, (int, np.integer)):
             raise TypeError(f"n_steps must be an integer, got {n_steps!r}")

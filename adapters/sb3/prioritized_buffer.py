@@ -192,6 +192,15 @@ class PrioritizedBuffer(ReplayBuffer):
         """
         return self.native.relative_noise
 
+    @property
+    def least_noise(self) -> float:
+        """How noisy batches would be at best, as a share of the noise of uniform replay.
+
+        It is near 0 if few rows have most of the error, and 1 if there is nothing to prioritize;
+        see `kary_replay.PrioritizedReplayBuffer`.
+        """
+        return self.native.least_noise
+
     def update_priorities(self, td_errors: np.ndarray | torch.Tensor) -> None:
         """Set the priorities of the batch sampled last by hand, for losses that are not recognized.
 

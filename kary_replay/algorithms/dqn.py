@@ -42,7 +42,7 @@ class DQNOptions(OffPolicyOptions):
     """Highest value of the distribution."""
     huber_delta: float = 1.0
     """TD error up to which the loss is quadratic; beyond, a row's gradient stays at this size."""
-    prioritize_by: Literal["td_error", "gradient"] = "td_error"
+    prioritize_by: Literal["td_error", "gradient"] = "gradient"
     """What a row's priority is: its TD error, or the size of its gradient.
 
     The latter is the TD error up to huber_delta; with n_atoms > 1 both are the same."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..core.slots import CAUTIOUS_SHARE, PROPORTIONAL, RANKED
+from ..core.slots import PRIORITIZED_SHARE, PROPORTIONAL, RANKED
 from ..core.sum_tree import SumTree
 from ..fields import Fields
 from ..types import Batch, UniformShare
@@ -45,9 +45,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         0 to 1: the share of draws that go to all rows alike, whatever their priorities. Then no
         row is drawn more rarely than that share of how often uniform replay draws it, and no weight
         exceeds uniform_share ** -beta. With 0, as in Schaul et al. (2016), weights have no bound
-        and are divided by the largest of their batch. "auto" begins at 0.9, and lets the TD errors
-        that come back choose from 0.2 to 0.9 what keeps the noise of gradients low: see
-        `relative_noise`.
+        and are divided by the largest of their batch. "auto" is 0.1 while priorities may pay, and 1
+        while they cannot: while `least_noise` is 0.5 or more.
 
     Raises
     ------
@@ -153,7 +152,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     @uniform_share.setter
     def uniform_share(self, value: UniformShare) -> None:
         share = as_share("uniform_share", value)
-        self._slots.set_share(CAUTIOUS_SHARE if share == "auto" else share, share == "auto")
+        self._slots.set_share(PRIORITIZED_SHARE if share == "auto" else share, share == "auto")
 
     @property
     def relative_noise(self) -> float:
@@ -166,6 +165,17 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         ``sample`` drew.
         """
         return self._slots.relative_noise
+
+    @property
+    def least_noise(self) -> float:
+        """How noisy batches would be at best, as a share of the noise of uniform replay.
+
+        So noisy are batches of rows drawn in proportion to their TD errors now. It is the square
+        of the mean of |TD error| over the mean of TD error²: near 0 if few rows have most of the
+        error, and 1 if all have the same, in which case there is nothing to prioritize. It is
+        learned as `relative_noise` is.
+        """
+        return self._slots.least_noise
 
     @property
     def tree(self) -> SumTree:

@@ -41,12 +41,11 @@ struct Participant {
 };
 
 // What TD errors have shown of the noise of batches; noise.hpp says how.
-constexpr int kShares = 8;
 struct Noise {
-    double n_rows;               // that it was learned from
-    double uniform;              // of uniform replay
-    double present;              // with the uniform share that there was
-    double with_share[kShares];  // with others; 0 where the share does not adapt
+    double n_rows;   // that it was learned from
+    double size;     // of a TD error: the square is the least noise
+    double uniform;  // noise of uniform replay
+    double present;  // noise of the draws that there were
 };
 
 struct Header {

@@ -23,9 +23,9 @@ cdef extern from "block.hpp" namespace "kary" nogil:
 
     ctypedef struct Noise:
         double n_rows
+        double size
         double uniform
         double present
-        double[8] with_share  # kShares
 
     ctypedef struct Header:
         uint64_t magic

@@ -10,7 +10,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 cimport numpy as cnp
 
-from .block cimport Attachment, Block, Handle, Header, Layout
+from .block cimport Attachment, Block, Handle, Header, Layout, Noise
 from .sum_tree cimport SumTree, Tree
 
 
@@ -89,6 +89,7 @@ cdef class Slots:
 
     cdef int check_layout(self, const Layout* layout) except -1
     cdef object bytes_of(self, int64_t n)
+    cdef Noise known_noise(self)
     cdef int64_t reserve(self, int64_t* slot, int64_t n, int64_t* scratch) noexcept nogil
     cdef void publish(
         self, const int64_t* slot, int64_t n, const double* priority, int64_t* scratch

@@ -10,7 +10,7 @@ from .sum_tree import SumTree
 UNIFORM: int
 PROPORTIONAL: int
 RANKED: int
-CAUTIOUS_SHARE: float
+PRIORITIZED_SHARE: float
 
 class Slots:
     beta: float
@@ -50,6 +50,8 @@ class Slots:
     def adapts_share(self) -> bool: ...
     @property
     def relative_noise(self) -> float: ...
+    @property
+    def least_noise(self) -> float: ...
     @property
     def max_priority(self) -> float: ...
     def __len__(self) -> int: ...

@@ -43,7 +43,7 @@ cdef extern from "selectors.hpp" namespace "kary" nogil:
     )
 
 cdef extern from "noise.hpp" namespace "kary" nogil:
-    const double kCautious
+    const double kPrioritized
     void forget_noise(Header* header)
 
 cdef extern from "recovery.hpp" namespace "kary" nogil:
@@ -52,8 +52,8 @@ cdef extern from "recovery.hpp" namespace "kary" nogil:
 UNIFORM, PROPORTIONAL, RANKED = kUniform, kProportional, kRanked
 """The kinds of selection; the headers of these names say what each does."""
 
-CAUTIOUS_SHARE = kCautious
-"""The uniform share that one that adapts begins with."""
+PRIORITIZED_SHARE = kPrioritized
+"""The uniform share of one that adapts, while priorities pay."""
 
 cdef int64_t MAX_NBYTES = <int64_t>1 << 47
 
@@ -232,13 +232,24 @@ cdef class Slots:
     @property
     def relative_noise(self):
         """The noise of batches over that of uniform ones, as noise.hpp says; NaN: nobody knows."""
+        cdef Noise noise = self.known_noise()
+        return noise.present / noise.uniform if noise.uniform > 0 else float("nan")
+
+    @property
+    def least_noise(self):
+        """The least noise of batches over that of uniform ones; NaN: nobody knows."""
+        cdef Noise noise = self.known_noise()
+        return noise.size * noise.size / noise.uniform if noise.uniform > 0 else float("nan")
+
+    cdef Noise known_noise(self):
+        """Return what is known of the noise of batches."""
         cdef Noise noise
         self.block.enter()
         with nogil:
             acquire(self.header)
             noise = self.header.noise
             release(self.header)
-        return noise.present / noise.uniform if noise.uniform > 0 else float("nan")
+        return noise
 
     # -------------------------------------------------------------------------------------- writing
 

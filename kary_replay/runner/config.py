@@ -400,7 +400,10 @@ def from_json(content: Mapping[str, Any]) -> RunnerConfig:
             name: tuple(value) if isinstance(value, list) else value
             for name, value in saved.items()
         }
-        before = {"uniform_share": 0.0}  # what version 0.1.0 had no setting for
+        # what version 0.1.0 had no settings for
+        if "prioritize_by" in {field.name for field in dataclasses.fields(options_class)}:
+            options.setdefault("prioritize_by", "td_error")
+        before = {"uniform_share": 0.0}
         return RunnerConfig(**{**before, **content, "options": options_class(**options)})
     except ConfigError:
         raise

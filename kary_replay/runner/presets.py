@@ -18,7 +18,7 @@ COMMON: dict[str, Any] = {
     "learning_starts": 1_000,
     "alpha": 0.6,
     "beta": 0.4,
-    "uniform_share": 0.0,
+    "uniform_share": "auto",
     "initial_priority": "max",
     "exploration_spread": 0.0,
 }

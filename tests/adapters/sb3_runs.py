@@ -249,14 +249,20 @@ class Account(PrioritizedReplayBuffer):
         self.settle()
         samples = super().sample(batch_size, env)
         self.slots = samples.rewards.batch.handle["index"].copy()
-        mass = self.expected[self.slots] ** self.alpha
-        self.weights = (mass / mass.min()) ** -self.beta
+        mass, share = self.expected[self.slots] ** self.alpha, self.uniform_share
+        if share:
+            mean = (self.expected[self.expected > 0] ** self.alpha).mean()
+            self.weights = ((1 - share) * mass / mean + share) ** -self.beta
+        else:
+            self.weights = (mass / mass.min()) ** -self.beta
         self.n_batches += 1
         return samples
 
-    def check(self, result, by_row, td_error):
+    def check(self, result, by_row, td_error, is_huber):
         """Compare a loss with the weighted mean of the rows' losses [B]; note their TD errors."""
         np.testing.assert_allclose(result.item(), np.mean(self.weights * by_row), rtol=1e-5)
+        if self.prioritize_by == "gradient" and is_huber:
+            td_error = np.minimum(td_error, 1)
         self.td_error = td_error if self.td_error is None else np.maximum(self.td_error, td_error)
         self.n_losses += 1
 
@@ -281,7 +287,10 @@ class AuditedFunctional:
             result = function(current, target)
             difference = (current.detach().numpy() - target.detach().numpy())[:, 0]
             self.account().check(
-                result, self.rowwise[name](difference.astype(float)), np.abs(difference)
+                result,
+                self.rowwise[name](difference.astype(float)),
+                np.abs(difference),
+                name == "smooth_l1_loss",
             )
             return result
 
@@ -302,7 +311,7 @@ def audited_quantile_loss(account):
         huber = np.where(np.abs(delta) > 1, np.abs(delta) - 0.5, 0.5 * delta**2)
         losses = np.abs(midpoints - (delta < 0)) * huber * (n if sum_over_quantiles else 1)
         by_row = tuple(range(1, delta.ndim))
-        account().check(result, losses.mean(by_row), np.abs(delta).mean(by_row))
+        account().check(result, losses.mean(by_row), np.abs(delta).mean(by_row), is_huber=False)
         return result
 
     return loss

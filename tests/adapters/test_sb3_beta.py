@@ -27,7 +27,8 @@ def test_a_schedule_follows_the_transitions_drawn():
 
 
 def test_the_annealed_beta_reaches_the_weights():
-    buffer = learn("DQN", PrioritizedReplayBuffer, beta=lambda n: float(n >= 2000)).replay_buffer
+    options = {"beta": lambda n: float(n >= 2000), "uniform_share": 0.0}
+    buffer = learn("DQN", PrioritizedReplayBuffer, **options).replay_buffer
     buffer.n_sampled = 0
     assert (buffer.sample(64).rewards.batch.importance_weight == 1).all()
     buffer.n_sampled = 2000

@@ -10,10 +10,14 @@ from kary_replay.adapters.sb3.prioritized_loss import PrioritizedTensor, Sampled
 LOSSES = {"DQN": 1, "DDPG": 1, "TD3": 2, "SAC": 2, "QRDQN": 1, "TQC": 1, "CrossQ": 2}
 
 
+AS_0_1_0 = {"uniform_share": 0.0, "prioritize_by": "td_error"}
+
+
+@pytest.mark.parametrize("options", [{}, AS_0_1_0], ids=["default", "0.1.0"])
 @pytest.mark.parametrize("n_envs", [1, 4])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_tree_and_losses_agree_with_the_account(name, n_envs, monkeypatch):
-    account = audited_run(name, monkeypatch, n_envs=n_envs, alpha=0.6, beta=0.4).replay_buffer
+def test_tree_and_losses_agree_with_the_account(name, n_envs, options, monkeypatch):
+    account = audited_run(name, monkeypatch, n_envs=n_envs, **options).replay_buffer
     assert account.n_batches >= 25
     assert account.n_losses == LOSSES[name] * account.n_batches
 

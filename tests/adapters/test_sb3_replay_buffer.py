@@ -172,7 +172,7 @@ def test_what_was_added_can_be_changed_by_its_owner():
 
 
 def test_sampling_follows_priorities_over_all_environments():
-    buffer = filled(n_envs=3, size=30, steps=10, alpha=1.0, beta=1.0)
+    buffer = filled(n_envs=3, size=30, steps=10, alpha=1.0, beta=1.0, uniform_share=0.0)
     masses = np.arange(1.0, 31)
     buffer.native.tree.set(np.arange(30), masses)
     # stratified: 10 draws per unit of mass, give or take one at each edge
@@ -302,7 +302,7 @@ def test_a_batch_drawn_to_look_at_is_no_cause_for_a_warning():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_errors_of_any_precision(dtype):
-    buffer = filled(alpha=1.0, priority_epsilon=0.5)
+    buffer = filled(alpha=1.0, priority_epsilon=0.5, uniform_share=0.0)
     samples = buffer.sample(4)
     F.mse_loss(samples.rewards.to(dtype) + 2, samples.rewards.to(dtype))
     assert buffer.native.max_priority == pytest.approx(2.5, rel=0.05)
@@ -322,7 +322,7 @@ def test_no_warning_where_the_loss_is_seen_or_priorities_come_by_hand():
 
 
 def test_priorities_by_hand_replace_those_of_the_loss():
-    buffer = filled(alpha=1.0, priority_epsilon=0.5)
+    buffer = filled(alpha=1.0, priority_epsilon=0.5, uniform_share=0.0)
     samples = buffer.sample(4)
     F.mse_loss(torch.full((4, 1), 50.0), samples.rewards)
     buffer.update_priorities(torch.tensor([[1.0], [-2.0], [3.0], [-4.0]], requires_grad=True))

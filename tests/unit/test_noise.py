@@ -8,7 +8,7 @@ import pytest
 import kary_replay as kr
 
 FIELDS = {"x": kr.Field((), "int64")}
-SHARES = np.arange(2, 10) / 10
+PRIORITIZED, UNIFORM = 0.1, 1.0  # the shares that one that adapts takes
 
 
 def filled(n_rows, share="auto", **options):
@@ -26,29 +26,30 @@ def learn(buffer, td_error, n_batches, batch_size=64):
 
 
 class NaiveNoise:
-    """The noise of uniform batches, of those drawn, and of those with other shares."""
+    """The size of TD errors, the noise of uniform batches, and that of those drawn."""
 
     def __init__(self):
-        self.n_rows, self.means = 0, np.zeros(2 + len(SHARES))
+        self.n_rows, self.means = 0, np.zeros(3)
 
     def learn(self, mass, share, td_error, all_masses):
         relative = mass / all_masses[all_masses > 0].mean()
-        chance = (1 - share) * relative + share
-        others = (1 - SHARES) * relative[:, None] + SHARES
-        square = td_error**2 / chance
-        seen = np.column_stack([square, square / chance, square[:, None] / others]).mean(axis=0)
+        weight = 1 / ((1 - share) * relative + share)
+        errors = np.column_stack([td_error, td_error**2, td_error**2 * weight])
         self.n_rows += len(mass)
         part = min(1, max(len(mass) / 10_000, len(mass) / self.n_rows))
-        self.means = (1 - part) * self.means + part * seen
+        self.means = (1 - part) * self.means + part * (errors * weight[:, None]).mean(axis=0)
 
     @property
     def relative(self):
-        return self.means[1] / self.means[0]
+        return self.means[2] / self.means[1]
+
+    @property
+    def least(self):
+        return self.means[0] ** 2 / self.means[1]
 
     @property
     def share(self):
-        noise = self.means[2:]
-        return 0.9 if self.n_rows < 1_000 else SHARES[noise <= 1.1 * noise.min()].max()
+        return PRIORITIZED if self.n_rows < 10_000 or self.least < 0.5 else UNIFORM
 
 
 @pytest.mark.parametrize("prioritization", ["proportional", "rank"])
@@ -57,9 +58,13 @@ def test_it_is_what_a_naive_estimate_gives(prioritization, alpha):
     rng = np.random.default_rng(1)
     buffer = filled(500, alpha=alpha, prioritization=prioritization)
     naive, td_error = NaiveNoise(), np.minimum(rng.standard_cauchy(500) ** 2, 50)
-    shares = set()
+    shares = []
     assert np.isnan(buffer.relative_noise)
-    for _ in range(400):
+    for i in range(1_500):
+        if i == 500:
+            td_error = np.full(500, 50.0)  # nothing to choose
+        if i == 1_000:
+            td_error = 500 * np.linspace(0, 1, 500) ** 8
         assert buffer.uniform_share == naive.share
         batch, masses = buffer.sample(48), buffer.tree.get(np.arange(500))
         errors = td_error[batch.index] * rng.uniform(0.5, 1, 48)
@@ -67,8 +72,10 @@ def test_it_is_what_a_naive_estimate_gives(prioritization, alpha):
         naive.learn(masses[batch.index], buffer.uniform_share, priority, masses)
         buffer.update_priorities(batch.handle, errors)
         assert buffer.relative_noise == pytest.approx(naive.relative, rel=1e-9)
-        shares.add(buffer.uniform_share)
-    assert len(shares) > 2
+        assert buffer.least_noise == pytest.approx(naive.least, rel=1e-9)
+        shares.append(buffer.uniform_share)
+    expected = [PRIORITIZED, PRIORITIZED, UNIFORM, PRIORITIZED]
+    assert [shares[i] for i in (0, 499, 999, 1_499)] == expected
 
 
 def test_it_estimates_the_noise_of_the_whole_buffer():
@@ -77,7 +84,8 @@ def test_it_estimates_the_noise_of_the_whole_buffer():
     buffer.update_priorities(buffer.sample(2_000).handle, np.ones(2_000))
     buffer.tree.set(np.arange(2_000), td_error)
     relative = td_error / td_error.mean()
-    true = (td_error**2 / (0.5 * relative + 0.5)).mean() / (td_error**2).mean()
+    square = (td_error**2).mean()
+    true = (td_error**2 / (0.5 * relative + 0.5)).mean() / square, td_error.mean() ** 2 / square
     estimates = []
     for seed in range(20):
         copy = pickle.loads(pickle.dumps(buffer))
@@ -85,37 +93,39 @@ def test_it_estimates_the_noise_of_the_whole_buffer():
         copy.add(x=np.arange(2_000), priority=np.maximum(td_error, 1e-9))
         copy._slots.block.set_random_state((seed, 7, 0))
         learn(copy, td_error, 200)
-        estimates.append(copy.relative_noise)
-    error = np.std(estimates) / np.sqrt(len(estimates))
-    assert error < 0.02 * true
-    assert abs(np.mean(estimates) - true) < 5 * error
+        estimates.append((copy.relative_noise, copy.least_noise))
+    error = np.std(estimates, axis=0) / np.sqrt(len(estimates))
+    assert (error < 0.02 * np.array(true)).all()
+    assert (np.abs(np.mean(estimates, axis=0) - true) < 5 * error).all()
 
 
-def test_priorities_that_tell_nothing_get_few_draws():
+def test_priorities_that_tell_little_get_no_draws():
     buffer = filled(1_000)
-    learn(buffer, np.ones(1_000), 100)
-    assert buffer.uniform_share == 0.9
+    learn(buffer, np.ones(1_000), 300)
+    assert buffer.uniform_share == UNIFORM
     assert buffer.relative_noise == pytest.approx(1)
     rng = np.random.default_rng(3)
-    for _ in range(200):  # errors that have nothing to do with what they were before
+    for _ in range(500):
         batch = buffer.sample(64)
-        buffer.update_priorities(batch.handle, rng.standard_cauchy(64))
-    assert buffer.uniform_share == 0.9
+        assert (batch.importance_weight == 1).all()
+        buffer.update_priorities(batch.handle, rng.standard_normal(64))
+    assert buffer.uniform_share == UNIFORM
+    assert buffer.least_noise == pytest.approx(2 / np.pi, rel=0.05)
 
 
-def test_priorities_that_tell_much_get_many_draws_and_rare_rows_are_noticed():
+def test_priorities_that_tell_much_get_nearly_all_draws_and_rare_rows_are_noticed():
     buffer, td_error = filled(10_000), np.full(10_000, 1e-3)
     buffer.tree.set(np.arange(10_000), td_error)
     learn(buffer, td_error, 200)
-    assert buffer.uniform_share == 0.9
+    assert buffer.uniform_share == UNIFORM
     td_error[:3] = 1.0  # three rows get a new error: the next times they are drawn show it
     buffer.tree.set(np.arange(3), np.ones(3))
-    learn(buffer, td_error, 200)
-    assert buffer.uniform_share <= 0.6
+    learn(buffer, td_error, 500)
+    assert buffer.uniform_share == PRIORITIZED
     assert buffer.relative_noise < 0.1
     td_error[:3] = 1e-3  # and when they have been learned, it is as before
     learn(buffer, td_error, 1_500)
-    assert buffer.uniform_share == 0.9
+    assert buffer.uniform_share == UNIFORM
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
@@ -124,14 +134,16 @@ def test_noise_is_known_of_a_fixed_share_too(share):
     learn(buffer, np.linspace(0.01, 1, 1_000), 300)
     assert buffer.uniform_share == share
     relative = np.linspace(0.01, 1, 1_000) / 0.505
-    true = (relative**2 / ((1 - share) * relative + share)).mean() / (relative**2).mean()
+    square = (relative**2).mean()
+    true = (relative**2 / ((1 - share) * relative + share)).mean() / square
     assert buffer.relative_noise == pytest.approx(true, rel=0.05)
+    assert buffer.least_noise == pytest.approx(1 / square, rel=0.05)
 
 
 def test_it_can_be_set_and_be_fixed_again():
     buffer = filled(1_000, share=0.0)
     buffer.uniform_share = "auto"
-    assert buffer.uniform_share == 0.9
+    assert buffer.uniform_share == PRIORITIZED
     buffer.uniform_share = 0.4
     learn(buffer, np.ones(1_000), 50)
     assert buffer.uniform_share == 0.4
@@ -139,22 +151,22 @@ def test_it_can_be_set_and_be_fixed_again():
 
 def test_it_adapts_by_what_comes_back_from_then_on():
     buffer = filled(1_000, share=0.5)
-    learn(buffer, np.linspace(0, 1, 1_000) ** 8, 300)
+    learn(buffer, np.ones(1_000), 300)
     buffer.uniform_share = "auto"
     assert np.isnan(buffer.relative_noise)
-    learn(buffer, np.linspace(0, 1, 1_000) ** 8, 15)  # of 64 rows: fewer than 1,000
-    assert buffer.uniform_share == 0.9
-    learn(buffer, np.linspace(0, 1, 1_000) ** 8, 15)
-    assert buffer.uniform_share < 0.9
+    learn(buffer, np.ones(1_000), 156)  # of 64 rows: fewer than 10,000
+    assert buffer.uniform_share == PRIORITIZED
+    learn(buffer, np.ones(1_000), 1)
+    assert buffer.uniform_share == UNIFORM
 
 
 def test_a_reset_forgets_what_was_learned():
     buffer = filled(1_000)
-    learn(buffer, np.linspace(0, 1, 1_000) ** 8, 300)
-    assert buffer.uniform_share < 0.9
+    learn(buffer, np.ones(1_000), 300)
+    assert buffer.uniform_share == UNIFORM
     buffer.reset()
-    assert buffer.uniform_share == 0.9
-    assert np.isnan(buffer.relative_noise)
+    assert buffer.uniform_share == PRIORITIZED
+    assert np.isnan(buffer.relative_noise) and np.isnan(buffer.least_noise)
 
 
 @pytest.mark.parametrize("through", ["pickle", "checkpoint"])
@@ -172,6 +184,7 @@ def test_copies_go_on_as_the_buffer_does(through, tmp_path):
         learn(twin, td_error, 1)
         assert twin.uniform_share == buffer.uniform_share
         assert twin.relative_noise == buffer.relative_noise
+        assert twin.least_noise == buffer.least_noise
 
 
 def test_errors_beyond_what_squares_can_hold_teach_nothing():
@@ -181,9 +194,16 @@ def test_errors_beyond_what_squares_can_hold_teach_nothing():
     batch = buffer.sample(64)
     buffer.update_priorities(batch.handle, np.full(64, 1e200))
     assert buffer.relative_noise == before
-    learn(buffer, np.zeros(100), 30)
-    assert 0 < buffer.uniform_share <= 0.9
+    learn(buffer, np.zeros(100), 300)
+    assert buffer.uniform_share in (PRIORITIZED, UNIFORM)
     assert np.isfinite(buffer.relative_noise)
+
+
+def test_without_any_error_there_is_nothing_to_prioritize():
+    buffer = filled(100)
+    learn(buffer, np.zeros(100), 300)
+    assert buffer.uniform_share == UNIFORM
+    assert buffer.least_noise == pytest.approx(1, rel=0.01)
 
 
 @pytest.mark.parametrize("share", ["half", "", "0.5", -0.1, 1.1, float("nan"), None, True])
@@ -193,4 +213,4 @@ def test_what_is_no_share(share):
     buffer = filled(10)
     with pytest.raises((ValueError, TypeError), match="uniform_share"):
         buffer.uniform_share = share
-    assert buffer.uniform_share == 0.9
+    assert buffer.uniform_share == PRIORITIZED

@@ -27,10 +27,10 @@ from bench.harness.campaign import stamp
 from bench.runs.learning import results
 from bench.runs.learning.tasks import TASKS, Task, environments
 
-UNIFORM, FIRST, HALF = "uniform", "prioritized", "half prioritized"
-BY_GRADIENT, ADAPTIVE = "half by gradient", "adaptive by gradient"
+UNIFORM, FIRST, NOW = "uniform", "prioritized", "where it pays"
+HALF, BY_GRADIENT = "half prioritized", "half by gradient"
 PLAIN = "prioritized, in plain Python"
-COMPARED = UNIFORM, FIRST, BY_GRADIENT
+COMPARED = UNIFORM, FIRST, NOW
 LIBRARIES = ("kary-replay", "stable-baselines3", "torch", "gymnasium", "numpy")
 
 
@@ -42,17 +42,15 @@ class Replay:
     n_steps: int = 1  # rewards in a return
 
 
+AS_0_1_0 = {"alpha": 0.6, "beta": 0.4, "uniform_share": 0.0, "prioritize_by": "td_error"}
+HALVES = {"alpha": 1.0, "beta": 1.0, "uniform_share": 0.5}
 BUFFERS = {
     UNIFORM: Replay(),
-    FIRST: Replay({"alpha": 0.6, "beta": 0.4, "uniform_share": 0.0}),
-    HALF: Replay({"alpha": 1.0, "beta": 1.0, "uniform_share": 0.5}),
-    BY_GRADIENT: Replay(
-        {"alpha": 1.0, "beta": 1.0, "uniform_share": 0.5, "prioritize_by": "gradient"}
-    ),
-    ADAPTIVE: Replay(
-        {"alpha": 1.0, "beta": 1.0, "uniform_share": "auto", "prioritize_by": "gradient"}
-    ),
-    "beta = 1": Replay({"alpha": 0.6, "beta": 1.0, "uniform_share": 0.0}),
+    FIRST: Replay(AS_0_1_0),
+    NOW: Replay({}),  # the defaults
+    HALF: Replay({**HALVES, "prioritize_by": "td_error"}),
+    BY_GRADIENT: Replay({**HALVES, "prioritize_by": "gradient"}),
+    "beta = 1": Replay({**AS_0_1_0, "beta": 1.0}),
     PLAIN: Replay({"alpha": 0.6, "beta": 0.4}),
 }
 BUFFERS |= {f"{name}, n = 3": replace(BUFFERS[name], n_steps=3) for name in COMPARED}
@@ -145,6 +143,7 @@ def train(name: str, steps: int, buffer: str, seed: int) -> dict[str, Any]:
     returns: list[float] = []
     # what a learner believes the first stored observations are worth: shows whether it diverges
     values: list[float] = []
+    shares: list[float] = []  # of uniform draws
     shows_values = task.policy == "MlpPolicy"
 
     def value() -> float:
@@ -163,6 +162,7 @@ def train(name: str, steps: int, buffer: str, seed: int) -> dict[str, Any]:
                 at.append(self.num_timesteps)
                 mean_return, _ = evaluate_policy(model, evaluation, task.episodes)
                 returns.append(round(float(mean_return), 4))
+                shares.append(getattr(model.replay_buffer, "uniform_share", 1.0))
                 if shows_values:
                     values.append(round(value(), 2))
             return True
@@ -175,6 +175,7 @@ def train(name: str, steps: int, buffer: str, seed: int) -> dict[str, Any]:
         "steps": at,
         "returns": returns,
         "values": values,
+        "uniform_shares": shares,
         "seconds": round(perf_counter() - start, 1),
         "replay": settings_of_replay(task, buffer),
         "versions": {library: metadata.version(library) for library in LIBRARIES},

@@ -14,14 +14,14 @@ from matplotlib.figure import Figure
 
 from bench.harness.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, STYLE
 from bench.runs.learning import scores
-from bench.runs.learning.curves import BY_GRADIENT, FIRST, HALF, PLAIN, UNIFORM
+from bench.runs.learning.curves import BY_GRADIENT, FIRST, HALF, NOW, PLAIN, UNIFORM
 from bench.runs.learning.results import Document
 from bench.runs.learning.scores import MEASURES, Comparison, Estimate
 from bench.runs.learning.tasks import TASKS
 
 CLIFFWALK = {"uniform": GREY, "prioritized": BLUE, "oracle": GREEN}
-KNOWN = {UNIFORM: GREY, FIRST: BLUE, BY_GRADIENT: GREEN, HALF: SKY, PLAIN: ORANGE}
-OTHERS = RED, PURPLE  # for buffers that come later
+KNOWN = {UNIFORM: GREY, FIRST: BLUE, NOW: GREEN, HALF: SKY, BY_GRADIENT: PURPLE, PLAIN: ORANGE}
+OTHERS = (RED,)  # for buffers that come later
 LEVELS = np.linspace(-0.5, 1.25, 71)  # of the scaled score
 
 

@@ -220,6 +220,7 @@ class Monitor:
                 "replay/beta": self.flow.figures.get("beta", math.nan),
                 "replay/uniform_share": self.flow.figures.get("uniform_share", math.nan),
                 "replay/relative_noise": self.flow.figures.get("relative_noise", math.nan),
+                "replay/least_noise": self.flow.figures.get("least_noise", math.nan),
                 "workers/updates_behind": figures.behind,
                 "workers/actors_waited": figures.actors_waited,
                 "workers/learners_waited": figures.learners_waited,

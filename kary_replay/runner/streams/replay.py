@@ -108,13 +108,14 @@ class HostedReplay(Hosted):
         return {"origin": list(self._limiter.origin)}
 
     def figures(self) -> dict[str, float]:
-        """Return size, samples_per_insert, beta, uniform_share and relative_noise."""
+        """Return size, samples_per_insert, beta, uniform_share, relative and least noise."""
         return {
             "size": len(self._buffer),
             "samples_per_insert": self._limiter.ratio,
             "beta": self._buffer.beta,
             "uniform_share": self._buffer.uniform_share,
             "relative_noise": self._buffer.relative_noise,
+            "least_noise": self._buffer.least_noise,
         }
 
     def is_used_up(self) -> bool:
