@@ -23,7 +23,9 @@ from kary_replay.adapters.tianshou.errors import (
 from kary_replay.adapters.tianshou.null_scan import NullScan
 from kary_replay.adapters.tianshou.recycled_arrays import RecycledArrays
 from kary_replay.adapters.tianshou.segment_tree import SegmentTree, as_segment_tree
+from kary_replay.adapters.tianshou.uniform_share import Share
 from kary_replay.errors import IndexRangeError
+from kary_replay.types import UniformShare
 
 _TianshouBuffer = tianshou.data.PrioritizedReplayBuffer
 _FORMAT = 1
@@ -46,7 +48,13 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
         With 1 they correct all of it.
     weight_norm : bool
         Whether to divide the weights of a batch by the largest of them. Otherwise the least
-        priority seen so far has weight 1.
+        priority seen so far has weight 1. It has no effect with a uniform share above 0.
+    uniform_share : float or "auto"
+        The share of draws that go to all rows alike, in [0, 1]. With 0, draws and weights are those
+        of Tianshou's own class. Above 0, weights are (N · P(j)) ** -beta and at most
+        uniform_share ** -beta. "auto" is 0.1 while few rows have most of the TD errors, and 1 while
+        there is little to gain by priorities: then hyperparameters that were tuned for uniform
+        replay can stay (docs/prioritized_replay.md, "Where priorities pay").
     **kwargs
         The parameters of `tianshou.data.ReplayBuffer`: ``stack_num``, ``ignore_obs_next``,
         ``save_only_last_obs``, ``sample_avail``, ``random_seed``. `random_seed` seeds the draws,
@@ -60,9 +68,9 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
     Raises
     ------
     AssertionError
-        If alpha or beta is out of range. The error is a ValueError as well.
+        If alpha, beta or uniform_share is out of range. The error is a ValueError as well.
     TypeError
-        If alpha or beta is not a number.
+        If one of them is not a number.
 
     Notes
     -----
@@ -89,20 +97,34 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
     # The methods __init__, add, sample_indices and __getitem__ of Tianshou's prioritized buffer are
     # not called. `super(_TianshouBuffer, self)` skips them and reaches its base class.
     def __init__(
-        self, size: int, alpha: float, beta: float, weight_norm: bool = True, **kwargs: Any
+        self,
+        size: int,
+        alpha: float,
+        beta: float,
+        weight_norm: bool = True,
+        uniform_share: UniformShare = 0.0,
+        **kwargs: Any,
     ) -> None:
         ReplayBuffer.__init__(self, size, **kwargs)
-        self._prioritize(alpha, beta, weight_norm)
+        self._prioritize(alpha, beta, weight_norm, uniform_share)
 
-    def _prioritize(self, alpha: float, beta: float, weight_norm: bool) -> None:
+    def _prioritize(
+        self,
+        alpha: float,
+        beta: float,
+        weight_norm: bool,
+        uniform_share: UniformShare,
+    ) -> None:
         """Add the priorities to a buffer that has none yet."""
         self._alpha, self._beta = as_alpha(alpha), as_beta(beta)
-        self._weight_norm = bool(weight_norm)
+        self._weight_norm, self._share = bool(weight_norm), Share(uniform_share)
         self._max_prio = self._min_prio = 1.0
         self.weight = SegmentTree(self.maxsize)
         self._null_scan, self._recycled = NullScan(), RecycledArrays()
         self._format = _FORMAT
-        self.options.update(alpha=alpha, beta=beta, weight_norm=weight_norm)
+        self.options.update(
+            alpha=alpha, beta=beta, weight_norm=weight_norm, uniform_share=uniform_share
+        )
 
     def init_weight(self, index: int | np.ndarray) -> None:
         """Give new rows the largest priority seen so far, which is at least 1.
@@ -225,11 +247,13 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
         if n <= 0:
             return super(_TianshouBuffer, self).sample_indices(n)
         if self.stack_num == 1 or not self._sample_avail:
-            return draws.draw(self.weight.sum_tree, self._random_state, n)
-        return draws.draw_available(self, self.weight, self._random_state, n)
+            return draws.draw(self, n)
+        return draws.draw_available(self, n)
 
     def get_weight(self, index: int | np.ndarray) -> float | np.ndarray:
-        """Return importance weights, (mass / least mass) ** -beta, which are at most 1.
+        """Return importance weights: (mass / least mass) ** -beta, which are at most 1.
+
+        With a uniform share above 0 they are (N · P) ** -beta.
 
         Parameters
         ----------
@@ -276,12 +300,16 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
         priority = np.abs(td_error, dtype=np.float64) + _EPSILON
         if not priority.size:
             return
+        share = self._share
         try:
+            relative = self._relative(self._mass(index)) if share.adapts else None
             self.weight.sum_tree.set(index, priority**self._alpha)
         except IndexRangeError as error:
             raise LeafIndexError(f"update_weight: {error}") from None
         except ValueError as error:
             raise refused_priority(index, td_error, priority, str(error)) from None
+        if relative is not None:
+            share.learn(np.ravel(relative), np.ravel(priority))
         # argmax and item take half the time of max
         self._max_prio = max(self._max_prio, priority.item(priority.argmax()))
         self._min_prio = min(self._min_prio, priority.item(priority.argmin()))
@@ -315,6 +343,20 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
         batch.__dict__["weight"] = np.asarray(self._weights(mass, least))
         return batch
 
+    @property
+    def uniform_share(self) -> float:
+        """The present share of draws that go to all rows alike, in [0, 1]."""
+        return self._share.value
+
+    @property
+    def least_noise(self) -> float:
+        """How noisy batches would be at best, as a share of the noise of uniform replay.
+
+        It is near 0 if few rows have most of the error, and 1 if there is nothing to prioritize. It
+        is known only with ``uniform_share="auto"``, and NaN otherwise.
+        """
+        return self._share.least_noise
+
     def set_beta(self, beta: float) -> None:
         """Set beta, the exponent of the importance weights, for all later batches.
 
@@ -335,6 +377,7 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
         """
         super().reset(keep_statistics=keep_statistics)
         self._max_prio = self._min_prio = 1.0
+        self._share.forget()
         # The ring of a vector buffer has no tree: the vector buffer holds the priorities.
         if "weight" in self.__dict__:
             self.weight = SegmentTree(self.maxsize)
@@ -414,6 +457,7 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
         super().__setstate__(state)
         self._format = _FORMAT
         self._null_scan, self._recycled = NullScan(), RecycledArrays()
+        self.__dict__.setdefault("_share", Share(0.0))  # older states have none
         if "weight" in self.__dict__:
             self.weight = as_segment_tree(self.weight)
 
@@ -425,11 +469,18 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
             at = np.asarray(index)
             return self.weight[np.where(at < 0, at + self.maxsize, at)]
 
+    def _relative(self, mass: Any) -> Any:
+        """Return masses over the mean one."""
+        return mass * (len(self) / max(self.weight.sum_tree.total, _TINY))
+
     def _weights(self, mass: Any, least: float) -> Any:
         """Return importance weights, of which the mass `least` has weight 1.
 
-        No mass counts as less than that of the least priority seen.
+        No mass counts as less than that of the least priority seen. With a uniform share, weights
+        are bounded without that, and not scaled.
         """
+        if self._share.value:
+            return self._share.chance(self._relative(mass)) ** -self._beta
         floor = max(self._min_prio**self._alpha, _TINY)
         if least < floor:
             mass, least = np.maximum(mass, floor), floor

@@ -64,7 +64,8 @@ class PrioritizedVectorReplayBuffer(
         for ring in rings:
             del ring.weight
         options = rings[0].options
-        self._prioritize(options["alpha"], options["beta"], options["weight_norm"])
+        names = "alpha", "beta", "weight_norm", "uniform_share"
+        self._prioritize(*(options[name] for name in names))
         self._random_state = np.random.RandomState(kwargs.get("random_seed", _DEFAULT_SEED))
 
     def add(

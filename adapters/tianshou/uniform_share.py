@@ -1,0 +1,77 @@
+"""The share of a buffer's draws that go to all rows alike, fixed or chosen by TD errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kary_replay.adapters.tianshou.errors import ArgumentError, as_real
+
+# As in the native buffers, whose core/noise.hpp says why.
+_MEMORY = 10_000  # rows: older ones count exponentially less
+_PRIORITIZED = 0.1  # the share while priorities may pay
+_PAYS = 0.5  # they may if the least noise is below that part of uniform replay's
+
+
+class Share:
+    """A share of uniform draws, `value`, and what TD errors show of the noise of batches.
+
+    Parameters
+    ----------
+    given : float or "auto"
+        The share, in [0, 1]. "auto": 0.1 while priorities may pay, and 1 while there is little to
+        gain.
+
+    Raises
+    ------
+    AssertionError
+        If the share is out of range, or another word. The error is a ValueError as well.
+    TypeError
+        If it is neither a number nor a word.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self.adapts = isinstance(given, str) and given == "auto"
+        self.value = _PRIORITIZED if self.adapts else _as_share(given)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all TD errors."""
+        self.n_rows, self.size, self.square = 0, 0.0, 0.0
+        if self.adapts:
+            self.value = _PRIORITIZED
+
+    def chance(self, relative: Any) -> Any:
+        """Return N · P of rows whose masses are `relative` times the mean one."""
+        return relative + self.value * (1.0 - relative)
+
+    @property
+    def least_noise(self) -> float:
+        """The noise of the best draws over that of uniform ones; NaN before any TD error."""
+        return self.size**2 / self.square if self.square else np.nan
+
+    def learn(self, relative: np.ndarray, td_error: np.ndarray) -> None:
+        """Learn from the |TD errors| [B] of rows that were drawn with these relative masses [B]."""
+        if not self.adapts:
+            return
+        error = td_error / self.chance(relative)
+        size, square, n = error.mean(), error @ td_error / len(error), len(error)
+        if not square < np.inf:
+            return
+        self.n_rows += n
+        part = min(1.0, max(n / _MEMORY, n / self.n_rows))
+        self.size += part * (float(size) - self.size)
+        self.square += part * (float(square) - self.square)
+        if self.n_rows >= _MEMORY:
+            self.value = _PRIORITIZED if self.size**2 < _PAYS * self.square else 1.0
+
+
+def _as_share(given: Any) -> float:
+    """Return a fixed share."""
+    if isinstance(given, str):
+        raise ArgumentError(f"uniform_share must be 'auto' or a number from 0 to 1, got {given!r}")
+    number = as_real("uniform_share", given)
+    if not 0 <= number <= 1:
+        raise ArgumentError(f"uniform_share must be 'auto' or a number from 0 to 1, got {given!r}")
+    return number
