@@ -13,8 +13,9 @@ _MAX_SLOTS = 1000  # the quantiles are those of at most so many rows
 class PrioritizedReplayCallback(BaseCallback):
     """Anneals beta to ``final_beta`` over the training, and logs the state of the priorities.
 
-    TensorBoard shows what is logged: ``replay/beta``; ``replay/max_priority``, the largest priority
-    seen so far, which new transitions get; ``replay/mean_mass``; and the quantiles
+    TensorBoard shows what is logged: ``replay/beta``; ``replay/uniform_share``;
+    ``replay/relative_noise`` and ``replay/least_noise``; ``replay/max_priority``, the largest
+    priority seen so far, which new transitions get; ``replay/mean_mass``; and the quantiles
     ``replay/priority_p10``, ``_p50`` and ``_p90`` over at most 1000 rows.
 
     Parameters
@@ -114,6 +115,9 @@ class PrioritizedReplayCallback(BaseCallback):
         native = buffer.native
         if not len(native):
             return
+        self.logger.record("replay/uniform_share", native.uniform_share)
+        self.logger.record("replay/relative_noise", native.relative_noise)
+        self.logger.record("replay/least_noise", native.least_noise)
         self.logger.record("replay/max_priority", native.max_priority)
         self.logger.record("replay/mean_mass", native.total_mass / len(native))
         slots = np.linspace(0, len(native) - 1, min(len(native), _MAX_SLOTS))

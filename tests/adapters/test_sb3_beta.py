@@ -69,6 +69,8 @@ def test_the_callback_anneals_and_logs():
     assert betas == sorted(betas)
     assert 0.4 <= betas[0] < 0.5
     last = [values for values in seen if "replay/priority_p10" in values][-1]
+    assert last["replay/uniform_share"] in (0.1, 1)
+    assert 0 < last["replay/least_noise"] <= last["replay/relative_noise"]
     assert (
         last["replay/priority_p10"]
         <= last["replay/priority_p50"]
