@@ -30,6 +30,12 @@ def test_a_finished_run_says_what_it_came_to(directory):
     assert result.best_return == result.last_return == 9.5
 
 
+def test_it_keeps_to_the_settings_that_there_were(directory):
+    config = Runner.resume(directory, console=Console(quiet=True)).config
+    assert config.uniform_share == 0
+    assert config.options.prioritize_by == "td_error"
+
+
 def test_it_goes_on_with_its_buffer_counters_and_episodes(directory):
     before = PrioritizedReplayBuffer.load(directory / "checkpoint-000000000300" / "replay")
     assert before.n_added == 284

@@ -17,6 +17,7 @@ import os
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from importlib import metadata
+from math import isnan
 from multiprocessing import connection
 from pathlib import Path
 from threading import Thread
@@ -135,6 +136,8 @@ def train(name: str, steps: int, buffer: str, seed: int) -> dict[str, Any]:
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.evaluation import evaluate_policy
 
+    from kary_replay.adapters.sb3.prioritized_buffer import PrioritizedBuffer
+
     task = TASKS[name]
     torch.set_num_threads(1)
     model = built(task, buffer, seed)
@@ -143,7 +146,9 @@ def train(name: str, steps: int, buffer: str, seed: int) -> dict[str, Any]:
     returns: list[float] = []
     # what a learner believes the first stored observations are worth: shows whether it diverges
     values: list[float] = []
-    shares: list[float] = []  # of uniform draws
+    # what the buffer had learned: the share of uniform draws, and whether priorities pay
+    shares: list[float] = []
+    least_noise: list[float | None] = []
     shows_values = task.policy == "MlpPolicy"
 
     def value() -> float:
@@ -162,7 +167,10 @@ def train(name: str, steps: int, buffer: str, seed: int) -> dict[str, Any]:
                 at.append(self.num_timesteps)
                 mean_return, _ = evaluate_policy(model, evaluation, task.episodes)
                 returns.append(round(float(mean_return), 4))
-                shares.append(getattr(model.replay_buffer, "uniform_share", 1.0))
+                if isinstance(model.replay_buffer, PrioritizedBuffer):
+                    shares.append(model.replay_buffer.uniform_share)
+                    noise = model.replay_buffer.least_noise
+                    least_noise.append(None if isnan(noise) else round(noise, 3))
                 if shows_values:
                     values.append(round(value(), 2))
             return True
@@ -176,6 +184,7 @@ def train(name: str, steps: int, buffer: str, seed: int) -> dict[str, Any]:
         "returns": returns,
         "values": values,
         "uniform_shares": shares,
+        "least_noise": least_noise,
         "seconds": round(perf_counter() - start, 1),
         "replay": settings_of_replay(task, buffer),
         "versions": {library: metadata.version(library) for library in LIBRARIES},
