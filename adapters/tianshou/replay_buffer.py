@@ -54,7 +54,8 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
         of Tianshou's own class. Above 0, weights are (N · P(j)) ** -beta and at most
         uniform_share ** -beta. "auto" is 0.1 while few rows have most of the TD errors, and 1 while
         there is little to gain by priorities: then hyperparameters that were tuned for uniform
-        replay can stay (docs/prioritized_replay.md, "Where priorities pay").
+        replay can stay (docs/prioritized_replay.md, "Where priorities pay"). It takes gradients to
+        be as large as TD errors, which they are with a squared loss, Tianshou's default.
     **kwargs
         The parameters of `tianshou.data.ReplayBuffer`: ``stack_num``, ``ignore_obs_next``,
         ``save_only_last_obs``, ``sample_avail``, ``random_seed``. `random_seed` seeds the draws,

@@ -46,7 +46,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         row is drawn more rarely than that share of how often uniform replay draws it, and no weight
         exceeds uniform_share ** -beta. With 0, as in Schaul et al. (2016), weights have no bound
         and are divided by the largest of their batch. "auto" is 0.1 while priorities may pay, and 1
-        while they cannot: while `least_noise` is 0.5 or more.
+        while they cannot: while `least_noise` is 0.5 or more. It takes the gradient of a row to be
+        as large as its TD error, so TD errors should end where a Huber loss turns linear.
 
     Raises
     ------

@@ -9,10 +9,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from bench.harness.paths import DOCS
 from bench.harness.report import markdown_table, results_links, write
 from bench.runs.learning import candidates, plots, scores
-from bench.runs.learning.curves import BUFFERS, UNIFORM
+from bench.runs.learning.curves import BUFFERS, NOW, UNIFORM
 from bench.runs.learning.results import (
     RESULTS,
     Document,
@@ -219,6 +221,7 @@ def campaign_lines(documents: Mapping[str, Document], images: Path) -> list[str]
         "",
         *profile_lines(documents, one_step, images),
         *aggregate_table(over_all),
+        *noise_lines(documents, images),
         "## Learning curves",
         "",
         *picture("learning_curves", "learning curves"),
@@ -258,6 +261,34 @@ def profile_lines(
         f"The picture is over {len(aggregated)} tasks: {', '.join(aggregated)}."
         + without * bool(partial),
         "",
+    ]
+
+
+def noise_lines(documents: Mapping[str, Document], images: Path) -> list[str]:
+    """Return the section on where the buffer that decides it prioritized, and draw its picture."""
+    some = {
+        name: document
+        for name, document in documents.items()
+        if len(scores.at_evaluations(document, NOW, "least_noise"))
+    }
+    if not some:
+        return []
+    plots.draw_least_noise(some, images / "least_noise.png")
+    rows = []
+    for name, document in some.items():
+        noise = scores.at_evaluations(document, NOW, "least_noise")
+        prioritized = np.mean(scores.at_evaluations(document, NOW, "uniform_shares") < 1)
+        quartiles = (f"{part:.2f}" for part in np.nanquantile(noise, [0.25, 0.5, 0.75]))
+        rows.append([name, str(len(noise)), f"{prioritized:.0%}", *quartiles])
+    heads = ["seeds", "prioritized", "least noise: lower quartile", "median", "upper quartile"]
+    return [
+        "## Where it prioritized",
+        "",
+        *picture("least_noise", "least noise of batches, by task"),
+        f'Of "{NOW}": at how many of the evaluations it drew by priority, and the least noise that '
+        "it knew of. Bands are from the smallest to the largest of the seeds.",
+        "",
+        *markdown_table(["", *heads], rows),
     ]
 
 

@@ -71,6 +71,12 @@ def scores_of(document: Document, buffer: str, measure: str) -> Scores:
     }
 
 
+def at_evaluations(document: Document, buffer: str, what: str) -> np.ndarray:
+    """Return a record of the runs with a buffer, float64 [seeds, evaluations]; NaN: not known."""
+    runs = [run for run in document["runs"] if run["buffer"] == buffer and run.get(what)]
+    return np.array([run[what] for run in runs], dtype=np.float64)
+
+
 def interquartile_mean(scores: np.ndarray) -> float:
     """Return the mean of the middle half of a task's scores, as `rliable.metrics` computes it."""
     cut = len(scores) // 4
