@@ -177,11 +177,11 @@ class PrioritizedBuffer(ReplayBuffer):
 
         It can be set to a number, or to "auto", after which it adapts.
         """
-        return self._native.uniform_share
+        return self.native.uniform_share
 
     @uniform_share.setter
     def uniform_share(self, value: UniformShare) -> None:
-        self._native.uniform_share = value
+        self.native.uniform_share = value
 
     @property
     def relative_noise(self) -> float:

@@ -54,7 +54,7 @@ handle_timeout_termination
         What a priority is: the |TD error|, or the size of the gradient that the loss has with
         respect to the prediction. They differ where a Huber loss (`smooth_l1_loss`, `huber_loss`)
         turns linear: beyond that, errors pull no harder, and count as the one from which on they do
-        not. With `mse_loss` they are the same.
+        not. With all other losses, those of QR-DQN and TQC among them, both are the |TD error|.
 
     Attributes
     ----------

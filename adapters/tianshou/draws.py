@@ -1,4 +1,4 @@
-"""Draws of rows in proportion to their masses: of all rows, or of those with all their frames."""
+"""Draws of rows by their masses, some of them alike: of all, or of those with all their frames."""
 
 from __future__ import annotations
 
@@ -33,16 +33,7 @@ def draw(buffer: PrioritizedReplayBuffer, n: int) -> np.ndarray:
     if not share:
         return tree.find(rng.random_sample(n) * total)
     n_alike = n if share == 1 else rng.binomial(n, share)
-    alike = _rows(buffer, n_alike)
-    # Another draw in place of one without mass keeps those with mass alike.
-    for _ in range(_MAX_REDRAWS):
-        empty = np.flatnonzero(tree.get(alike) <= 0)
-        if not len(empty):
-            break
-        alike[empty] = _rows(buffer, len(empty))
-    else:  # hardly a row has mass: the masses know which
-        empty = np.flatnonzero(tree.get(alike) <= 0)
-        alike[empty] = tree.find(rng.random_sample(len(empty)) * total)
+    alike = _with_mass(buffer, n_alike)
     return np.concatenate([alike, tree.find(rng.random_sample(n - n_alike) * total)])
 
 
@@ -64,15 +55,13 @@ def draw_available(buffer: PrioritizedReplayBuffer, n: int) -> np.ndarray:
     # So few rows are available that draws from all rows hardly ever hit one.
     available = buffer.sample_indices(0)
     mass = buffer.weight[available]
-    has_mass = mass > 0
-    if not has_mass.any():
+    if not mass.sum() > 0:
         raise EmptyBufferError(
             f"sample: cannot draw {n} rows, because with sample_avail=True none has the "
             "stack_num - 1 earlier frames it needs; add longer episodes first"
         )
-    share = buffer.uniform_share
-    chance = (1 - share) * mass / mass.sum() + share * has_mass / has_mass.sum()
-    return buffer._random_state.choice(available, n, p=chance)
+    chance = (mass > 0) * buffer._share.chance(buffer._relative(mass))
+    return buffer._random_state.choice(available, n, p=chance / chance.sum())
 
 
 def stream(state: tuple[Any, ...]) -> np.random.RandomState:
@@ -82,15 +71,17 @@ def stream(state: tuple[Any, ...]) -> np.random.RandomState:
     return rng
 
 
-def _rows(buffer: PrioritizedReplayBuffer, n: int) -> np.ndarray:
-    """Return n of the rows that were written, int64 [n], each drawn alike."""
-    nth = buffer._random_state.randint(len(buffer), size=n)
+def _with_mass(buffer: PrioritizedReplayBuffer, n: int) -> np.ndarray:
+    """Return n of the rows that have mass, int64 [n], each drawn alike."""
+    n_rows = len(buffer)
+    if buffer.weight.n_with_mass(n_rows) < n_rows or not n_rows:
+        return buffer._random_state.choice(buffer.weight.with_mass(), n)
+    nth = buffer._random_state.randint(n_rows, size=n)
     if not isinstance(buffer, ReplayBufferManager):
         return nth
-    lengths = np.array([len(ring) for ring in buffer.buffers])
-    ends = np.cumsum(lengths)
+    ends = np.cumsum(buffer._lengths)
     ring = np.searchsorted(ends, nth, side="right")
-    return buffer._offset[ring] + nth - (ends - lengths)[ring]
+    return buffer._offset[ring] + nth - (ends - buffer._lengths)[ring]
 
 
 def _is_available(buffer: ReplayBuffer, index: np.ndarray) -> np.ndarray:

@@ -28,6 +28,8 @@ def as_real(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a real number, got {value!r}") from None
+    except OverflowError:
+        raise ArgumentError(f"{name} must be a number that float64 can hold, got {value}") from None
 
 
 def as_alpha(value: Any) -> float:

@@ -23,7 +23,7 @@ from kary_replay.adapters.tianshou.errors import (
 from kary_replay.adapters.tianshou.null_scan import NullScan
 from kary_replay.adapters.tianshou.recycled_arrays import RecycledArrays
 from kary_replay.adapters.tianshou.segment_tree import SegmentTree, as_segment_tree
-from kary_replay.adapters.tianshou.uniform_share import Share
+from kary_replay.adapters.tianshou.uniform_share import ShareOfDraws
 from kary_replay.errors import IndexRangeError
 from kary_replay.types import UniformShare
 
@@ -75,10 +75,12 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
 
     Notes
     -----
-    One thread at a time may use the buffer, like Tianshou's own. The importance weight of row j is
-    ``(mass_j / least mass) ** -beta``. It equals (N · P(j)) ** -beta divided by the largest such
-    weight, because N and the total mass cancel. Rows without mass are never drawn, and have the
-    weight of the least mass. Source: Schaul et al. (2016), arXiv:1511.05952, section 3.4.
+    One thread at a time may use the buffer, like Tianshou's own. Without a uniform share the
+    importance weight of row j is ``(mass_j / least mass) ** -beta``. It equals (N · P(j)) ** -beta
+    divided by the largest such weight, because N and the total mass cancel. Rows without mass are
+    never drawn, and have the weight of the least mass. With a uniform share, N are the rows with
+    mass, and with ``sample_avail`` P(j) is that among all of them. Source: Schaul et al. (2016),
+    arXiv:1511.05952, section 3.4.
 
     Examples
     --------
@@ -118,7 +120,8 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
     ) -> None:
         """Add the priorities to a buffer that has none yet."""
         self._alpha, self._beta = as_alpha(alpha), as_beta(beta)
-        self._weight_norm, self._share = bool(weight_norm), Share(uniform_share)
+        self._weight_norm = bool(weight_norm)
+        self._draw_alike(ShareOfDraws(uniform_share))
         self._max_prio = self._min_prio = 1.0
         self.weight = SegmentTree(self.maxsize)
         self._null_scan, self._recycled = NullScan(), RecycledArrays()
@@ -301,16 +304,17 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
         priority = np.abs(td_error, dtype=np.float64) + _EPSILON
         if not priority.size:
             return
-        share = self._share
+        share, relative = self._share, None
         try:
-            relative = self._relative(self._mass(index)) if share.adapts else None
+            if share.adapts:
+                relative, errors = np.broadcast_arrays(self._relative(self._mass(index)), priority)
             self.weight.sum_tree.set(index, priority**self._alpha)
         except IndexRangeError as error:
             raise LeafIndexError(f"update_weight: {error}") from None
         except ValueError as error:
             raise refused_priority(index, td_error, priority, str(error)) from None
         if relative is not None:
-            share.learn(np.ravel(relative), np.ravel(priority))
+            share.learn(relative.ravel(), errors.ravel())
         # argmax and item take half the time of max
         self._max_prio = max(self._max_prio, priority.item(priority.argmax()))
         self._min_prio = min(self._min_prio, priority.item(priority.argmin()))
@@ -346,8 +350,22 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
 
     @property
     def uniform_share(self) -> float:
-        """The present share of draws that go to all rows alike, in [0, 1]."""
+        """The present share of draws that go to all rows alike, in [0, 1].
+
+        It can be set to a number, or to "auto", after which it adapts.
+        """
         return self._share.value
+
+    @uniform_share.setter
+    def uniform_share(self, value: UniformShare) -> None:
+        self._draw_alike(ShareOfDraws(value))
+        self.options["uniform_share"] = value
+
+    def _draw_alike(self, share: ShareOfDraws) -> None:
+        """Have a share of the draws from all rows alike; the rings of a vector buffer tell it."""
+        self._share = share
+        for ring in self.__dict__.get("buffers", ()):
+            ring._share = share
 
     @property
     def least_noise(self) -> float:
@@ -378,7 +396,7 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
         """
         super().reset(keep_statistics=keep_statistics)
         self._max_prio = self._min_prio = 1.0
-        self._share.forget()
+        self._draw_alike(ShareOfDraws(self._share.given))
         # The ring of a vector buffer has no tree: the vector buffer holds the priorities.
         if "weight" in self.__dict__:
             self.weight = SegmentTree(self.maxsize)
@@ -458,7 +476,7 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
         super().__setstate__(state)
         self._format = _FORMAT
         self._null_scan, self._recycled = NullScan(), RecycledArrays()
-        self.__dict__.setdefault("_share", Share(0.0))  # older states have none
+        self.__dict__.setdefault("_share", ShareOfDraws(0.0))  # older states have none
         if "weight" in self.__dict__:
             self.weight = as_segment_tree(self.weight)
 
@@ -471,8 +489,8 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
             return self.weight[np.where(at < 0, at + self.maxsize, at)]
 
     def _relative(self, mass: Any) -> Any:
-        """Return masses over the mean one."""
-        return mass * (len(self) / max(self.weight.sum_tree.total, _TINY))
+        """Return masses over the mean one of the rows that have mass."""
+        return mass * (self.weight.n_with_mass(len(self)) / max(self.weight.sum_tree.total, _TINY))
 
     def _weights(self, mass: Any, least: float) -> Any:
         """Return importance weights, of which the mass `least` has weight 1.

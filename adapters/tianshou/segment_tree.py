@@ -64,6 +64,7 @@ class SegmentTree(tianshou.data.SegmentTree):
         if number < 0:
             raise ValueError(f"size must be at least 0, got {size!r}")
         self._size = int(number)
+        self._may_have_gaps = False
         self.sum_tree = kary_replay.SumTree(max(self._size, 1))
 
     def __len__(self) -> int:
@@ -108,8 +109,21 @@ class SegmentTree(tianshou.data.SegmentTree):
         try:
             self._check_size()
             self.sum_tree.set(index, value)
+            if not (value > 0 if isinstance(value, float) else np.all(np.asarray(value) > 0)):
+                self._may_have_gaps = True
         except IndexRangeError as error:
             raise LeafIndexError(str(error)) from None
+
+    def n_with_mass(self, n: int) -> int:
+        """Return how many masses are above 0, where n have been set.
+
+        The cost is O(1), and O(size) once a mass of 0 was set.
+        """
+        return len(self.with_mass()) if self._may_have_gaps else n
+
+    def with_mass(self) -> npt.NDArray[np.int64]:
+        """Return the indices whose masses are above 0, int64 [n]; O(size)."""
+        return np.flatnonzero(self.sum_tree.get(np.arange(self._size)))
 
     def reduce(self, start: int = 0, end: int | None = None) -> float:
         """Return the sum of the masses start … end - 1.
@@ -165,12 +179,14 @@ class SegmentTree(tianshou.data.SegmentTree):
         return self.sum_tree.find(below)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"format": _FORMAT, "mass": self.sum_tree.get(np.arange(self._size))}
+        mass = self.sum_tree.get(np.arange(self._size))
+        return {"format": _FORMAT, "mass": mass, "may_have_gaps": self._may_have_gaps}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         check_format("SegmentTree", state["format"], _FORMAT)
         self.__init__(len(state["mass"]))
         self.sum_tree.set(np.arange(self._size), state["mass"])
+        self._may_have_gaps = bool(state.get("may_have_gaps", True))
 
     def _check_size(self) -> None:
         """Raise if the size is 0, for which the native tree has a leaf that must not be used."""

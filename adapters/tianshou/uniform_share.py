@@ -14,7 +14,7 @@ _PRIORITIZED = 0.1  # the share while priorities may pay
 _PAYS = 0.5  # they may if the least noise is below that part of uniform replay's
 
 
-class Share:
+class ShareOfDraws:
     """A share of uniform draws, `value`, and what TD errors show of the noise of batches.
 
     Parameters
@@ -32,15 +32,10 @@ class Share:
     """
 
     def __init__(self, given: Any) -> None:
+        self.given = given
         self.adapts = isinstance(given, str) and given == "auto"
         self.value = _PRIORITIZED if self.adapts else _as_share(given)
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget all TD errors."""
-        self.n_rows, self.size, self.square = 0, 0.0, 0.0
-        if self.adapts:
-            self.value = _PRIORITIZED
+        self.n_rows, self.weight, self.size, self.square = 0, 0.0, 0.0, 0.0
 
     def chance(self, relative: Any) -> Any:
         """Return N · P of rows whose masses are `relative` times the mean one."""
@@ -49,29 +44,29 @@ class Share:
     @property
     def least_noise(self) -> float:
         """The noise of the best draws over that of uniform ones; NaN before any TD error."""
-        return self.size**2 / self.square if self.square else np.nan
+        return self.size**2 / (self.square * self.weight) if self.square else np.nan
 
     def learn(self, relative: np.ndarray, td_error: np.ndarray) -> None:
         """Learn from the |TD errors| [B] of rows that were drawn with these relative masses [B]."""
-        if not self.adapts:
-            return
-        error = td_error / self.chance(relative)
-        size, square, n = error.mean(), error @ td_error / len(error), len(error)
+        n, weight = len(td_error), 1.0 / self.chance(relative)
+        with np.errstate(all="ignore"):
+            size, square = (weight * td_error).mean(), (weight * td_error**2).mean()
         if not square < np.inf:
             return
         self.n_rows += n
         part = min(1.0, max(n / _MEMORY, n / self.n_rows))
+        self.weight += part * (float(weight.mean()) - self.weight)
         self.size += part * (float(size) - self.size)
         self.square += part * (float(square) - self.square)
         if self.n_rows >= _MEMORY:
-            self.value = _PRIORITIZED if self.size**2 < _PAYS * self.square else 1.0
+            self.value = _PRIORITIZED if self.least_noise < _PAYS else 1.0
 
 
 def _as_share(given: Any) -> float:
     """Return a fixed share."""
-    if isinstance(given, str):
-        raise ArgumentError(f"uniform_share must be 'auto' or a number from 0 to 1, got {given!r}")
-    number = as_real("uniform_share", given)
+    if isinstance(given, (bool, np.bool_)):
+        raise TypeError(f"uniform_share must be 'auto' or a number from 0 to 1, got {given!r}")
+    number = np.nan if isinstance(given, str) else as_real("uniform_share", given)
     if not 0 <= number <= 1:
         raise ArgumentError(f"uniform_share must be 'auto' or a number from 0 to 1, got {given!r}")
     return number

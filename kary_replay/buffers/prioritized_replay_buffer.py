@@ -46,8 +46,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         row is drawn more rarely than that share of how often uniform replay draws it, and no weight
         exceeds uniform_share ** -beta. With 0, as in Schaul et al. (2016), weights have no bound
         and are divided by the largest of their batch. "auto" is 0.1 while priorities may pay, and 1
-        while they cannot: while `least_noise` is 0.5 or more. It takes the gradient of a row to be
-        as large as its TD error, so TD errors should end where a Huber loss turns linear.
+        while they cannot: while `least_noise` is 0.5 or more, once 10,000 TD errors have come back.
+        It takes the gradient of a row to be as large as its TD error, so TD errors should end where
+        a Huber loss turns linear.
 
     Raises
     ------
@@ -146,7 +147,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """The share of draws that go to all rows alike, 0 to 1; settable at any time.
 
         The next ``sample`` of any process uses it. Set to "auto", it adapts from then on, and
-        reading it gives the share that it has now.
+        reading it gives the share that it has now. Setting it forgets what was known of the noise.
         """
         return self._slots.uniform_share
 

@@ -13,7 +13,7 @@
 namespace kary {
 
 // The last byte counts the changes of what follows.
-constexpr uint64_t kMagic = 0x7961'6c70'6572'6b05;
+constexpr uint64_t kMagic = 0x7961'6c70'6572'6b06;
 
 // How a block's slots are drawn: one kind of selector each (selectors.hpp).
 enum Selection : int64_t { kNoSelection, kUniform, kProportional, kRanked };
@@ -43,6 +43,7 @@ struct Participant {
 // What TD errors have shown of the noise of batches; noise.hpp says how.
 struct Noise {
     double n_rows;   // that it was learned from
+    double weight;   // of a row
     double size;     // of a TD error: the square is the least noise
     double uniform;  // noise of uniform replay
     double present;  // noise of the draws that there were

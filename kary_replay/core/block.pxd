@@ -23,6 +23,7 @@ cdef extern from "block.hpp" namespace "kary" nogil:
 
     ctypedef struct Noise:
         double n_rows
+        double weight
         double size
         double uniform
         double present

@@ -26,6 +26,12 @@ inline void forget_noise(Header* header) {
     if (load_relaxed(&header->adapts_share)) store_relaxed(&header->uniform_share, kPrioritized);
 }
 
+// The least noise over that of uniform replay. Means are over the mean weight, which is 1 but for
+// chance: so it is at most 1, whatever the draws were.
+inline double least_noise(const Noise& noise) {
+    return noise.size * noise.size / (noise.uniform * noise.weight);
+}
+
 // Learns from n TD errors of rows that were drawn with the masses they still have in `leaf`. Where
 // the share adapts, all rows are drawn alike while there is little to gain. The caller holds the
 // lock.
@@ -38,6 +44,7 @@ inline void learn_noise(Header* header, const double* leaf, double total, const 
         const double relative = load_relaxed(leaf + slot[i]) * by_mass;
         const double weight = 1 / (relative + share * (1 - relative));
         const double error = td_error[i] * weight;
+        seen.weight += weight;
         seen.size += error;
         seen.uniform += error * td_error[i];
         seen.present += error * error;
@@ -47,11 +54,12 @@ inline void learn_noise(Header* header, const double* leaf, double total, const 
     Noise& noise = header->noise;
     noise.n_rows += static_cast<double>(n);
     const double part = std::fmin(1, std::fmax(n / kMemory, n / noise.n_rows));
+    noise.weight += part * (seen.weight / n - noise.weight);
     noise.size += part * (seen.size / n - noise.size);
     noise.uniform += part * (seen.uniform / n - noise.uniform);
     noise.present += part * (seen.present / n - noise.present);
     if (!load_relaxed(&header->adapts_share) || noise.n_rows < kMemory) return;
-    const bool pays = noise.size * noise.size < kPays * noise.uniform;
+    const bool pays = least_noise(noise) < kPays;
     store_relaxed(&header->uniform_share, pays ? kPrioritized : 1.0);
 }
 

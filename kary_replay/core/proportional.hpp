@@ -252,10 +252,9 @@ class Proportional : public Selector {
         for (int64_t i = 0; i < n; ++i) {
             double prefix = (point[i] - alike) / (1 - share);
             if (slot[i] != kByMass) {
-                double u = 0;
-                if (find_alike(point[i], n_started, slot + i, &u)) continue;
-                slot[i] = kByMass;  // hardly a slot has mass: the masses know which
-                prefix = u * extent;
+                if (find_alike(point[i], n_started, slot + i)) continue;
+                slot[i] = kByMass;  // all rows with mass are gone: whoever draws looks again
+                prefix = 0;
                 density = 0;
             }
             point[n_searched++] = prefix;
@@ -266,16 +265,32 @@ class Proportional : public Selector {
         }
     }
     // Draws among all slots until one has mass, and not near the first: a row must not gain from
-    // neighbours that have none. Random numbers follow from the point, which is one itself.
-    bool find_alike(double point, double n_started, int64_t* slot, double* u) const {
+    // neighbours that have none. Random numbers follow from the point, which is one itself. Where
+    // so few slots have mass that thousands of draws hit none, all are counted: O(capacity).
+    bool find_alike(double point, double n_started, int64_t* slot) const {
+        constexpr int kAttempts = 4096;
         uint64_t counter;
         std::memcpy(&counter, &point, sizeof counter);
+        double u = 0;
         for (int attempts = 0; mass_at(*slot) <= 0; ++attempts) {
-            fill_uniform(header_->random_key, counter + attempts, u, 1);
-            if (attempts == 16) return false;
-            *slot = slot_at(*u, n_started);
+            fill_uniform(header_->random_key, counter + attempts, &u, 1);
+            if (attempts == kAttempts) return find_nth(u, n_started, slot);
+            *slot = slot_at(u, n_started);
         }
         return true;
+    }
+    // Finds the slot before which a share u of those with mass are.
+    bool find_nth(double u, double n_started, int64_t* slot) const {
+        const double n_with_mass = static_cast<double>(load_relaxed(&header_->n_with_mass));
+        auto n_before = static_cast<int64_t>(u * n_with_mass);
+        bool is_found = false;  // others may take rows out meanwhile: the last one is it then
+        for (int64_t i = 0; i < static_cast<int64_t>(n_started) && n_before >= 0; ++i) {
+            if (mass_at(i) <= 0) continue;
+            *slot = i;
+            is_found = true;
+            --n_before;
+        }
+        return is_found;
     }
     // A reset may have set n_started to 0 meanwhile: slot 0 is there, and has no mass then.
     static int64_t slot_at(double u, double n_started) {

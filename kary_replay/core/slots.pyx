@@ -45,6 +45,7 @@ cdef extern from "selectors.hpp" namespace "kary" nogil:
 cdef extern from "noise.hpp" namespace "kary" nogil:
     const double kPrioritized
     void forget_noise(Header* header)
+    double least_noise(const Noise& noise)
 
 cdef extern from "recovery.hpp" namespace "kary" nogil:
     void reset(Header* header, Selector* selector)
@@ -239,7 +240,7 @@ cdef class Slots:
     def least_noise(self):
         """The least noise of batches over that of uniform ones; NaN: nobody knows."""
         cdef Noise noise = self.known_noise()
-        return noise.size * noise.size / noise.uniform if noise.uniform > 0 else float("nan")
+        return least_noise(noise) if noise.uniform > 0 else float("nan")
 
     cdef Noise known_noise(self):
         """Return what is known of the noise of batches."""

@@ -87,7 +87,7 @@ class RunnerConfig:
     beta: float = PRESET
     """Exponent of the importance weights at the beginning, 0 to 1; 1 at the end."""
     uniform_share: UniformShare = PRESET
-    """Share of draws that go to all transitions alike, 0 to 1; auto: what TD errors show to pay."""
+    """Share of draws that go to all rows alike, 0 to 1; auto: 0.1, or 1 where all err alike."""
     initial_priority: Literal["max", "td_error"] = PRESET
     """Priority of new transitions: the largest seen, or the actor's own |TD error|."""
     exploration_spread: float = PRESET
@@ -400,7 +400,7 @@ def from_json(content: Mapping[str, Any]) -> RunnerConfig:
             name: tuple(value) if isinstance(value, list) else value
             for name, value in saved.items()
         }
-        # what version 0.1.0 had no settings for
+        # what there were no settings for at first
         if "prioritize_by" in {field.name for field in dataclasses.fields(options_class)}:
             options.setdefault("prioritize_by", "td_error")
         before = {"uniform_share": 0.0}

@@ -8,8 +8,12 @@ from scipy import stats
 from tianshou.data import Batch
 
 import kary_replay as kr
-from kary_replay.adapters.tianshou import PrioritizedReplayBuffer, PrioritizedVectorReplayBuffer
-from kary_replay.adapters.tianshou.uniform_share import Share
+from kary_replay.adapters.tianshou import (
+    PrioritizedReplayBuffer,
+    PrioritizedVectorReplayBuffer,
+    draws,
+)
+from kary_replay.adapters.tianshou.uniform_share import ShareOfDraws
 
 
 def row(i, ends=False):
@@ -52,12 +56,21 @@ def test_draws_and_weights_have_the_probabilities_that_they_should(share):
     assert batch.weight.max() <= 1 / share + 1e-12
 
 
-@pytest.mark.parametrize("n_empty", [5, 39])
-def test_rows_without_mass_are_not_drawn(n_empty):
-    buffer = filled(40, 0.5)
-    mass = np.where(np.arange(40) < n_empty, 0.0, 1.0)
+@pytest.mark.parametrize("share", [0.5, 1.0])
+@pytest.mark.parametrize("n_empty", [5, 37, 39])
+def test_rows_without_mass_are_not_drawn_and_do_not_count(n_empty, share):
+    buffer = filled(40, share)
+    mass = np.where(np.arange(40) < n_empty, 0.0, np.arange(1, 41) ** 2)
     buffer.weight[np.arange(40)] = mass
-    assert is_drawn_with(buffer, 40, chances(mass, 0.5)) > 1e-4
+    assert is_drawn_with(buffer, 40, chances(mass, share)) > 1e-4
+    twin = pickle.loads(pickle.dumps(buffer))
+    for one in buffer, twin:
+        batch, index = one.sample(100)
+        chance = (40 - n_empty) * chances(mass, share)[index]
+        np.testing.assert_allclose(batch.weight, 1 / chance)
+        buffer.update_weight(index, np.sqrt(mass[index]))
+        mass[index] = np.sqrt(mass[index])
+        twin.update_weight(index, mass[index])
 
 
 def test_environments_of_different_lengths_are_drawn_alike():
@@ -76,7 +89,7 @@ def test_environments_of_different_lengths_are_drawn_alike():
     assert is_drawn_with(buffer, 80, chances(mass, 0.5)) > 1e-4
 
 
-def test_stacks_with_all_their_frames_are_drawn_alike():
+def test_stacks_with_all_their_frames_are_drawn_alike(monkeypatch):
     buffer = filled(50, 0.5, stack_num=3, sample_avail=True)
     available = buffer.sample_indices(0)
     mass = np.linspace(1, 3, 50)
@@ -85,6 +98,10 @@ def test_stacks_with_all_their_frames_are_drawn_alike():
     # the share is one of all draws, of which the unavailable ones are made again
     chance = 0.5 * mass / np.linspace(1, 3, 50).sum() + 0.5 * (mass > 0) / 50
     assert is_drawn_with(buffer, 50, chance / chance.sum()) > 1e-4
+    # and so it is where hardly a row is available
+    with monkeypatch.context() as patch:
+        patch.setattr(draws, "_MAX_REDRAWS", 0)
+        assert is_drawn_with(buffer, 50, chance / chance.sum()) > 1e-4
 
 
 def test_it_adapts_as_the_native_buffer_does():
@@ -93,7 +110,7 @@ def test_it_adapts_as_the_native_buffer_does():
         300, {"x": kr.Field((), "int64")}, uniform_share="auto", priority_epsilon=1e-9, seed=0
     )
     native.add(x=np.arange(300))
-    share = Share("auto")
+    share = ShareOfDraws("auto")
     seen = set()
     for i in range(600):
         scale = np.ones(300) if 200 <= i < 400 else np.linspace(0, 1, 300) ** 8
@@ -137,6 +154,36 @@ def test_a_buffer_is_uniform_replay_where_all_rows_err_alike(kind):
     assert np.isnan(buffer.least_noise)
 
 
+def test_it_can_be_set():
+    buffer = filled(100, 0.0)
+    buffer.uniform_share = "auto"
+    assert buffer.uniform_share == 0.1
+    buffer.update_weight(np.arange(4), 0.5)  # one error for several rows
+    assert np.isfinite(buffer.least_noise)
+    with np.errstate(all="raise"):
+        buffer.update_weight(np.arange(4), np.full(4, 1e160))
+    before = buffer.least_noise
+    with pytest.raises(AssertionError, match="uniform_share"):
+        buffer.uniform_share = 2
+    assert (buffer.uniform_share, buffer.least_noise) == (0.1, before)
+    buffer.uniform_share = 0.3
+    assert buffer.uniform_share == 0.3
+
+
+def test_the_rings_of_a_vector_buffer_have_its_share():
+    options = {"alpha": 1.0, "beta": 1.0, "uniform_share": "auto"}
+    buffer = PrioritizedVectorReplayBuffer(20, buffer_num=2, **options)
+    for i in range(10):
+        buffer.add(Batch.stack([row(i), row(i)]))
+    for _ in range(200):
+        buffer.update_weight(buffer.sample_indices(64), np.ones(64))
+    assert [ring.uniform_share for ring in buffer.buffers] == [buffer.uniform_share] * 2 == [1, 1]
+    buffer.reset()
+    assert {ring._share for ring in buffer.buffers} == {buffer._share}
+    buffer.uniform_share = 0.5
+    assert [ring.uniform_share for ring in buffer.buffers] == [0.5, 0.5]
+
+
 def test_a_file_keeps_the_share(tmp_path):
     buffer = filled(10, 0.25)
     buffer.save_hdf5(tmp_path / "buffer.hdf5")
@@ -152,7 +199,7 @@ def test_states_of_before_have_none():
     assert len(buffer.sample(4)[1]) == 4
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.5, np.nan, "half", None, [0.1]])
+@pytest.mark.parametrize("share", [-0.1, 1.5, np.nan, "half", None, [0.1], True, 10**400])
 def test_what_is_no_share(share):
     with pytest.raises((AssertionError, TypeError), match="uniform_share"):
         filled(1, share)

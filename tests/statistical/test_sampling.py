@@ -383,10 +383,19 @@ def test_the_judge_accepts_the_mixture(stratified):
     judge_mixture(drawn, MASSES, 0.5, stratified)
 
 
-def test_a_share_of_draws_among_slots_of_which_hardly_one_has_a_row():
-    """Draws among all slots that find no row sixteen times are made by the masses."""
-    buffer = scalar_buffer(100_000, alpha=1.0, uniform_share=0.5)
-    buffer.add(number=np.arange(100_000))
-    buffer.tree.set(np.arange(100_000), np.append([1.0, 3.0], np.zeros(99_998)))
-    drawn = draw_many(lambda: buffer.sample(64, stratified=False).index, 500)
-    judge_pooled(drawn, np.array([1.0, 3.0]))
+@pytest.mark.parametrize("share", [0.1, 1.0])
+@pytest.mark.parametrize("n_without", [20, 100, 99_997])
+def test_a_share_of_draws_among_slots_of_which_few_have_a_row(share, n_without):
+    """Draws are made again until they hit a row; where they hardly ever do, rows are counted."""
+    masses = np.array([1.0, 3.0, 9.0])
+    buffer = scalar_buffer(n_without + 3, alpha=1.0, beta=1.0, uniform_share=share)
+    buffer.add(number=np.arange(n_without + 3))
+    buffer.tree.set(np.arange(n_without + 3), np.append(masses, np.zeros(n_without)))
+    n = 200 if n_without > 1_000 else 500
+    drawn = draw_many(lambda: buffer.sample(64, stratified=False).index, n)
+    chance = (1 - share) * masses / masses.sum() + share / 3
+    judge_pooled(drawn, chance)
+    with pytest.raises(AssertionError, match="chi-square"):
+        judge_pooled(drawn, masses)  # the share goes by the masses as well
+    batch = buffer.sample(64)
+    np.testing.assert_allclose(batch.importance_weight, 1 / (3 * chance[batch.index]), rtol=1e-5)

@@ -26,26 +26,28 @@ def learn(buffer, td_error, n_batches, batch_size=64):
 
 
 class NaiveNoise:
-    """The size of TD errors, the noise of uniform batches, and that of those drawn."""
+    """Weights, the size of TD errors, the noise of uniform batches, and that of those drawn."""
 
     def __init__(self):
-        self.n_rows, self.means = 0, np.zeros(3)
+        self.n_rows, self.means = 0, np.zeros(4)
 
     def learn(self, mass, share, td_error, all_masses):
         relative = mass / all_masses[all_masses > 0].mean()
         weight = 1 / ((1 - share) * relative + share)
-        errors = np.column_stack([td_error, td_error**2, td_error**2 * weight])
+        columns = [np.ones(len(mass)), td_error, td_error**2, td_error**2 * weight]
         self.n_rows += len(mass)
         part = min(1, max(len(mass) / 10_000, len(mass) / self.n_rows))
-        self.means = (1 - part) * self.means + part * (errors * weight[:, None]).mean(axis=0)
+        self.means = (1 - part) * self.means + part * (
+            np.column_stack(columns) * weight[:, None]
+        ).mean(axis=0)
 
     @property
     def relative(self):
-        return self.means[2] / self.means[1]
+        return self.means[3] / self.means[2]
 
     @property
     def least(self):
-        return self.means[0] ** 2 / self.means[1]
+        return self.means[1] ** 2 / (self.means[2] * self.means[0])
 
     @property
     def share(self):
@@ -203,7 +205,7 @@ def test_without_any_error_there_is_nothing_to_prioritize():
     buffer = filled(100)
     learn(buffer, np.zeros(100), 300)
     assert buffer.uniform_share == UNIFORM
-    assert buffer.least_noise == pytest.approx(1, rel=0.01)
+    assert buffer.least_noise == pytest.approx(1)
 
 
 @pytest.mark.parametrize("share", ["half", "", "0.5", -0.1, 1.1, float("nan"), None, True])
