@@ -22,7 +22,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from kary_replay.adapters.sb3 import PrioritizedDictReplayBuffer, PrioritizedNStepReplayBuffer
 from kary_replay.adapters.sb3.prioritized_loss import SampledBatch
 
-OURS_ALONE = ("alpha", "beta", "priority_epsilon")
+OURS_ALONE = ("alpha", "beta", "priority_epsilon", "uniform_share")
 
 
 def difference(name, classes=(RecordedDraws, RepeatedDraws), **kwargs):
@@ -51,6 +51,11 @@ def test_prioritized_draws_with_weights_of_one(name, batch_size):
 @pytest.mark.parametrize("name", ["DQN", "SAC"])
 def test_alpha_zero_makes_all_weights_one(name):
     assert difference(name, alpha=0.0, beta=0.8) is None
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_uniform_share_of_one_makes_all_weights_one(name):
+    assert difference(name, uniform_share=1.0) is None
 
 
 @pytest.mark.parametrize("n_envs", [1, 3])
