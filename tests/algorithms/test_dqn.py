@@ -83,9 +83,9 @@ def reference(algorithm, batch):
     return np.array(errors)
 
 
-def diverged(name, **options):
+def diverged(name, prioritize_by="td_error", **options):
     """An algorithm whose target network is another than its trained one."""
-    algorithm = make("dqn", **VARIANTS[name], **options)
+    algorithm = make("dqn", **VARIANTS[name], prioritize_by=prioritize_by, **options)
     algorithm.targets["q"] += 0.3 * torch.randn(
         len(algorithm.targets["q"]), generator=torch.Generator().manual_seed(3)
     )
@@ -93,14 +93,17 @@ def diverged(name, **options):
 
 
 def check_td_error(algorithm, batch):
-    expected = reference(algorithm, batch)
+    expected, options = reference(algorithm, batch), algorithm.options
+    if options.prioritize_by == "gradient" and options.n_atoms == 1:
+        expected = np.minimum(expected, options.huber_delta)
     np.testing.assert_allclose(algorithm.update(batch).numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("by", ["td_error", "gradient"])
 @pytest.mark.parametrize("record", [True, False])
-def test_td_errors(name, record):
-    algorithm = diverged(name, record=record)
+def test_td_errors(name, by, record):
+    algorithm = diverged(name, prioritize_by=by, record=record)
     for seed in range(5):  # of networks that have moved on
         check_td_error(algorithm, make_batch(algorithm, 24, seed))
 
