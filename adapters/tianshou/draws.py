@@ -74,7 +74,7 @@ def stream(state: tuple[Any, ...]) -> np.random.RandomState:
 def _with_mass(buffer: PrioritizedReplayBuffer, n: int) -> np.ndarray:
     """Return n of the rows that have mass, int64 [n], each drawn alike."""
     n_rows = len(buffer)
-    if buffer.weight.n_with_mass(n_rows) < n_rows or not n_rows:
+    if buffer.weight.may_have_gaps or not n_rows:
         return buffer._random_state.choice(buffer.weight.with_mass(), n)
     nth = buffer._random_state.randint(n_rows, size=n)
     if not isinstance(buffer, ReplayBufferManager):

@@ -32,6 +32,8 @@ class SegmentTree(tianshou.data.SegmentTree):
     ----------
     sum_tree : kary_replay.SumTree
         The native tree that holds the masses.
+    may_have_gaps : bool
+        Whether a mass of 0 was set among the others.
 
     Raises
     ------
@@ -64,7 +66,7 @@ class SegmentTree(tianshou.data.SegmentTree):
         if number < 0:
             raise ValueError(f"size must be at least 0, got {size!r}")
         self._size = int(number)
-        self._may_have_gaps = False
+        self.may_have_gaps = False
         self.sum_tree = kary_replay.SumTree(max(self._size, 1))
 
     def __len__(self) -> int:
@@ -110,7 +112,7 @@ class SegmentTree(tianshou.data.SegmentTree):
             self._check_size()
             self.sum_tree.set(index, value)
             if not (value > 0 if isinstance(value, float) else np.all(np.asarray(value) > 0)):
-                self._may_have_gaps = True
+                self.may_have_gaps = True
         except IndexRangeError as error:
             raise LeafIndexError(str(error)) from None
 
@@ -119,7 +121,7 @@ class SegmentTree(tianshou.data.SegmentTree):
 
         The cost is O(1), and O(size) once a mass of 0 was set.
         """
-        return len(self.with_mass()) if self._may_have_gaps else n
+        return len(self.with_mass()) if self.may_have_gaps else n
 
     def with_mass(self) -> npt.NDArray[np.int64]:
         """Return the indices whose masses are above 0, int64 [n]; O(size)."""
@@ -180,13 +182,13 @@ class SegmentTree(tianshou.data.SegmentTree):
 
     def __getstate__(self) -> dict[str, Any]:
         mass = self.sum_tree.get(np.arange(self._size))
-        return {"format": _FORMAT, "mass": mass, "may_have_gaps": self._may_have_gaps}
+        return {"format": _FORMAT, "mass": mass, "may_have_gaps": self.may_have_gaps}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         check_format("SegmentTree", state["format"], _FORMAT)
         self.__init__(len(state["mass"]))
         self.sum_tree.set(np.arange(self._size), state["mass"])
-        self._may_have_gaps = bool(state.get("may_have_gaps", True))
+        self.may_have_gaps = bool(state.get("may_have_gaps", True))
 
     def _check_size(self) -> None:
         """Raise if the size is 0, for which the native tree has a leaf that must not be used."""

@@ -281,6 +281,7 @@ class Proportional : public Selector {
     }
     // Finds the slot before which a share u of those with mass are.
     bool find_nth(double u, double n_started, int64_t* slot) const {
+        // relaxed: others change the count meanwhile, and any recent one is as good
         const double n_with_mass = static_cast<double>(load_relaxed(&header_->n_with_mass));
         auto n_before = static_cast<int64_t>(u * n_with_mass);
         bool is_found = false;  // others may take rows out meanwhile: the last one is it then
