@@ -70,24 +70,33 @@ def workers():
     A worker that has been forked has the server's command line and a name of its own.
     """
     new = [pid for pid in descendants(os.getpid()) if pid not in OTHERS]
-    return [pid for pid in new if not is_helper(pid)]
+    return [pid for pid in new if not is_helper(pid) and name_of(pid)]
 
 
 def is_helper(pid):
     """Whether a process is a resource tracker or a fork server of multiprocessing."""
-    command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    name = Path(f"/proc/{pid}/comm").read_text().strip()
-    return b"resource_tracker" in command or (b"forkserver" in command and "-" not in name)
+    command = told(pid, "cmdline")
+    return "resource_tracker" in command or ("forkserver" in command and "-" not in name_of(pid))
+
+
+def name_of(pid):
+    return told(pid, "comm").strip()
+
+
+def told(pid, file):
+    """What /proc says about a process; nothing once it has ended, be it while it is asked."""
+    try:
+        return Path(f"/proc/{pid}/{file}").read_text()
+    except OSError:
+        return ""
 
 
 def await_end(processes):
     """Wait until they have all ended."""
 
     def running(pid):
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-        except OSError:
-            return False
+        state = told(pid, "stat").rpartition(")")[2].split()
+        return bool(state) and state[0] != "Z"
 
     wait_until(lambda: not any(map(running, processes)))
 
@@ -181,9 +190,7 @@ def test_a_learner_that_is_killed_ends_the_run_and_the_checkpoint_is_named(tmp_p
 
     def kill():
         wait_until((directory / "checkpoint.json").exists)
-        [learner] = [
-            pid for pid in workers() if b"learner" in Path(f"/proc/{pid}/comm").read_bytes()
-        ]
+        [learner] = [pid for pid in workers() if "learner" in name_of(pid)]
         os.kill(learner, signal.SIGKILL)
 
     thread = threading.Thread(target=kill)
@@ -201,7 +208,7 @@ def test_a_learner_that_hangs_ends_the_run(tmp_path, monkeypatch):
     runner = Runner(faulty(tmp_path / "run", "none", total_env_steps=1_000_000))
 
     def hang():
-        signalled(b"learner", signal.SIGSTOP, tmp_path / "run")
+        signalled("learner", signal.SIGSTOP, tmp_path / "run")
         monkeypatch.setattr(supervisor, "UPDATE_SECONDS", 1.0)
 
     thread = threading.Thread(target=hang)
@@ -247,7 +254,7 @@ def test_a_run_goes_on_without_evaluations(tmp_path, capfd):
     }
     runner = Runner(faulty(tmp_path / "run", "none", total_env_steps=20_000, **settings))
     thread = threading.Thread(
-        target=lambda: signalled(b"evaluator", signal.SIGKILL, tmp_path / "run")
+        target=lambda: signalled("evaluator", signal.SIGKILL, tmp_path / "run")
     )
     thread.start()
     result = runner.run()
@@ -260,7 +267,7 @@ def test_a_run_goes_on_without_evaluations(tmp_path, capfd):
 def signalled(name, number, directory):
     """Send a signal to the worker of that name once there are records of episodes."""
     wait_until(lambda: size_of(directory / "episodes.jsonl") > 0)
-    [worker] = [pid for pid in workers() if name in Path(f"/proc/{pid}/comm").read_bytes()]
+    [worker] = [pid for pid in workers() if name in name_of(pid)]
     os.kill(worker, number)
 
 
@@ -413,4 +420,4 @@ def test_a_worker_that_hangs_ends_with_a_killed_supervisor(tmp_path):
 
 
 def is_worker(pid):
-    return Path(f"/proc/{pid}/comm").read_text().strip() == "actor-0"
+    return name_of(pid) == "actor-0"
