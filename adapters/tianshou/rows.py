@@ -57,7 +57,7 @@ def gather(
     if stores_next:
         next_name, next_stacked = "obs_next", stacked
     else:
-        next_name, next_stacked = "obs", stack(buffer.next(index), buffer.stack_num, buffer.prev)
+        next_name, next_stacked = "obs", following(stacked, buffer.next(index))
     batch = Batch()
     rows = batch.__dict__  # Batch's own setter examines each value, which takes time
     try:
@@ -107,6 +107,19 @@ def stack(index: np.ndarray, n: int, previous: Step) -> np.ndarray:
         if i:
             index = previous(index)
     return steps
+
+
+def following(stacked: np.ndarray, next_index: np.ndarray) -> np.ndarray:
+    """Return the frames that are stacked one step later, in the shape of `stacked`.
+
+    Each of them comes before the next one, as the step before it, unless there is no next one: then
+    a row, and with it its frames, is its own successor.
+    """
+    if stacked.ndim == 1:
+        return next_index
+    later = np.concatenate([stacked[:, 1:], next_index[:, np.newaxis]], axis=1)
+    has_next = next_index != stacked[:, -1]
+    return np.where(has_next[:, np.newaxis], later, stacked)
 
 
 def pair(
