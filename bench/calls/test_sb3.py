@@ -16,7 +16,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.dqn import dqn
 
 from bench.harness.timing import Bar
-from bench.rivals.sb3_prioritized import OURS, PYTHON, UNIFORM, Buffers, fill
+from bench.rivals.sb3_prioritized import OURS, PYTHON, UNIFORM, UNIFORM_SHARE, Buffers, fill
 from kary_replay.adapters.sb3 import PrioritizedReplayBuffer
 
 PER_BAR, TRAINING_BAR, DQN_BAR = 2.0, 0.98, 0.97  # DQN on CartPole has the smallest updates
@@ -33,6 +33,7 @@ TRAINING_WINDOWS = 21  # of each; single ones scatter by a tenth
 WINDOW = 4  # training windows are this many times longer than those of the threads
 PART_STEPS = 400
 CLASSES = {OURS: PrioritizedReplayBuffer, UNIFORM: ReplayBuffer}
+OPTIONS = {PrioritizedReplayBuffer: {"uniform_share": UNIFORM_SHARE}}
 # Stock settings, but for two. A learning rate of 0 changes no cost and keeps both policies as they
 # were: else the better one is timed with other episodes. Exploration is constant, so that every
 # window has its share of greedy steps.
@@ -90,6 +91,7 @@ def trained(run: str, buffer_class: type[ReplayBuffer], filled: int) -> Any:
         "MlpPolicy",
         env_id,
         replay_buffer_class=buffer_class,
+        replay_buffer_kwargs=OPTIONS.get(buffer_class, {}),
         learning_rate=0.0,
         seed=0,
         device="cpu",

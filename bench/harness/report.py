@@ -124,18 +124,22 @@ def bar_table(records: Sequence[Record]) -> list[str]:
     return markdown_table(["scenario", "at", "bar", "reached", ""], rows) if rows else []
 
 
+def processor_name(processor: dict[str, Any]) -> str:
+    """Name the processor of a results file as exactly as the file does."""
+    family, number = (processor.get(key, "?") for key in ("family", "model_number"))
+    return f"{processor['model']} (family {family}, model {number})"
+
+
 def machine_text(machine: dict[str, Any]) -> list[str]:
     """Where the figures come from."""
     processor, versions = machine["processor"], machine["versions"]
     caches = ", ".join(
         f"{level} {size}" for level, size in processor["caches_per_instance"].items()
     )
-    family, number = (processor.get(key, "?") for key in ("family", "model_number"))
-    model = f"{processor['model']} (family {family}, model {number})"
     # results from before the package knew it have what was found then
     compiler = machine["compiler"]
     return [
-        f"- **Machine:** {model}, {processor['cores']} cores, caches {caches}, "
+        f"- **Machine:** {processor_name(processor)}, {processor['cores']} cores, caches {caches}, "
         f"{machine['memory_gib']} GiB, {machine['system']}, "
         f"huge pages `{machine['transparent_huge_pages']}`; "
         f"other processes used {machine['cores_used_by_others']} cores meanwhile",
