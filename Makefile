@@ -149,7 +149,7 @@ learning: $(CLIFFWALK)
 	$(PIP_INSTALL) ".[learning]"
 	$(CURVES) $(LEARNING) --seeds 10 $(LIMIT)
 	$(CURVES) lunarlander --seeds 5 --buffers "prioritized, in plain Python" $(LIMIT)
-	$(CURVES) $(LEARNING) --seeds 5 --buffers "uniform, n = 3" "prioritized, n = 3" $(LIMIT)
+	$(CURVES) $(LEARNING) --seeds 5 --buffers "uniform, n = 3" "where it pays, n = 3" $(LIMIT)
 	$(BIN)/python -m bench.runs.learning.report
 
 $(CLIFFWALK): | $(VENV)/built
