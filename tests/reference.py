@@ -189,7 +189,11 @@ class ReferenceBuffer:
         slots = np.empty(batch_size, np.int64)
         for i, point in enumerate(points):
             if share == 1 or point < share * total:
-                slots[i] = min(int(point / (share * total) * n_rows), n_rows - 1)
+                at, end = point / (share * total), 1.0
+                if stratified:  # where it is in its stratum, as far as that is of the share
+                    at = point / total * batch_size
+                    at, end = at - math.floor(at), share * batch_size - math.floor(at)
+                slots[i] = min(int(at / min(1.0, end) * n_rows), n_rows - 1)
             else:
                 slots[i] = self.tree.find((point - share * total) / (1 - share), levels)
         chance = (1 - share) * n_rows * (self.tree.mass[slots] / total) + share

@@ -10,8 +10,8 @@ from kary_replay.adapters.tianshou.errors import ArgumentError, as_real
 
 # As in the native buffers, whose core/noise.hpp says why.
 _MEMORY = 10_000  # rows: older ones count exponentially less
-_PRIORITIZED = 0.1  # the share while priorities may pay
-_PAYS = 0.5  # they may if the least noise is below that part of uniform replay's
+_PRIORITIZED = 0.1  # the share while priorities pay
+_PAYS = 0.5  # they do if the least noise is below that part of uniform replay's
 
 
 class ShareOfDraws:
@@ -20,8 +20,8 @@ class ShareOfDraws:
     Parameters
     ----------
     given : float or "auto"
-        The share, in [0, 1]. "auto": 0.1 while priorities may pay, and 1 while there is little to
-        gain.
+        The share, in [0, 1]. "auto": 0.1 while priorities pay, and 1 until that is known, and while
+        there is little to gain.
 
     Raises
     ------
@@ -34,7 +34,7 @@ class ShareOfDraws:
     def __init__(self, given: Any) -> None:
         self.given = given
         self.adapts = isinstance(given, str) and given == "auto"
-        self.value = _PRIORITIZED if self.adapts else _as_share(given)
+        self.value = 1.0 if self.adapts else _as_share(given)
         self.n_rows, self.weight, self.size, self.square = 0, 0.0, 0.0, 0.0
 
     def chance(self, relative: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..core.slots import PRIORITIZED_SHARE, PROPORTIONAL, RANKED
+from ..core.slots import PROPORTIONAL, RANKED
 from ..core.sum_tree import SumTree
 from ..fields import Fields
 from ..types import Batch, UniformShare
@@ -45,10 +45,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         0 to 1: the share of draws that go to all rows alike, whatever their priorities. Then no
         row is drawn more rarely than that share of how often uniform replay draws it, and no weight
         exceeds uniform_share ** -beta. With 0, as in Schaul et al. (2016), weights have no bound
-        and are divided by the largest of their batch. "auto" is 0.1 while priorities may pay, and 1
-        while they cannot: while `least_noise` is 0.5 or more, once 10,000 TD errors have come back.
-        It takes the gradient of a row to be as large as its TD error, so TD errors should end where
-        a Huber loss turns linear.
+        and are divided by the largest of their batch. "auto" is 0.1 while priorities pay, that is
+        while `least_noise` is below 0.5, and 1 while they do not, and until 10,000 TD errors have
+        come back. It takes the gradient of a row to be as large as its TD error, so TD errors
+        should end where a Huber loss turns linear.
 
     Raises
     ------
@@ -154,7 +154,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     @uniform_share.setter
     def uniform_share(self, value: UniformShare) -> None:
         share = as_share("uniform_share", value)
-        self._slots.set_share(PRIORITIZED_SHARE if share == "auto" else share, share == "auto")
+        self._slots.set_share(1.0 if share == "auto" else share, share == "auto")
 
     @property
     def relative_noise(self) -> float:
@@ -259,8 +259,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         batch_size : int
             B, at least 1.
         stratified : bool
-            True: row i comes from the i-th of B equal parts: first those of the uniform share, then
-            those of the total mass. False: B independent draws.
+            True: each row comes from a part of its own of B equal parts of the total mass. Those of
+            a uniform share do not: they are drawn independently, as by uniform replay. False: B
+            independent draws.
         unique : bool
             True: without replacement. The rows are drawn one after the other, each with probability
             P(i) / (sum of P over the rows not drawn yet); there are no strata then.

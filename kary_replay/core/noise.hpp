@@ -16,14 +16,14 @@
 namespace kary {
 
 constexpr double kMemory = 10'000;    // rows: older ones count exponentially less
-constexpr double kPrioritized = 0.1;  // the uniform share while priorities may pay
-constexpr double kPays = 0.5;         // they may if the least noise is below that part of uniform's
+constexpr double kPrioritized = 0.1;  // the uniform share while priorities pay
+constexpr double kPays = 0.5;         // they do if the least noise is below that part of uniform's
 
 // Relaxed, here and below: the lock orders everything that is read. What is stored, others read as
 // settings, without the lock, where any recent value will do.
 inline void forget_noise(Header* header) {
     header->noise = Noise{};
-    if (load_relaxed(&header->adapts_share)) store_relaxed(&header->uniform_share, kPrioritized);
+    if (load_relaxed(&header->adapts_share)) store_relaxed(&header->uniform_share, 1.0);
 }
 
 // The least noise over that of uniform replay. Means are over the mean weight, which is 1 but for
@@ -33,8 +33,8 @@ inline double least_noise(const Noise& noise) {
 }
 
 // Learns from n TD errors of rows that were drawn with the masses they still have in `leaf`. Where
-// the share adapts, all rows are drawn alike while there is little to gain. The caller holds the
-// lock.
+// the share adapts, all rows are drawn alike until enough is known, and while there is little to
+// gain. The caller holds the lock.
 inline void learn_noise(Header* header, const double* leaf, double total, const int64_t* slot,
                         const double* td_error, int64_t n) {
     const double share = load_relaxed(&header->uniform_share);

@@ -235,7 +235,8 @@ class Proportional : public Selector {
 
   private:
     // Draws at most kSearches slots. The first `share` of the extent belongs to all rows alike, the
-    // rest to their masses.
+    // rest to their masses. Rows that are drawn alike are drawn independently, as by uniform replay,
+    // also where points are stratified: what counts is then where in its stratum a point is.
     void draw_mixed(double* point, double extent, int64_t* slot, int64_t n, int64_t density,
                     double share) const {
         constexpr int64_t kByMass = -1;
@@ -244,7 +245,14 @@ class Proportional : public Selector {
         for (int64_t i = 0; i < n; ++i) {
             slot[i] = kByMass;
             if (share < 1 && point[i] >= alike) continue;
-            slot[i] = slot_at(point[i] / alike, n_started);
+            double u = point[i] / alike;
+            if (density > 0) {
+                const double at = point[i] / extent * static_cast<double>(density);
+                const double stratum = std::floor(at);
+                const double end = share * static_cast<double>(density);
+                u = (at - stratum) / std::fmin(1, end - stratum);
+            }
+            slot[i] = slot_at(u, n_started);
             prefetch_far(leaf + slot[i]);
         }
         int64_t found[kSearches];

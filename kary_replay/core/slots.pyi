@@ -10,7 +10,6 @@ from .sum_tree import SumTree
 UNIFORM: int
 PROPORTIONAL: int
 RANKED: int
-PRIORITIZED_SHARE: float
 
 class Slots:
     beta: float

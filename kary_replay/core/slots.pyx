@@ -43,7 +43,6 @@ cdef extern from "selectors.hpp" namespace "kary" nogil:
     )
 
 cdef extern from "noise.hpp" namespace "kary" nogil:
-    const double kPrioritized
     void forget_noise(Header* header)
     double least_noise(const Noise& noise)
 
@@ -52,9 +51,6 @@ cdef extern from "recovery.hpp" namespace "kary" nogil:
 
 UNIFORM, PROPORTIONAL, RANKED = kUniform, kProportional, kRanked
 """The kinds of selection; the headers of these names say what each does."""
-
-PRIORITIZED_SHARE = kPrioritized
-"""The uniform share of one that adapts, while priorities pay."""
 
 cdef int64_t MAX_NBYTES = <int64_t>1 << 47
 

@@ -111,7 +111,7 @@ def test_normalized_observations_and_rewards(name):
 
 @pytest.mark.parametrize("name", ["DQN", "SAC"])
 def test_rejects_weights_that_are_not_one(name):
-    assert difference(name, alpha=0.7, beta=0.5) is not None
+    assert difference(name, alpha=0.7, beta=0.5, uniform_share=0.1) is not None
 
 
 def test_rejects_a_loss_scaled_in_its_last_bit(monkeypatch):

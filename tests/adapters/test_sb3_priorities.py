@@ -11,9 +11,12 @@ LOSSES = {"DQN": 1, "DDPG": 1, "TD3": 2, "SAC": 2, "QRDQN": 1, "TQC": 1, "CrossQ
 
 
 AS_0_1_0 = {"uniform_share": 0.0, "prioritize_by": "td_error"}
+PRIORITIZED = {"uniform_share": 0.1}  # what the default becomes where priorities pay
 
 
-@pytest.mark.parametrize("options", [{}, AS_0_1_0], ids=["default", "0.1.0"])
+@pytest.mark.parametrize(
+    "options", [{}, PRIORITIZED, AS_0_1_0], ids=["default", "prioritized", "0.1.0"]
+)
 @pytest.mark.parametrize("n_envs", [1, 4])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_tree_and_losses_agree_with_the_account(name, n_envs, options, monkeypatch):
@@ -26,7 +29,8 @@ def test_tree_and_losses_agree_with_the_account(name, n_envs, options, monkeypat
     ("alpha", "beta", "epsilon"), [(1.0, 1.0, 1e-6), (0.3, 0.0, 0.05), (0.0, 1.0, 1e-6)]
 )
 def test_exponents_and_epsilon(alpha, beta, epsilon, monkeypatch):
-    audited_run("TD3", monkeypatch, alpha=alpha, beta=beta, priority_epsilon=epsilon)
+    exponents = {"alpha": alpha, "beta": beta, "priority_epsilon": epsilon}
+    audited_run("TD3", monkeypatch, **exponents, **PRIORITIZED)
 
 
 def drop_the_weights(monkeypatch):
@@ -124,4 +128,4 @@ def forget_the_batch(monkeypatch):
 def test_rejects_a_planted_fault(fault, monkeypatch):
     fault(monkeypatch)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
-        audited_run("TD3", monkeypatch, alpha=0.6, beta=0.4)
+        audited_run("TD3", monkeypatch, alpha=0.6, beta=0.4, **PRIORITIZED)

@@ -260,7 +260,7 @@ def test_reset_forgets_rows_and_priorities():
 
 
 def test_exponents_can_be_set():
-    buffer = filled(alpha=1.0, beta=0.0)
+    buffer = filled(alpha=1.0, beta=0.0, uniform_share=0.1)
     assert (buffer.sample(8).rewards.batch.importance_weight == 1).all()
     buffer.update_priorities(np.arange(8.0))
     before = buffer.native.tree.get(np.arange(20))

@@ -134,12 +134,14 @@ def test_a_buffer_is_uniform_replay_where_all_rows_err_alike(kind):
         )
         for i in range(50):
             buffer.add(Batch.stack([row(i), row(i)]))
-    assert buffer.uniform_share == 0.1
-    assert np.isnan(buffer.least_noise)
-    for _ in range(200):
-        index = buffer.sample_indices(64)
-        buffer.update_weight(index, np.ones(64))
     assert buffer.uniform_share == 1
+    assert np.isnan(buffer.least_noise)
+    unequal = np.linspace(0, 1, 100) ** 8
+    for errors, share in ((unequal, 0.1), (np.ones(100), 1)):
+        for _ in range(2_000):
+            index = buffer.sample_indices(64)
+            buffer.update_weight(index, errors[index])
+        assert buffer.uniform_share == share
     assert buffer.least_noise == pytest.approx(1, rel=0.05)
     batch, index = buffer.sample(64)
     assert (batch.weight == 1).all()
@@ -150,14 +152,14 @@ def test_a_buffer_is_uniform_replay_where_all_rows_err_alike(kind):
         buffer.update_weight(index, np.full(64, np.nan))
     assert twin.least_noise == buffer.least_noise
     buffer.reset()
-    assert buffer.uniform_share == 0.1
+    assert buffer.uniform_share == 1
     assert np.isnan(buffer.least_noise)
 
 
 def test_it_can_be_set():
     buffer = filled(100, 0.0)
     buffer.uniform_share = "auto"
-    assert buffer.uniform_share == 0.1
+    assert buffer.uniform_share == 1
     buffer.update_weight(np.arange(4), 0.5)  # one error for several rows
     assert np.isfinite(buffer.least_noise)
     with np.errstate(all="raise"):
@@ -165,7 +167,7 @@ def test_it_can_be_set():
     before = buffer.least_noise
     with pytest.raises(AssertionError, match="uniform_share"):
         buffer.uniform_share = 2
-    assert (buffer.uniform_share, buffer.least_noise) == (0.1, before)
+    assert (buffer.uniform_share, buffer.least_noise) == (1, before)
     buffer.uniform_share = 0.3
     assert buffer.uniform_share == 0.3
 

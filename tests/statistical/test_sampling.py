@@ -329,13 +329,12 @@ def test_a_biased_second_draw_is_rejected(favourite):
 def expected_of_a_mixture(masses, share, stratified):
     """How often each row is due at each place, [B, n], where a share of the draws is uniform.
 
-    A draw among all slots that hits one without mass is repeated among all slots.
+    The first places of a stratified batch are those of uniform draws, each of which may be any row.
     """
-    n_slots, has_mass = len(masses), masses > 0
-    both = np.append(np.full(n_slots, share / n_slots), (1 - share) * masses / masses.sum())
-    alike, by_mass = np.split(expected_counts(both, stratified), 2, axis=1)
-    in_vain = alike[:, ~has_mass].sum(axis=1, keepdims=True)
-    return by_mass + np.where(has_mass, alike + in_vain / has_mass.sum(), 0.0)
+    has_mass = masses > 0
+    both = np.append(share, (1 - share) * masses / masses.sum())
+    alike, by_mass = np.split(expected_counts(both, stratified), [1], axis=1)
+    return by_mass + alike * has_mass / has_mass.sum()
 
 
 def judge_mixture(drawn, masses, share, stratified):
@@ -358,28 +357,50 @@ def test_a_share_of_the_draws_is_uniform(share, stratified):
         np.testing.assert_allclose(batch.importance_weight, wanted, rtol=1e-6)
 
 
-@pytest.mark.parametrize("stratified", PLACES)
-@pytest.mark.parametrize("fault", ["no share", "another share", "neighbours gain"])
-def test_another_mixture_is_rejected(fault, stratified):
-    rng = np.random.default_rng(SEED)
-    full = np.flatnonzero(MASSES)
-    share = {"no share": 0.0, "another share": 0.4, "neighbours gain": 0.5}[fault]
-    both = np.append(np.full(len(MASSES), share / len(MASSES)), (1 - share) * MASSES / MASSES.sum())
-    drawn = pick(both, rng, stratified) % len(MASSES)
-    in_vain = MASSES[drawn] == 0
+def pick_a_mixture(rng, share, stratified, alike):
+    """Batches of which a share is picked by `alike`, given the random stream and a shape."""
+    both = np.append(share, (1 - share) * MASSES / MASSES.sum())
+    drawn = pick(both, rng, stratified) - 1
+    return np.where(drawn < 0, alike(rng, drawn.shape), drawn)
+
+
+def rows_alike(rng, shape):
+    return rng.choice(np.flatnonzero(MASSES), shape)
+
+
+def rows_with_the_luck_of_neighbours(rng, shape):
+    full, drawn = np.flatnonzero(MASSES), rng.integers(len(MASSES), size=shape)
     following = full[np.searchsorted(full, drawn) % len(full)]
-    instead = following if fault == "neighbours gain" else rng.choice(full, drawn.shape)
+    return np.where(MASSES[drawn] == 0, following, drawn)
+
+
+def rows_in_strata(rng, shape):
+    """As the other draws are, from parts of their own: half of a batch has half of the places."""
+    full, n = np.flatnonzero(MASSES), shape[1] // 2
+    place = np.minimum((np.arange(shape[1]) + rng.random(shape)) / n, 1 - 1e-9)
+    return full[(place * len(full)).astype(np.int64)]
+
+
+@pytest.mark.parametrize("stratified", PLACES)
+@pytest.mark.parametrize(
+    ("share", "alike"),
+    [
+        (0.0, rows_alike),
+        (0.4, rows_alike),
+        (0.5, rows_with_the_luck_of_neighbours),
+        (0.5, rows_in_strata),
+    ],
+    ids=["no share", "another share", "neighbours gain", "strata"],
+)
+def test_another_mixture_is_rejected(share, alike, stratified):
+    drawn = pick_a_mixture(np.random.default_rng(SEED), share, stratified, alike)
     with pytest.raises(AssertionError, match=r"chi-square|impossible"):
-        judge_mixture(np.where(in_vain, instead, drawn), MASSES, 0.5, stratified)
+        judge_mixture(drawn, MASSES, 0.5, stratified)
 
 
 @pytest.mark.parametrize("stratified", PLACES)
 def test_the_judge_accepts_the_mixture(stratified):
-    rng = np.random.default_rng(SEED)
-    full = np.flatnonzero(MASSES)
-    both = np.append(np.full(len(MASSES), 0.5 / len(MASSES)), 0.5 * MASSES / MASSES.sum())
-    drawn = pick(both, rng, stratified) % len(MASSES)
-    drawn = np.where(MASSES[drawn] == 0, rng.choice(full, drawn.shape), drawn)
+    drawn = pick_a_mixture(np.random.default_rng(SEED), 0.5, stratified, rows_alike)
     judge_mixture(drawn, MASSES, 0.5, stratified)
 
 

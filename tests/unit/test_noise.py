@@ -51,7 +51,7 @@ class NaiveNoise:
 
     @property
     def share(self):
-        return PRIORITIZED if self.n_rows < 10_000 or self.least < 0.5 else UNIFORM
+        return PRIORITIZED if self.n_rows >= 10_000 and self.least < 0.5 else UNIFORM
 
 
 @pytest.mark.parametrize("prioritization", ["proportional", "rank"])
@@ -76,7 +76,7 @@ def test_it_is_what_a_naive_estimate_gives(prioritization, alpha):
         assert buffer.relative_noise == pytest.approx(naive.relative, rel=1e-9)
         assert buffer.least_noise == pytest.approx(naive.least, rel=1e-9)
         shares.append(buffer.uniform_share)
-    expected = [PRIORITIZED, PRIORITIZED, UNIFORM, PRIORITIZED]
+    expected = [UNIFORM, PRIORITIZED, UNIFORM, PRIORITIZED]
     assert [shares[i] for i in (0, 499, 999, 1_499)] == expected
 
 
@@ -145,7 +145,7 @@ def test_noise_is_known_of_a_fixed_share_too(share):
 def test_it_can_be_set_and_be_fixed_again():
     buffer = filled(1_000, share=0.0)
     buffer.uniform_share = "auto"
-    assert buffer.uniform_share == PRIORITIZED
+    assert buffer.uniform_share == UNIFORM
     buffer.uniform_share = 0.4
     learn(buffer, np.ones(1_000), 50)
     assert buffer.uniform_share == 0.4
@@ -156,18 +156,19 @@ def test_it_adapts_by_what_comes_back_from_then_on():
     learn(buffer, np.ones(1_000), 300)
     buffer.uniform_share = "auto"
     assert np.isnan(buffer.relative_noise)
-    learn(buffer, np.ones(1_000), 156)  # of 64 rows: fewer than 10,000
-    assert buffer.uniform_share == PRIORITIZED
-    learn(buffer, np.ones(1_000), 1)
+    unequal = np.linspace(0, 1, 1_000) ** 8
+    learn(buffer, unequal, 156)  # of 64 rows: fewer than 10,000
     assert buffer.uniform_share == UNIFORM
+    learn(buffer, unequal, 1)
+    assert buffer.uniform_share == PRIORITIZED
 
 
 def test_a_reset_forgets_what_was_learned():
     buffer = filled(1_000)
-    learn(buffer, np.ones(1_000), 300)
-    assert buffer.uniform_share == UNIFORM
-    buffer.reset()
+    learn(buffer, np.linspace(0, 1, 1_000) ** 8, 300)
     assert buffer.uniform_share == PRIORITIZED
+    buffer.reset()
+    assert buffer.uniform_share == UNIFORM
     assert np.isnan(buffer.relative_noise) and np.isnan(buffer.least_noise)
 
 
@@ -215,4 +216,4 @@ def test_what_is_no_share(share):
     buffer = filled(10)
     with pytest.raises((ValueError, TypeError), match="uniform_share"):
         buffer.uniform_share = share
-    assert buffer.uniform_share == PRIORITIZED
+    assert buffer.uniform_share == UNIFORM
