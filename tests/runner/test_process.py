@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 from multiprocessing import connection
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -87,7 +88,7 @@ def test_without_a_place_for_learners_to_meet_nothing_is_created(tmp_path, monke
     def full(prefix):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(memory.tempfile, "mkdtemp", full)
+    monkeypatch.setattr(memory, "tempfile", SimpleNamespace(mkdtemp=full))
     with pytest.raises(ConfigError, match="No space left"):
         Runner(config("dqn", "CartPole-v1", tmp_path / "run", backend="process", learners=2)).run()
     assert not list(tmp_path.iterdir())

@@ -41,8 +41,9 @@ class Worker:
     def kill(self):
         pass
 
-    def wait(self, seconds):
-        pass
+    @property
+    def has_ended(self):
+        return "stop" in self.orders
 
 
 @pytest.fixture
@@ -335,6 +336,30 @@ def test_an_answer_that_comes_too_late_for_its_checkpoint_does_not_count(begun, 
     learner.handle.answers = [Saved("checkpoint-2")]
     begun._receive(0)
     assert learner.owes is None and learner.saved == Saved("checkpoint-2")
+
+
+class Blocked(Worker):
+    """Reports into a full pipe: it obeys when its reports have been taken three times."""
+
+    @property
+    def has_ended(self):
+        return self.n_taken >= 3
+
+    def order(self, order, argument=None):
+        super().order(order, argument)
+        self.n_taken = 0
+
+    def reports(self):
+        self.n_taken += 1
+        return super().reports()
+
+
+def test_a_worker_whose_pipe_is_full_can_stop(begun, monkeypatch):
+    monkeypatch.setattr(supervisor_module, "GRACE_SECONDS", 3_000.0)
+    actor = of_kind(begun, "actor")
+    actor.handle = blocked = Blocked()
+    begun.stop()
+    assert blocked.has_ended and actor.handle is None
 
 
 class Late:

@@ -40,8 +40,9 @@ class Handle(Protocol):
     def kill(self) -> None:
         """End the worker and all that it has started; return when they have ended."""
 
-    def wait(self, seconds: float) -> None:
-        """Wait at most so long for the end of a worker that was told to stop."""
+    @property
+    def has_ended(self) -> bool:
+        """Whether a worker that was told to stop has done so, with all of its own clean-up."""
 
 
 class Backend(Protocol):

@@ -152,9 +152,10 @@ class ProcessHandle:
             self.pipe.close()
             self.pipe = None
 
-    def wait(self, seconds: float) -> None:
-        """Wait for the end of the process."""
-        self.process.join(seconds)
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has."""
+        return self.process.exitcode is not None
 
 
 def _name_of(number: int) -> str:

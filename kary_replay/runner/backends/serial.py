@@ -117,8 +117,10 @@ class SerialHandle:
             self._worker.close()
             self._worker = None
 
-    def wait(self, seconds: float) -> None:
-        """Do nothing: a worker that was told to stop has ended."""
+    @property
+    def has_ended(self) -> bool:
+        """Whether the worker was closed."""
+        return self._worker is None
 
     def _fail(self, error: Exception) -> None:
         self._problem = problem_of(error)._replace(error=error)

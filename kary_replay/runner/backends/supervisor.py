@@ -228,9 +228,10 @@ class Supervisor:
         self._order(alive, "stop")
         deadline = time.monotonic() + GRACE_SECONDS
         try:
-            for member in alive:
-                assert member.handle is not None
-                member.handle.wait(max(0.0, deadline - time.monotonic()))
+            while not all(member.handle.has_ended for member in alive if member.handle):
+                if time.monotonic() >= deadline:
+                    break
+                self._receive(AWAIT_SECONDS)  # one that reports into a full pipe cannot stop
         finally:  # also when Ctrl-C ends the wait
             for member in alive:
                 self._kill(member)
