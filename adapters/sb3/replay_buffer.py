@@ -47,9 +47,9 @@ handle_timeout_termination
     uniform_share : float or "auto"
         The share of draws that go to all transitions alike, in [0, 1]. It bounds the importance
         weights by uniform_share ** -beta; with 0 they have no bound, and are divided by the largest
-        of their batch. With "auto" it is 0.1 while few transitions have most of the errors, and 1
-        while there is little to gain by priorities (docs/prioritized_replay.md). It can be set
-        later.
+        of their batch. With "auto" it is 0.1 while few transitions have most of the errors, and 1,
+        which is uniform replay, until that is known and while there is little to gain by priorities
+        (docs/prioritized_replay.md). It can be set later.
     prioritize_by : "td_error" or "gradient"
         What a priority is: the |TD error|, or the size of the gradient that the loss has with
         respect to the prediction. They differ where a Huber loss (`smooth_l1_loss`, `huber_loss`)

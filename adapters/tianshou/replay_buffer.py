@@ -52,10 +52,11 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
     uniform_share : float or "auto"
         The share of draws that go to all rows alike, in [0, 1]. With 0, draws and weights are those
         of Tianshou's own class. Above 0, weights are (N · P(j)) ** -beta and at most
-        uniform_share ** -beta. "auto" is 0.1 while few rows have most of the TD errors, and 1 while
-        there is little to gain by priorities: then hyperparameters that were tuned for uniform
-        replay can stay (docs/prioritized_replay.md, "Where priorities pay"). It takes gradients to
-        be as large as TD errors, which they are with a squared loss, Tianshou's default.
+        uniform_share ** -beta. "auto" is 0.1 while few rows have most of the TD errors, and 1 until
+        that is known, and while there is little to gain by priorities: so hyperparameters that were
+        tuned for uniform replay can stay (docs/prioritized_replay.md, "Where priorities pay"). It
+        takes gradients to be as large as TD errors, which they are with a squared loss, Tianshou's
+        default.
     **kwargs
         The parameters of `tianshou.data.ReplayBuffer`: ``stack_num``, ``ignore_obs_next``,
         ``save_only_last_obs``, ``sample_avail``, ``random_seed``. `random_seed` seeds the draws,
