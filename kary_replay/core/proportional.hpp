@@ -236,7 +236,8 @@ class Proportional : public Selector {
   private:
     // Draws at most kSearches slots. The first `share` of the extent belongs to all rows alike, the
     // rest to their masses. Rows that are drawn alike are drawn independently, as by uniform replay,
-    // also where points are stratified: what counts is then where in its stratum a point is.
+    // also where points are stratified: what counts is then where in its stratum a point is. What
+    // rounding makes of that, even NaN, slot_at bounds.
     void draw_mixed(double* point, double extent, int64_t* slot, int64_t n, int64_t density,
                     double share) const {
         constexpr int64_t kByMass = -1;

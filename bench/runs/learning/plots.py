@@ -218,12 +218,11 @@ def draw_least_noise(documents: Mapping[str, Document], path: Path) -> None:
         for y, name, colour in ends:
             axes.annotate(name, (1.01, y), color=colour, va="center", annotation_clip=False)
         axes.axhline(0.5, color="#333333", lw=1, ls=":")
-        axes.text(0.005, 0.51, "uniform above, prioritized below", va="bottom", color="#333333")
         axes.set_xlim(0, 1)
         axes.set_ylim(0, 1)
         axes.set_xlabel("share of the run")
         axes.set_ylabel("least noise, uniform batches having 1")
-        axes.set_title("How much less noisy batches could be at best")
+        axes.set_title("How much less noisy batches could be: uniform above the dotted line")
         axes.grid()
         _save(figure, path)
 
