@@ -8,8 +8,8 @@
 //
 //     P(i) = (1 - s) mass_i / total + s / N
 //
-// Then no row is drawn more rarely than s times as often as by uniform replay, however old and wrong
-// its priority is, and no importance weight exceeds s ** -beta.
+// Then no row is drawn more rarely than s times as often as by uniform replay, however old and
+// wrong its priority is, and no importance weight exceeds s ** -beta.
 #pragma once
 #include <algorithm>
 #include <cfloat>
@@ -235,8 +235,8 @@ class Proportional : public Selector {
 
   private:
     // Draws at most kSearches slots. The first `share` of the extent belongs to all rows alike, the
-    // rest to their masses. Rows that are drawn alike are drawn independently, as by uniform replay,
-    // also where points are stratified: what counts is then where in its stratum a point is. What
+    // rest to their masses. Rows of that share are drawn independently, as by uniform replay, also
+    // where points are stratified: what counts is then where in its stratum a point is. What
     // rounding makes of that, even NaN, slot_at bounds.
     void draw_mixed(double* point, double extent, int64_t* slot, int64_t n, int64_t density,
                     double share) const {
