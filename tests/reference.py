@@ -181,8 +181,7 @@ class ReferenceBuffer:
         uniforms, share = self.stream.uniforms(batch_size), self.uniform_share
         if share == 0:
             slots = self.tree.sample(uniforms, stratified)
-            mass = self.tree.mass[slots]
-            return slots, (mass.min() / mass) ** self.beta
+            return slots, self.weights(slots)
         levels, n_rows = self.tree.levels(), len(self)
         total = float(levels[0][0])
         points = strata(uniforms) * total if stratified else uniforms * total
@@ -196,8 +195,15 @@ class ReferenceBuffer:
                 slots[i] = min(int(at / min(1.0, end) * n_rows), n_rows - 1)
             else:
                 slots[i] = self.tree.find((point - share * total) / (1 - share), levels)
-        chance = (1 - share) * n_rows * (self.tree.mass[slots] / total) + share
-        return slots, chance**-self.beta
+        return slots, self.weights(slots)
+
+    def weights(self, slots):
+        """Importance weights of rows that make a batch."""
+        mass, share = self.tree.mass[slots], self.uniform_share
+        if share == 0:
+            return (mass.min() / mass) ** self.beta
+        total = float(self.tree.levels()[0][0])
+        return ((1 - share) * len(self) * (mass / total) + share) ** -self.beta
 
     def update_priorities(self, handles, td_errors):
         """Number of handles that were still current; the others change nothing."""

@@ -18,6 +18,7 @@ from kary_replay.adapters.sb3.prioritized_buffer import (
     BetaSchedule,
     PrioritizeBy,
     PrioritizedBuffer,
+    randint,
 )
 from kary_replay.types import UniformShare
 
@@ -47,7 +48,8 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
     Notes
     -----
     One thread at a time may use the buffer, like SB3's own. Draws are independent and not
-    stratified, so that real and virtual transitions both come from the whole buffer. Sources:
+    stratified, so that real and virtual transitions both come from the whole buffer. The slots that
+    can be drawn are kept, 8 bytes each, while draws are uniform. Sources:
     Andrychowicz et al. 2017, arXiv:1707.01495; Schaul et al. 2016, arXiv:1511.05952.
     """
 
@@ -95,6 +97,9 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
         # The length of the row's episode, once that has ended. Rows with 0 must not be drawn, and
         # have mass 0.
         self.ep_length = np.zeros(shape, np.int64)
+        self._drawable = None
+
+    _drawable: np.ndarray | None  # the slots that can be drawn, in their order; None: look again
 
     def add(
         self,
@@ -121,6 +126,7 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
             left = (row + np.arange(n_left)) % self.buffer_size
             self.ep_length[left, environment] = 0
             self._native.tree.set(left * self.n_envs + environment, 0.0)
+            self._drawable = None
         self.ep_start[row] = self._current_ep_start
         self._native.tree.set(row * self.n_envs + np.arange(self.n_envs), 0.0)
         if self.copy_info_dict:
@@ -136,12 +142,14 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
         rows = (first + np.arange(n_rows)) % self.buffer_size
         mass = self._native.max_priority**self._native.alpha
         self._native.tree.set(rows * self.n_envs + env_idx, mass)
+        self._drawable = None
 
     def reset(self) -> None:
         """Forget all rows, priorities and episodes, including the episodes that go on."""
         super().reset()
         self.ep_length[:] = 0
         self._current_ep_start[:] = 0
+        self._drawable = None
 
     def truncate_last_trajectory(self) -> None:
         """End the episodes that go on at their last row. SB3 calls this after loading a buffer."""
@@ -176,6 +184,13 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
             env,
         )
 
+    def _stock_slots(self, batch_size: int) -> np.ndarray:
+        """Draw slots as SB3's own buffer does, whose batches begin with the virtual ones."""
+        if self._drawable is None:
+            self._drawable = np.flatnonzero(self.ep_length)
+        slots = self._drawable[randint(0, len(self._drawable), batch_size)]
+        return np.roll(slots, -int(self.her_ratio * batch_size))
+
     def _replace_goals(self, batch: Any, virtual: slice) -> None:
         """Give the virtual rows of a batch new goals, and the rewards for these goals.
 
@@ -203,8 +218,11 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the environment, as SB3 does; `set_env` sets another one."""
-        return {name: value for name, value in super().__getstate__().items() if name != "env"}
+        left_out = ("env", "_drawable")
+        return {
+            name: value for name, value in super().__getstate__().items() if name not in left_out
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.env = None
+        self.env = self._drawable = None

@@ -35,6 +35,7 @@ _FIELDS = {
     "dones": "episode_end",
     "timeouts": "truncated",
 }
+randint = np.random.randint  # of the global stream, which SB3 seeds and draws from
 _FORMAT = 2  # of pickles
 _CPU = torch.device("cpu")
 # SB3's own buffers make their batches with these methods. Ours draw, weight and mark a batch as a
@@ -54,6 +55,8 @@ class PrioritizedBuffer(ReplayBuffer):
 
     _native: kary_replay.PrioritizedReplayBuffer
     prioritize_by: PrioritizeBy = "td_error"  # as version 0.1.0 did, whose pickles do not say
+    # Whether uniform draws are those of SB3's own buffer; those of pickles without it are not.
+    _draws_as_stock: bool = False
 
     # --------------------------------------------------------------------------------- construction
 
@@ -100,9 +103,13 @@ class PrioritizedBuffer(ReplayBuffer):
         }
         self.buffer_size = max(buffer_size // self.n_envs, 1)
         warn_if_larger_than_memory(type(self).__name__, self.buffer_size * self.n_envs, fields)
+        self._draws_as_stock = seed is None
         if seed is None:
-            # SB3 has seeded this global stream by the time it makes its buffer.
-            seed = int(np.random.randint(2**31 - 1))  # noqa: NPY002
+            # SB3 has seeded this global stream by the time it makes its buffer. It is put back: a
+            # run draws from it later what a run with SB3's own buffer does.
+            state = np.random.get_state()  # noqa: NPY002
+            seed = int(randint(2**31 - 1))
+            np.random.set_state(state)  # noqa: NPY002
         self._native = kary_replay.PrioritizedReplayBuffer(
             self.buffer_size * self.n_envs,  # slot = row * n_envs + environment
             fields,
@@ -360,11 +367,34 @@ class PrioritizedBuffer(ReplayBuffer):
         self._updates.warn_of_unseen_loss()
         if self.beta_schedule is not None:
             self._native.beta = self.beta_schedule(self.n_sampled)
-        batch = self._native.sample(batch_size, **options)
+        batch = None
+        if self._draws_as_stock and self._native.uniform_share == 1:
+            batch = self._stock_batch(batch_size)
+        if batch is None:
+            batch = self._native.sample(batch_size, **options)
         self.n_sampled += batch_size
         weight = self._tensor(batch.importance_weight.reshape(-1, 1))
         self._updates.remember(batch.handle, weight)
         return batch
+
+    def _stock_batch(self, batch_size: int) -> kary_replay.Batch | None:
+        """Draw the rows that SB3's own buffer would draw.
+
+        Return None if there are none, if one was taken out by hand, or if the batch size is wrong:
+        the native buffer knows what to draw then, or what to say.
+        """
+        try:
+            return self._native.take(self._stock_slots(batch_size))
+        except (ValueError, TypeError):
+            return None
+
+    def _stock_slots(self, batch_size: int) -> np.ndarray:
+        """Draw slots as SB3's own buffer does, from the same stream of random numbers."""
+        if self.optimize_memory_usage and self.full:
+            rows = (randint(1, self.buffer_size, batch_size) + self.pos) % self.buffer_size
+        else:
+            rows = randint(0, self.size(), batch_size)
+        return rows * self.n_envs + randint(0, self.n_envs, batch_size)
 
     def _next_observation(self, batch: kary_replay.Batch) -> Any:
         return batch.next_observation

@@ -42,8 +42,10 @@ handle_timeout_termination
     priority_epsilon : float
         The number that is added to each |TD error|, so that every transition can be drawn again.
     seed : int, optional
-        The seed of the draws. The default is a number from `numpy.random`, which SB3 has seeded by
-        the time it makes its buffer, so that an SB3 run with a seed is reproducible.
+        The seed of the draws. By default they follow the global stream of `numpy.random`, which SB3
+        seeds before it makes its buffer, so that an SB3 run with a seed is reproducible. While the
+        uniform share is 1, rows are then drawn from this stream as SB3's own buffer draws them: the
+        run is that of SB3's own buffer, bit for bit.
     uniform_share : float or "auto"
         The share of draws that go to all transitions alike, in [0, 1]. It bounds the importance
         weights by uniform_share ** -beta; with 0 they have no bound, and are divided by the largest

@@ -378,6 +378,42 @@ class ReplayBuffer:
         """
         return self._batch(self._reader.sample(batch_size, False, unique))
 
+    def take(self, index: npt.ArrayLike) -> Batch:
+        """Return the rows of slots of your choice, as `sample` would return them.
+
+        Parameters
+        ----------
+        index : array of int [B]
+            Slots, such as `add` returned; one may come twice.
+
+        Returns
+        -------
+        Batch
+            As from `sample`. Importance weights are those of rows that `sample` drew: to correct
+            for how you chose rows, choose each with the probability with which it would be drawn.
+
+        Raises
+        ------
+        IndexRangeError
+            An IndexError and a ValueError: a slot is out of range, or has no row that can be drawn.
+        ValueError, TypeError
+            If index is not one-dimensional, has no or no integer values.
+
+        Notes
+        -----
+        O(B · bytes of a row), with the GIL released and, as a rule, no lock. Of a row that another
+        thread overwrites meanwhile you get the new one.
+
+        Examples
+        --------
+        >>> import kary_replay as kr
+        >>> buffer = kr.ReplayBuffer(4, {"reward": kr.Field((), "float32")})
+        >>> slots = buffer.add(reward=[0.5, 1.0, 1.5])
+        >>> buffer.take(slots[[2, 0]]).reward
+        array([1.5, 0.5], dtype=float32)
+        """
+        return self._batch(self._reader.take(index))
+
     def field_view(self, name: str) -> Any:
         """Return a view of one field of all slots, for adapters and for looking inside.
 

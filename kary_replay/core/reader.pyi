@@ -1,7 +1,10 @@
 from typing import Any
 
+import numpy.typing as npt
+
 from .slots import Slots
 
 class Reader:
     def __init__(self, slots: Slots) -> None: ...
     def sample(self, batch_size: int, stratified: bool, unique: bool = False) -> dict[str, Any]: ...
+    def take(self, index: npt.ArrayLike) -> dict[str, Any]: ...

@@ -1,6 +1,6 @@
 # cython: language_level=3, cdivision=True
 # distutils: language = c++
-"""Rows out of slots, drawn and copied without a lock.
+"""Rows out of slots, drawn or named by the caller, and copied without a lock.
 
 docs/concurrency.md argues why this is right. A reader looks at a slot's generation before and after
 it copies the row, and draws another row where they differ. Which slots are drawn, the selector
@@ -14,9 +14,9 @@ from libc.string cimport memcpy
 
 cimport numpy as cnp
 
-from ..errors import EmptyBufferError
+from ..errors import EmptyBufferError, IndexRangeError
 from ..types import HANDLE_DTYPE
-from ..validation import as_count
+from ..validation import as_count, as_index
 
 from .block cimport (
     PER_COUNTER, Handle, Header, acquire, bury, fetch_add_relaxed, fill_uniform,
@@ -46,6 +46,7 @@ cdef enum:
     UNREADABLE = 2
     TOO_FEW = 3
     NO_MEMORY = 4
+    NO_ROW = 5
 
 
 cdef cnp.ndarray _empty(int n_axes, cnp.npy_intp* shape, cnp.dtype dtype):
@@ -66,6 +67,29 @@ cdef class Reader:
         The importance weights are there where slots have masses. With ``unique``, rows are drawn
         one after the other from those that are not in the batch yet.
         """
+        cdef int64_t n = as_count("batch_size", batch_size, MAX_BATCH)
+        return self.collect(n, NULL, stratified and not unique, unique)
+
+    def take(self, index):
+        """Read the rows of the slots ``index`` [B]; return what ``sample`` does.
+
+        Raises IndexRangeError if one of them has no row that can be drawn.
+        """
+        cdef cnp.ndarray slot = as_index(index).copy()  # what is checked is what is used
+        cdef int64_t n
+        if slot.ndim != 1:
+            raise ValueError(f"index must be one-dimensional, got {index!r}")
+        n = as_count("the length of index", len(slot), MAX_BATCH)
+        least, most = slot.min(), slot.max()
+        if least < 0 or most >= self.slots.capacity:
+            raise IndexRangeError(
+                f"index {least if least < 0 else most} is out of range: "
+                f"it must be in 0 … {self.slots.capacity - 1}"
+            )
+        return self.collect(n, <int64_t*>cnp.PyArray_DATA(slot), False, False)
+
+    cdef dict collect(self, int64_t n, const int64_t* given, bint stratified, bint unique):
+        """Read n rows, of the given slots or of drawn ones, into new arrays."""
         cdef Slots slots = self.slots
         cdef cnp.npy_intp dims[32]
         cdef cnp.ndarray array
@@ -76,8 +100,8 @@ cdef class Reader:
         cdef int outcome = TOO_FEW, f
         cdef Remainder rest
         cdef Draw batch
-        cdef int64_t n = as_count("batch_size", batch_size, MAX_BATCH), i
-        batch.n, batch.stratified = n, stratified and not unique
+        cdef int64_t i
+        batch.n, batch.stratified = n, stratified
         batch.column = <char**>malloc(slots.n_fields * sizeof(char*) + n * sizeof(double))
         batch.mass = <double*>(batch.column + slots.n_fields)
         if batch.column == NULL:
@@ -103,15 +127,27 @@ cdef class Reader:
             arrays["handle"] = array = _empty(1, dims, HANDLE)
             batch.handle = <Handle*>cnp.PyArray_DATA(array)
             with nogil:
-                outcome = self.read_batch(&batch, &rest)
+                if given == NULL:
+                    outcome = self.read_batch(&batch, &rest)
+                else:
+                    outcome = self.read_given(&batch, given)
                 if outcome == DRAWN:
                     fetch_add_relaxed(&slots.header.n_sampled, n)
                     for i in range(n):
                         index[i] = batch.handle[i].index
                     if weight != NULL:
                         slots.selector.weigh(batch.mass, n, beta, weight)
+                elif outcome == NO_ROW:
+                    n = 0  # the first one that is not there
+                    while batch.handle[n].index >= 0:
+                        n += 1
         finally:
             free(batch.column)
+        if outcome == NO_ROW:
+            raise IndexRangeError(
+                f"index must be of rows that can be drawn: slot {given[n]} has none, "
+                f"got at position {n}"
+            )
         if outcome == TOO_FEW:
             raise ValueError(
                 "batch_size must be at most the number of rows that can be drawn, "
@@ -171,6 +207,20 @@ cdef class Reader:
                     return outcome
         return DRAWN
 
+    cdef int read_given(self, Draw* batch, const int64_t* slot) noexcept nogil:
+        """Read the rows of given slots, those being written once they are there."""
+        cdef int64_t first, n, i
+        for first from 0 <= first < batch.n by CHUNK:
+            n = min(<int64_t>CHUNK, batch.n - first)
+            self.read_rows(slot + first, n, batch, first)
+            for i in range(first, first + n):
+                while batch.handle[i].index < 0:
+                    if self.slots.holds_no_row(slot[i], True):
+                        return NO_ROW
+                    sched_yield()
+                    self.read_rows(slot + i, 1, batch, i)
+        return DRAWN
+
     cdef int read_again(self, Draw* batch, int64_t i, Remainder* rest) noexcept nogil:
         """Draw row i of a batch until there is one.
 
@@ -209,7 +259,7 @@ cdef class Reader:
                     elif from_rest:
                         selector.put_back(rest)
                     return DRAWN
-            if attempts % MAX_REDRAWS == 0 and self.slots.holds_no_row(slot):
+            if attempts % MAX_REDRAWS == 0 and self.slots.holds_no_row(slot, False):
                 return UNREADABLE
 
     cdef int draw_rest(self, Draw* batch, int64_t i, Remainder* rest, int64_t* slot) noexcept nogil:

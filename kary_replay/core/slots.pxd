@@ -96,4 +96,4 @@ cdef class Slots:
     ) noexcept nogil
     cdef void retire(self, const Handle* handle, int64_t n, int64_t* scratch) noexcept nogil
     cdef bint is_idle(self) noexcept nogil
-    cdef bint holds_no_row(self, int64_t slot) noexcept nogil
+    cdef bint holds_no_row(self, int64_t slot, bint with_mass) noexcept nogil

@@ -393,11 +393,17 @@ cdef class Slots:
         release(self.header)
         return is_idle
 
-    cdef bint holds_no_row(self, int64_t slot) noexcept nogil:
-        """Whether a slot has no row and gets none unless somebody adds one, whatever its mass."""
+    cdef bint holds_no_row(self, int64_t slot, bint with_mass) noexcept nogil:
+        """Whether a slot has no row and gets none unless somebody adds one.
+
+        ``with_mass``: whether it has no row that can be drawn; otherwise masses do not matter.
+        """
         cdef uint64_t generation
+        cdef bint has_mass
         acquire(self.header)
         bury(self.attachment, False)
         generation = load_relaxed(generation_of(self.header, slot))
+        # a row is published, and gets its mass, in one hold of the lock
+        has_mass = not is_published(generation) or self.selector.mass_at(slot) > 0
         release(self.header)
-        return generation == 0 or is_vacant(generation)
+        return generation == 0 or is_vacant(generation) or (with_mass and not has_mass)

@@ -192,7 +192,6 @@ def repeating(base):
         def __init__(self, *args, draws, **kwargs):
             super().__init__(*args, **kwargs)
             self.draws = iter(draws)
-            np.random.randint(2**31 - 1)  # the seed that ours draws
 
         def sample(self, batch_size, env=None):
             rows, envs = np.divmod(next(self.draws), self.n_envs)

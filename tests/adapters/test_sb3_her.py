@@ -26,7 +26,6 @@ class Repeated(HerReplayBuffer):
     def __init__(self, *args, draws, **kwargs):
         super().__init__(*args, **kwargs)
         self.draws = iter(draws)
-        np.random.randint(2**31 - 1)  # the seed that ours draws
 
     def sample(self, batch_size, env=None):
         slots = next(self.draws)
@@ -67,7 +66,7 @@ def learn(algorithm, buffer_class, n_envs=1, steps=300, **buffer_kwargs):
 @pytest.mark.parametrize("algorithm", [DQN, SAC])
 def test_equals_sb3s_given_the_same_draws(algorithm, n_envs, strategy):
     kwargs = {"n_envs": n_envs, "goal_selection_strategy": strategy}
-    ours = learn(algorithm, Recorded, alpha=0.7, beta=0.0, **kwargs)
+    ours = learn(algorithm, Recorded, alpha=0.7, beta=0.0, uniform_share=0.0, **kwargs)
     assert ours.replay_buffer.full
     stock = learn(algorithm, Repeated, draws=ours.replay_buffer.draws, **kwargs)
     assert len(ours.replay_buffer.draws) >= 15

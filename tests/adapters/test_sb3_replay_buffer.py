@@ -199,7 +199,7 @@ def run_on(buffer, n=3):
     "clone", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))]
 )
 def test_a_clone_goes_on_alike(clone):
-    buffer = filled(n_envs=2)
+    buffer = filled(n_envs=2, uniform_share=0.1)
     F.mse_loss(torch.zeros(16, 1), buffer.sample(16).rewards)  # not yet written back
     masses = [one.native.tree.get(np.arange(20)) for one in (clone(buffer), buffer)]
     np.testing.assert_array_equal(*masses)
@@ -214,8 +214,9 @@ def test_a_clone_goes_on_alike(clone):
     assert twin._native.field_view("reward")[0] == 99
 
 
-def test_a_saved_run_goes_on_alike(tmp_path):
-    model = learn("DQN", PrioritizedReplayBuffer, n_envs=2)
+@pytest.mark.parametrize("uniform_share", [0.1, "auto"])
+def test_a_saved_run_goes_on_alike(uniform_share, tmp_path):
+    model = learn("DQN", PrioritizedReplayBuffer, n_envs=2, uniform_share=uniform_share)
     model.save(tmp_path / "model")
     model.save_replay_buffer(tmp_path / "buffer")
     loaded = DQN.load(tmp_path / "model")
@@ -223,6 +224,7 @@ def test_a_saved_run_goes_on_alike(tmp_path):
     assert loaded.replay_buffer.device == loaded.device
     loaded.set_logger(model.logger)
     for one in (model, loaded):
+        np.random.seed(9)  # uniform draws are of NumPy's stream, which SB3 does not save
         one.train(gradient_steps=6, batch_size=20)
     a, b = state_of(model), state_of(loaded)
     assert all(torch.equal(a[key], b[key]) for key in a)
@@ -236,16 +238,30 @@ def test_a_seeded_run_is_reproducible():
     assert any(not torch.equal(a[key], c[key]) for key in a)
 
 
-def test_the_seed_is_one_draw_from_numpy_unless_given():
-    np.random.seed(4)
-    np.random.randint(2**31 - 1)
-    expected = np.random.randint(100)
-    np.random.seed(4)
-    first = filled()
-    assert np.random.randint(100) == expected
-    np.random.seed(4)
-    np.testing.assert_array_equal(run_on(first), run_on(filled()))
-    np.testing.assert_array_equal(run_on(filled(seed=8)), run_on(filled(seed=8)))
+@pytest.mark.parametrize("uniform_share", [0.0, 0.1, 1.0])
+def test_draws_follow_numpys_stream_or_the_seed(uniform_share):
+    def draws(numpys_seed, **kwargs):
+        np.random.seed(numpys_seed)
+        return run_on(filled(uniform_share=uniform_share, **kwargs))
+
+    np.testing.assert_array_equal(draws(4), draws(4))
+    assert (draws(4) != draws(5)).any()
+    np.testing.assert_array_equal(draws(4, seed=8), draws(5, seed=8))
+    assert (draws(4, seed=8) != draws(4, seed=9)).any()
+
+
+@pytest.mark.parametrize(("uniform_share", "seed"), [(0.0, None), (0.1, None), (1.0, 8)])
+def test_only_sb3s_own_draws_advance_numpys_stream(uniform_share, seed):
+    before = np.random.get_state()
+    run_on(filled(uniform_share=uniform_share, seed=seed))
+    assert all(map(np.array_equal, before, np.random.get_state()))
+
+
+def test_rows_taken_out_by_hand_are_not_drawn():
+    buffer = filled(uniform_share=1.0)
+    buffer.native.tree.set(np.arange(0, 20, 2), 0.0)
+    drawn = buffer.sample(500).rewards.batch.handle["index"]
+    assert set(drawn) == set(range(1, 20, 2))
 
 
 def test_reset_forgets_rows_and_priorities():

@@ -2,10 +2,10 @@
 
     python tests/concurrency/stress.py --operations 1e7
 
-Operations are calls of ``add``, ``sample`` and ``update_priorities``, and of what looks at the
-whole buffer. Rows, and what must hold, are in rows.py. Each scenario is a buffer of its own; most
-are tiny, so that slots are reused all the time, writers lap each other, and nearly every handle is
-stale when it is used. Ends with status 1 on the first violation.
+Operations are calls of ``add``, ``sample``, ``take`` and ``update_priorities``, and of what looks
+at the whole buffer. Rows, and what must hold, are in rows.py. Each scenario is a buffer of its own;
+most are tiny, so that slots are reused all the time, writers lap each other, and nearly every
+handle is stale when it is used. Ends with status 1 on the first violation.
 """
 
 import argparse
@@ -158,6 +158,8 @@ class Stress:
         batch = self.buffer.sample(
             random_numbers.randint(1, self.scenario.max_batch), unique=unique
         )
+        if random_numbers.random() < 0.2:  # the rows that are in these slots by now
+            batch = self.buffer.take(batch.index)
         if self.scenario.ranked:  # masses are of ranks, and tell nothing of their rows
             seen.check(batch)
             rows.check_whole(batch)

@@ -129,6 +129,17 @@ class ReplayBufferMachine(RuleBasedStateMachine):
             assert batch.importance_weight.max() == 1.0
         self.remember(batch.handle[:3], self.reference.handles(slots[:3]))
 
+    @precondition(lambda self: len(self.reference))
+    @rule(data=st.data())
+    def take(self, data):
+        slots = data.draw(st.lists(st.integers(0, len(self.reference) - 1), min_size=1))
+        batch, weights = self.buffer.take(slots), self.reference.weights(np.array(slots))
+        assert batch.index.tolist() == slots
+        for name, column in columns([self.reference.rows[slot] for slot in slots]).items():
+            assert np.array_equal(batch[name], column), name
+        np.testing.assert_allclose(batch.importance_weight, weights, rtol=1e-6, atol=1e-44)
+        self.remember(batch.handle[-2:], self.reference.handles(np.array(slots[-2:])))
+
     def remember(self, handles, wanted):
         for handle, reference_handle in zip(handles, wanted, strict=True):
             self.handles.append((handle, reference_handle))
@@ -226,6 +237,7 @@ class UniformBufferMachine(RuleBasedStateMachine):
         assert batch.index.tolist() == slots.tolist()
         for name, column in columns([self.rows[slot] for slot in slots]).items():
             assert np.array_equal(batch[name], column), name
+        assert self.buffer.take(slots).number.tolist() == batch.number.tolist()
 
     @rule()
     def reset(self):

@@ -329,6 +329,21 @@ def test_a_late_update_gives_no_mass_to_a_row_whose_frames_are_gone():
     buffer.check_invariants()
 
 
+def test_transitions_of_given_slots():
+    buffer, writer = make(3, capacity=8)
+    play(writer, list(range(10, 17)), TRUNCATED)
+    drawn = buffer.sample(200)
+    taken = buffer.take(drawn.index)
+    assert (taken.observation == drawn.observation).all()
+    assert (taken.next_observation == drawn.next_observation).all()
+    oldest = int(drawn.index.min())
+    writer.reset(20)
+    writer.add(**step(21))  # overwrites a frame that the oldest needs
+    with pytest.raises(IndexError, match=f"slot {oldest} has none, got at position 1"):
+        buffer.take([int(drawn.index.max()), oldest])
+    assert buffer.tree.get(oldest) == 0
+
+
 def test_draws_without_replacement_end_when_all_histories_are_lost():
     """Writers that go on after a reset as if there had been none refer to frames that are gone."""
     n_envs = 64

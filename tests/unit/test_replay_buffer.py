@@ -98,6 +98,68 @@ def test_a_batch_has_rows_and_says_where_they_are(make):
 
 
 @BOTH
+@pytest.mark.parametrize("n_taken", [1, 3, 127, 128, 129, 300])
+def test_take_returns_the_rows_of_given_slots(make, n_taken):
+    buffer = make(10, 14)
+    slots = np.random.default_rng(0).integers(0, 10, n_taken)
+    batch = buffer.take(slots)
+    assert set(batch.keys()) == set(buffer.sample(1).keys())
+    assert (batch.index == slots).all() and (batch.handle["index"] == slots).all()
+    assert (batch.number == buffer.field_view("number")[slots]).all()
+    assert (batch.vector == batch.number[:, None] + np.array([0.25, 0.5, 0.75], np.float32)).all()
+    assert buffer.n_sampled == n_taken + 1
+
+
+def test_rows_that_were_taken_have_weights_and_handles_like_drawn_ones():
+    buffer = prioritized(5, 5, alpha=1.0, beta=0.5)
+    assert buffer.update_priorities(buffer.take([4, 2]).handle, [4.0, 9.0]) == 2
+    assert buffer.tree.get([2, 4]).tolist() == [9.000001, 4.000001]
+    weights = buffer.take([2, 4]).importance_weight
+    np.testing.assert_allclose(weights, [2 / 3, 1], rtol=1e-6)
+    drawn = buffer.sample(400)
+    assert (buffer.take(drawn.index).importance_weight == drawn.importance_weight).all()
+    buffer.uniform_share = 1.0
+    assert buffer.take([0, 2, 4]).importance_weight.tolist() == [1, 1, 1]
+    handle = buffer.take([0]).handle
+    buffer.add(**rows(10))
+    assert buffer.update_priorities(handle, [7.0]) == 0
+    assert buffer.take([0]).number.tolist() == [10]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("index", "error", "message"),
+    [
+        ([0, 5], kr.errors.IndexRangeError, "slot 5 has none, got at position 1"),
+        ([0, -1], IndexError, "index -1 is out of range: it must be in 0 … 7"),
+        ([8], IndexError, "index 8 is out of range"),
+        ([2**63], IndexError, "out of range"),
+        ([], ValueError, "at least 1, got 0"),
+        ([[0]], ValueError, "one-dimensional"),
+        (0, ValueError, "one-dimensional"),
+        ([0.5], TypeError, "integer"),
+        ([True], TypeError, "integer"),
+        ("one", TypeError, "integer"),
+    ],
+)
+def test_take_refuses_what_is_no_slot_of_a_row(make, index, error, message):
+    buffer = make(8, 3)
+    with pytest.raises(error, match=message):
+        buffer.take(index)
+    assert buffer.n_sampled == 0
+
+
+def test_take_refuses_rows_that_cannot_be_drawn():
+    buffer = prioritized(8, 8)
+    buffer.tree.set([3], 0.0)
+    with pytest.raises(IndexError, match="slot 3 has none, got at position 2"):
+        buffer.take([1, 2, 3, 4])
+    buffer.reset()
+    with pytest.raises(IndexError, match="slot 0 has none, got at position 0"):
+        buffer.take([0])
+
+
+@BOTH
 def test_a_batch_reads_like_a_mapping_too(make):
     batch = make(4, 4).sample(3)
     names = {"number", "vector", "index", "handle"} | (

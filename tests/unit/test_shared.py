@@ -143,6 +143,7 @@ KINDS_OF_BUFFER = {
 SETTINGS = {"alpha": 0.5, "beta": 0.9, "priority_epsilon": 0.1}
 ARGUMENTS = {
     "sample": (2,),
+    "take": ([0],),
     "field_view": ("observation",),
     "save": ("nowhere",),
     "update_priorities": (np.zeros(1, kr.HANDLE_DTYPE), [1.0]),
