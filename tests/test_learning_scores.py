@@ -120,6 +120,14 @@ def test_differences_are_of_seeds_that_both_have():
     assert scores.paired_difference({0: 1.0}, {1: 1.0}) is None
 
 
+def test_runs_are_alike_if_all_their_evaluations_are():
+    one = document(ours=[1.004, None, 2, 3, 4], uniform=[1.0, 5, 2, 3.01, None])
+    assert scores.n_alike(one, "ours", "uniform") == (2, 3)
+    one["runs"][1]["returns"][-1] += 1  # of ours, seed 2
+    assert scores.n_alike(one, "ours", "uniform") == (1, 3)
+    assert scores.n_alike(one, "ours", "nobody") == (0, 0)
+
+
 def test_a_task_that_changes_settings_is_in_no_aggregate():
     documents = {"lunarlander_gentle": document(uniform=[0] * 5, ours=[1] * 5)}
     assert scores.aggregate(documents, "ours", "uniform", FINAL) is None

@@ -279,14 +279,18 @@ def noise_lines(documents: Mapping[str, Document], images: Path) -> list[str]:
         noise = scores.at_evaluations(document, NOW, "least_noise")
         prioritized = np.mean(scores.at_evaluations(document, NOW, "uniform_shares") < 1)
         quartiles = (f"{part:.2f}" for part in np.nanquantile(noise, [0.25, 0.5, 0.75]))
-        rows.append([name, str(len(noise)), f"{prioritized:.0%}", *quartiles])
+        alike, both = scores.n_alike(document, NOW, UNIFORM)
+        same = f"{alike} of {both}"
+        rows.append([name, str(len(noise)), f"{prioritized:.0%}", *quartiles, same])
     heads = ["seeds", "prioritized", "least noise: lower quartile", "median", "upper quartile"]
+    heads += ["the same run as uniform"]
     return [
         "## Where it prioritized",
         "",
         *picture("least_noise", "least noise of batches, by task"),
         f'Of "{NOW}": at how many of the evaluations it drew by priority, and the least noise that '
-        "it knew of. Bands are from the smallest to the largest of the seeds.",
+        "it knew of. Bands are from the smallest to the largest of the seeds. A run that never "
+        "draws by priority is that of uniform replay with the same seed, evaluation by evaluation.",
         "",
         *markdown_table(["", *heads], rows),
     ]

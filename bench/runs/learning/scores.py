@@ -77,6 +77,20 @@ def at_evaluations(document: Document, buffer: str, what: str) -> np.ndarray:
     return np.array([run[what] for run in runs], dtype=np.float64)
 
 
+def n_alike(document: Document, ours: str, theirs: str) -> tuple[int, int]:
+    """Return how many seeds have the same run with both buffers, and how many have a run of both.
+
+    Runs are the same if all of their evaluations are, to within the rounding of the records.
+    """
+    returns: dict[str, dict[int, list[float]]] = {ours: {}, theirs: {}}
+    for run in document["runs"]:
+        if run["buffer"] in returns:
+            returns[run["buffer"]][run["seed"]] = run["returns"]
+    both = returns[ours].keys() & returns[theirs].keys()
+    alike = [np.allclose(returns[ours][i], returns[theirs][i], rtol=0, atol=0.006) for i in both]
+    return sum(alike), len(both)
+
+
 def interquartile_mean(scores: np.ndarray) -> float:
     """Return the mean of the middle half of a task's scores, as `rliable.metrics` computes it."""
     cut = len(scores) // 4
