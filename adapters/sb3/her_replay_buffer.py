@@ -48,8 +48,8 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
     Notes
     -----
     One thread at a time may use the buffer, like SB3's own. Draws are independent and not
-    stratified, so that real and virtual transitions both come from the whole buffer. The slots that
-    can be drawn are kept, 8 bytes each, while draws are uniform. Sources:
+    stratified, so that real and virtual transitions both come from the whole buffer. For uniform
+    draws it keeps the slots that can be drawn, 8 bytes each. Sources:
     Andrychowicz et al. 2017, arXiv:1707.01495; Schaul et al. 2016, arXiv:1511.05952.
     """
 

@@ -6,6 +6,7 @@ priorities before the next batch is drawn or the next transition is added.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -36,6 +37,7 @@ _FIELDS = {
     "timeouts": "truncated",
 }
 randint = np.random.randint  # of the global stream, which SB3 seeds and draws from
+_LARGEST_BATCH = 1 << 30  # rows; the native buffer refuses larger ones
 _FORMAT = 2  # of pickles
 _CPU = torch.device("cpu")
 # SB3's own buffers make their batches with these methods. Ours draw, weight and mark a batch as a
@@ -104,19 +106,13 @@ class PrioritizedBuffer(ReplayBuffer):
         self.buffer_size = max(buffer_size // self.n_envs, 1)
         warn_if_larger_than_memory(type(self).__name__, self.buffer_size * self.n_envs, fields)
         self._draws_as_stock = seed is None
-        if seed is None:
-            # SB3 has seeded this global stream by the time it makes its buffer. It is put back: a
-            # run draws from it later what a run with SB3's own buffer does.
-            state = np.random.get_state()  # noqa: NPY002
-            seed = int(randint(2**31 - 1))
-            np.random.set_state(state)  # noqa: NPY002
         self._native = kary_replay.PrioritizedReplayBuffer(
             self.buffer_size * self.n_envs,  # slot = row * n_envs + environment
             fields,
             alpha=alpha,
             beta=0.0,
             priority_epsilon=priority_epsilon,
-            seed=seed,
+            seed=_seed_from_global_streams() if seed is None else seed,
             uniform_share=uniform_share,
         )
         self.n_sampled = 0
@@ -383,6 +379,9 @@ class PrioritizedBuffer(ReplayBuffer):
         Return None if there are none, if one was taken out by hand, or if the batch size is wrong:
         the native buffer knows what to draw then, or what to say.
         """
+        is_integer = isinstance(batch_size, (int, np.integer)) and not isinstance(batch_size, bool)
+        if not is_integer or batch_size > _LARGEST_BATCH:
+            return None
         try:
             return self._native.take(self._stock_slots(batch_size))
         except (ValueError, TypeError):
@@ -457,6 +456,18 @@ class PrioritizedBuffer(ReplayBuffer):
         self.__dict__.update({name: value for name, value in state.items() if name not in left_out})
         self._remember_no_batch()
         self._show_rows()
+
+
+def _seed_from_global_streams() -> list[int]:
+    """Return a seed that follows from the states of NumPy's and torch's global streams.
+
+    SB3 has seeded them by the time it makes its buffer. They stay as they are: a run draws from
+    them later what a run with SB3's own buffer does. Models made one after the other without a seed
+    begin with other networks, so with other states of torch's.
+    """
+    numpys = np.random.Generator(copy.deepcopy(np.random.get_bit_generator()))
+    torchs = torch.Generator().set_state(torch.get_rng_state())
+    return [int(numpys.integers(2**31)), int(torch.randint(2**31, (), generator=torchs))]
 
 
 def _is_overridden(cls: type, name: str) -> bool:

@@ -42,10 +42,11 @@ handle_timeout_termination
     priority_epsilon : float
         The number that is added to each |TD error|, so that every transition can be drawn again.
     seed : int, optional
-        The seed of the draws. By default they follow the global stream of `numpy.random`, which SB3
-        seeds before it makes its buffer, so that an SB3 run with a seed is reproducible. While the
-        uniform share is 1, rows are then drawn from this stream as SB3's own buffer draws them: the
-        run is that of SB3's own buffer, bit for bit.
+        The seed of the draws. By default they follow the global streams of NumPy and torch, which
+        SB3 seeds before it makes its buffer, so that an SB3 run with a seed is reproducible. While
+        the uniform share is 1, rows are then drawn from NumPy's as SB3's own buffer draws them: the
+        run is that of SB3's own buffer, bit for bit. Buffers that you make yourself, with nothing
+        drawn in between, draw alike by priority: give each a seed.
     uniform_share : float or "auto"
         The share of draws that go to all transitions alike, in [0, 1]. It bounds the importance
         weights by uniform_share ** -beta; with 0 they have no bound, and are divided by the largest
@@ -137,6 +138,22 @@ handle_timeout_termination
         self.observations[self.pos] = following
         if self.full:
             self._native.tree.set(self.pos * self.n_envs + np.arange(self.n_envs), 0.0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state; with one array for both observations, it has the newest one as well.
+
+        That lies in the next row, which the native buffer does not have yet.
+        """
+        state = super().__getstate__()
+        if self.optimize_memory_usage:
+            state["_newest_observation"] = self.observations[self.pos].copy()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        newest = state.pop("_newest_observation", None)
+        super().__setstate__(state)
+        if newest is not None:
+            self.observations[self.pos] = newest
 
     def _next_observation(self, batch: kary_replay.Batch) -> np.ndarray:
         if not self.optimize_memory_usage:

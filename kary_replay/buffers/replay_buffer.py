@@ -389,8 +389,9 @@ class ReplayBuffer:
         Returns
         -------
         Batch
-            As from `sample`. Importance weights are those of rows that `sample` drew: to correct
-            for how you chose rows, choose each with the probability with which it would be drawn.
+            As from `sample`, and counted in `n_sampled`. Importance weights, and the noise that a
+            prioritized buffer learns from TD errors, are right if rows are chosen with the
+            probabilities with which `sample` would draw them.
 
         Raises
         ------
@@ -402,7 +403,8 @@ class ReplayBuffer:
         Notes
         -----
         O(B · bytes of a row), with the GIL released and, as a rule, no lock. Of a row that another
-        thread overwrites meanwhile you get the new one.
+        thread overwrites meanwhile you get the new one: this waits for it, and does not answer
+        Ctrl-C while it does.
 
         Examples
         --------

@@ -257,6 +257,56 @@ def test_only_sb3s_own_draws_advance_numpys_stream(uniform_share, seed):
     assert all(map(np.array_equal, before, np.random.get_state()))
 
 
+@pytest.mark.parametrize("generator", [np.random.MT19937, np.random.PCG64])
+def test_making_a_buffer_leaves_the_global_streams_alone(generator):
+    former = np.random.get_bit_generator()
+    np.random.set_bit_generator(generator(3))
+    try:
+        torch.manual_seed(3)
+        filled()
+        found = np.random.randint(2**31), torch.randint(2**31, ())
+        np.random.set_bit_generator(generator(3))
+        torch.manual_seed(3)
+        assert found == (np.random.randint(2**31), torch.randint(2**31, ()))
+    finally:
+        np.random.set_bit_generator(former)
+
+
+def test_models_without_a_seed_draw_differently():
+    first, second = (
+        DQN("MlpPolicy", "CartPole-v1", replay_buffer_class=PrioritizedReplayBuffer).replay_buffer
+        for _ in range(2)
+    )
+    for buffer in (first, second):
+        buffer.uniform_share = 0.0
+        for step in transitions(buffer.observation_space, buffer.action_space, 1, 100):
+            buffer.add(*step)
+    draws = [buffer.sample(32).rewards.batch.handle["index"] for buffer in (first, second)]
+    assert (draws[0] != draws[1]).any()
+
+
+@pytest.mark.parametrize("steps", [1, 7, 20, 33])
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_clone_with_one_array_for_both_observations_has_the_newest(clone, steps):
+    lean = {"optimize_memory_usage": True, "handle_timeout_termination": False}
+    ours = filled(steps=steps, n_envs=2, **lean)
+    stock = filled(ReplayBuffer, steps=steps, n_envs=2, **lean)
+    np.testing.assert_array_equal(clone(ours).observations, stock.observations)
+
+
+@pytest.mark.parametrize("uniform_share", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("batch_size", "error"),
+    [(0, ValueError), (-1, ValueError), (2**31, ValueError), (2**40, ValueError)]
+    + [(one, TypeError) for one in (2.5, True, "3", None, (3,), np.array([3]), np.bool_(True))],
+)
+def test_refuses_what_is_no_batch_size(batch_size, error, uniform_share):
+    buffer = filled(uniform_share=uniform_share)
+    with pytest.raises(error, match="batch_size must be"):
+        buffer.sample(batch_size)
+    assert buffer.n_sampled == 0
+
+
 def test_rows_taken_out_by_hand_are_not_drawn():
     buffer = filled(uniform_share=1.0)
     buffer.native.tree.set(np.arange(0, 20, 2), 0.0)
