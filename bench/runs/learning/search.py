@@ -15,7 +15,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -42,6 +42,12 @@ class Variant:
     least_effective: float = 0.0  # share of the rows: alpha falls until so many count
     most_over_mean: float | None = None  # a mass, over the mean mass
     loss: str = "huber"  # or "squared", or "adjusted": PAL, Fujimoto et al. 2020
+    prioritization: Literal["proportional", "rank"] = "proportional"
+    alpha_at_first: float | None = None  # from which alpha rises over the run; None: it stays
+    beta_at_last: float | None = None  # to which beta rises over the run; None: it stays
+    newcomers: str = "the largest seen"  # or "the largest there is", as a new row's priority
+    guard: float | None = None  # alpha is 0 while errors are so many times their least mean
+    priority: str = "TD error"  # or "reducible loss": ReLo, Sujit et al. 2022
 
 
 VARIANTS = {
@@ -82,6 +88,14 @@ VARIANTS = {
     "third, beta = 1": Variant(
         "30 % of a batch uniform", beta=1.0, uniform_share=0.3, weights="as they are"
     ),
+    "by rank": Variant("alpha 0.7, masses by rank", alpha=0.7, prioritization="rank"),
+    "alpha from 0": Variant("alpha rises from 0 to 0.6", alpha_at_first=0.0),
+    "beta to 1": Variant("beta rises from 0.4 to 1", beta_at_last=1.0),
+    "largest now": Variant(
+        "new rows get the largest priority there is", newcomers="the largest there is"
+    ),
+    "guard": Variant("uniform while errors are twice their least mean", guard=2.0),
+    "ReLo": Variant("priorities are reducible losses", priority="reducible loss"),
 }
 
 
@@ -91,28 +105,54 @@ def effective(mass: Any) -> float:
     return float(mass.sum() ** 2 / (len(mass) * (mass * mass).sum())) if len(mass) else 1.0
 
 
+class MeanAndLeast:
+    """The mean of about the last LOOK_INTERVAL numbers, and the least that it has been."""
+
+    def __init__(self) -> None:
+        self.mean, self.least, self.n = 0.0, np.inf, 0
+
+    def add(self, number: float) -> None:
+        self.n += 1
+        self.mean += (number - self.mean) / min(self.n, LOOK_INTERVAL)
+        if self.n >= LOOK_INTERVAL:
+            self.least = min(self.least, self.mean)
+
+    @property
+    def over_least(self) -> float:
+        """Return the mean over its least; 1 before that is known."""
+        return self.mean / self.least if self.n >= LOOK_INTERVAL else 1.0
+
+
 class Replay:
     """A buffer whose batches are drawn and weighed as a variant says."""
 
     def __init__(self, capacity: int, fields: dict[str, kr.Field], seed: int, how: Variant) -> None:
         self.how, self.fields = how, fields
         self.buffer = kr.PrioritizedReplayBuffer(
-            capacity, fields, alpha=how.alpha, beta=0.0, seed=seed
+            capacity,
+            fields,
+            alpha=how.alpha,
+            beta=0.0,
+            seed=seed,
+            prioritization=how.prioritization,
         )
         self.rng = np.random.default_rng(seed)
         self.n_batches = 0
+        self.mean_error = MeanAndLeast()
         self.largest = 1.0
         self.of_newcomers: float | None = None  # None: the buffer knows
 
     def add(self, **row: Any) -> None:
         self.buffer.add(priority=self.of_newcomers, **row)
 
-    def sample(self, batch_size: int) -> tuple[Any, Any]:
-        """Return a batch and its importance weights."""
-        how, buffer = self.how, self.buffer
+    def sample(self, batch_size: int, progress: float) -> tuple[Any, Any]:
+        """Return a batch and its importance weights; ``progress`` of the run is from 0 to 1."""
+        how, buffer, beta = self.how, self.buffer, self.how.beta
         self.n_batches += 1
-        if how.least_effective and self.n_batches % LOOK_INTERVAL == 0:
-            self._weaken()
+        if self.n_batches % LOOK_INTERVAL == 0:
+            self._look(progress)
+        if how.beta_at_last is not None:
+            beta += progress * (how.beta_at_last - beta)
         n_rows, n_uniform = len(buffer), round(batch_size * how.uniform_share)
         batch: Any = buffer.sample(batch_size - n_uniform)
         self.handle, self.index = batch.handle, batch.index
@@ -124,12 +164,24 @@ class Replay:
                 for name in self.fields
             }
         chance = (1 - how.uniform_share) * buffer.tree.get(self.index) / total
-        weight = (n_rows * (chance + how.uniform_share / n_rows)) ** -how.beta
+        weight = (n_rows * (chance + how.uniform_share / n_rows)) ** -beta
         if how.weights == "over the largest":
             weight = weight / weight.max()
         elif how.weights == "over the mean":
             weight = weight / weight.mean()
         return batch, weight.astype(np.float32)
+
+    def _look(self, progress: float) -> None:
+        """Look at all masses, and at the errors of late, and set what depends on them."""
+        how, buffer = self.how, self.buffer
+        if how.least_effective:
+            self._weaken()
+        if how.alpha_at_first is not None:
+            buffer.alpha = how.alpha_at_first + progress * (how.alpha - how.alpha_at_first)
+        if how.guard is not None:
+            buffer.alpha = how.alpha if self.mean_error.over_least < how.guard else 0.0
+        if how.newcomers == "the largest there is":
+            self.of_newcomers = buffer.tree.get(np.arange(len(buffer))).max() ** (1 / buffer.alpha)
 
     def _weaken(self) -> None:
         """Lower alpha until enough rows count."""
@@ -149,6 +201,7 @@ class Replay:
 
     def update(self, td_error: Any) -> None:
         """Set the priorities of the rows drawn last."""
+        self.mean_error.add(float(np.abs(td_error).mean()))
         if not self.how.uniform_share:
             self.buffer.update_priorities(self.handle, td_error)
             return
@@ -219,7 +272,7 @@ def train(name: str, variant: str, seed: int) -> dict[str, Any]:
                 target.copy_(learner.minimizers[network].flat)
         if step > settings["learning_starts"] and step % every == 0:
             for _ in range(n_updates):
-                update(learner, replay, options.batch_size, how)
+                update(learner, replay, options.batch_size, step / task.steps)
         if step % task.evaluate_every == 0:
             seeds = [10_000 + 100 * seed + episode for episode in range(EPISODES)]
             returns.append(round(float(np.mean([play(learner, evaluation, s) for s in seeds])), 2))
@@ -259,21 +312,34 @@ def play(learner: Any, env: gymnasium.Env[Any, Any], seed: int) -> float:
     return total
 
 
-def update(learner: Any, replay: Replay, batch_size: int, how: Variant) -> None:
+def update(learner: Any, replay: Replay, batch_size: int, progress: float) -> None:
     """Make one gradient step, and set the priorities of its rows."""
-    batch, weight = replay.sample(batch_size)
+    how = replay.how
+    batch, weight = replay.sample(batch_size, progress)
     tensors = {name: torch.from_numpy(batch[name]) for name in replay.fields}
-    if how.loss == "adjusted":
+    before = None
+    if how.loss == "adjusted" or how.priority == "reducible loss":
         with torch.no_grad():
             value, target = learner.values(
                 learner.q_target, *(tensors[name] for name in replay.fields)
             )
-            adjusted = torch.clamp((value - target).abs(), min=1.0).pow(0.36).numpy()
-            weight = adjusted / adjusted.max()
+            before = (value - target).abs()
+    if how.loss == "adjusted":
+        adjusted = torch.clamp(before, min=1.0).pow(0.36).numpy()
+        weight = adjusted / adjusted.max()
     weight = np.ascontiguousarray(weight, np.float32)
-    replay.update(
-        learner.update({**tensors, "importance_weight": torch.from_numpy(weight)}).numpy()
-    )
+    error = learner.update({**tensors, "importance_weight": torch.from_numpy(weight)}).numpy()
+    if how.priority == "reducible loss":
+        with torch.no_grad():
+            action = tensors["action"].unsqueeze(1)
+            former = learner.q_target(tensors["observation"]).gather(1, action).squeeze(1)
+        error = torch.relu(huber(before) - huber((former - target).abs())).numpy()
+    replay.update(error)
+
+
+def huber(error: Any) -> Any:
+    """Return the Huber loss of errors of at least 0."""
+    return torch.where(error < 1, 0.5 * error * error, error - 0.5)
 
 
 def write(path: Path, runs: list[dict[str, Any]]) -> None:
