@@ -16,7 +16,8 @@ The target is a `PrioritizedTensor`, too, by ``__torch_function__``. The loss th
 
 A loss that is written out, such as the quantile losses of sb3-contrib, is recognized at two places.
 The sum of rewards, next values and prediction is the TD error, whatever its sign. The final
-``.mean()`` is weighted.
+``.mean()`` is weighted. Where priorities are sizes of gradients, the backward pass brings them: a
+hook on the prediction reads its gradient, row by row.
 
 A tensor is marked as one of the batch. A listed set of operations, which leave row i of the batch
 at row i, pass the mark on, and no other operations do. After any other operation the result is an
@@ -57,7 +58,8 @@ class SampledBatch:
         The list to which the batch adds itself when it has TD errors to write back. The buffer
         empties the list.
     is_by_gradient : bool
-        Whether an error beyond which a loss is linear counts as that one.
+        Whether what counts as the TD error of a row is the size of the gradient that its loss has
+        with respect to the prediction.
     """
 
     __slots__ = ("handle", "importance_weight", "is_by_gradient", "pending", "td_error")
@@ -198,8 +200,27 @@ class SampledBatch:
         loss without such a sum, such as a cross entropy, is its own TD error, as in Hessel et al.
         2018, arXiv:1710.02298.
         """
-        self.record(losses.detach() if losses.td_error is None else losses.td_error)
+        td_error = losses.detach() if losses.td_error is None else losses.td_error
+        prediction, is_mean = losses.prediction, function in _MEANS
+        if self.is_by_gradient and prediction is not None and not _is_batched(prediction):
+            prediction.register_hook(
+                functools.partial(self._record_gradient, td_error=td_error, is_mean=is_mean)
+            )
+        else:
+            self.record(td_error)
         return function(self.weighted(losses.as_subclass(torch.Tensor)), **options)
+
+    def _record_gradient(
+        self, gradient: torch.Tensor, *, td_error: torch.Tensor, is_mean: bool
+    ) -> None:
+        """Note the sizes of the gradients of the rows' own losses, from that of the weighted one.
+
+        Where a weight is so small that it is 0 in float32, the TD error stands in.
+        """
+        weight = self.importance_weight.flatten()
+        size = gradient.detach().flatten(1).norm(dim=1) / weight
+        size = size * len(self) if is_mean else size
+        self.record(torch.where(weight > 0, size, self.by_row(td_error).abs().flatten()))
 
 
 class _MeanBackward:
@@ -272,6 +293,8 @@ class PrioritizedTensor(torch.Tensor):
     # Whether the tensor has been through additions only, so that the next term belongs to the TD
     # error.
     is_sum: bool = False
+    # The prediction in that sum, [B, …].
+    prediction: torch.Tensor | None = None
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -295,6 +318,8 @@ class PrioritizedTensor(torch.Tensor):
                     marked = batch.mark(result)
                     if marked.requires_grad:
                         marked.td_error, marked.is_sum = _td_error(func, batch, marked, args)
+                        if batch.is_by_gradient and marked.td_error is not None:
+                            marked.prediction = _prediction(batch, args)
                     return marked
                 if type(result) is cls:
                     result.batch = None
@@ -346,7 +371,8 @@ def _operations(names: str) -> frozenset[Any]:
 
 _AFFIXES = (("", ""), ("", "_"), ("__", "__"), ("__r", "__"), ("__i", "__"))
 
-_REDUCTIONS = frozenset({torch.mean, torch.sum, torch.Tensor.mean, torch.Tensor.sum})
+_MEANS = frozenset({torch.mean, torch.Tensor.mean})
+_REDUCTIONS = _MEANS | {torch.sum, torch.Tensor.sum}
 _SUMS = _operations("add sub subtract neg negative") | {torch.rsub}
 
 # These operations compute row i of the result from row i of the operands, as long as broadcasting
@@ -454,6 +480,21 @@ def _td_error(
         if x.td_error is not found:
             found = x.td_error if found is None else torch.maximum(found.abs(), x.td_error.abs())
     return found, is_sum and found is not None and func in _RESHAPING
+
+
+def _prediction(batch: SampledBatch, args: tuple[Any, ...]) -> torch.Tensor | None:
+    """Return the operand that is learned, with a row for each of the batch, or that of an operand.
+
+    None if there is none, or several are: no gradient is that of all of them then.
+    """
+    found: dict[int, torch.Tensor | None] = {}
+    for x in args:
+        if isinstance(x, torch.Tensor) and x.requires_grad:
+            is_loss = type(x) is PrioritizedTensor and x.td_error is not None
+            prediction = x.prediction if is_loss else x
+            found[id(prediction)] = prediction
+    only = found.popitem()[1] if len(found) == 1 else None
+    return only if only is not None and only.shape[:1] == (len(batch),) else None
 
 
 def _is_batched(tensor: torch.Tensor) -> bool:

@@ -54,10 +54,12 @@ handle_timeout_termination
         which is uniform replay, until that is known and while there is little to gain by priorities
         (docs/prioritized_replay.md). It can be set later.
     prioritize_by : "td_error" or "gradient"
-        What a priority is: the |TD error|, or the size of the gradient that the loss has with
-        respect to the prediction. They differ where a Huber loss (`smooth_l1_loss`, `huber_loss`)
-        turns linear: beyond that, errors pull no harder, and count as the one from which on they do
-        not. With all other losses, those of QR-DQN and TQC among them, both are the |TD error|.
+        What a priority is: the |TD error|, or the size of the gradient that the loss of the row has
+        with respect to the prediction. They differ where a Huber loss (`smooth_l1_loss`,
+        `huber_loss`) turns linear: beyond that, errors pull no harder, and count as the one from
+        which on they do not. Of losses that are written out, such as those of QR-DQN and TQC, the
+        backward pass brings the gradient; its size is its length over all predictions of a row. For
+        `mse_loss` and `l1_loss` it is the |TD error|.
 
     Attributes
     ----------

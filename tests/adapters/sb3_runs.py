@@ -138,7 +138,9 @@ def assert_trained(model):
         assert not model.replay_buffer._updates.warned
         native = model.replay_buffer.native
         masses = native.tree.get(np.arange(native.capacity))
-        assert np.unique(masses[masses > 0]).size > 3
+        # far from their targets, all quantiles of QR-DQN and TQC are pulled alike
+        n_alike = 1 if isinstance(model, (QRDQN, TQC)) else 3
+        assert np.unique(masses[masses > 0]).size > n_alike
         native.check_invariants()
 
 
@@ -308,9 +310,13 @@ def audited_quantile_loss(account):
         n = predictions.shape[-1]
         midpoints = ((np.arange(n) + 0.5) / n)[:, None]
         huber = np.where(np.abs(delta) > 1, np.abs(delta) - 0.5, 0.5 * delta**2)
-        losses = np.abs(midpoints - (delta < 0)) * huber * (n if sum_over_quantiles else 1)
+        slope = np.abs(midpoints - (delta < 0)) * (n if sum_over_quantiles else 1)
         by_row = tuple(range(1, delta.ndim))
-        account().check(result, losses.mean(by_row), np.abs(delta).mean(by_row), is_huber=False)
+        td_error = np.abs(delta).mean(by_row)
+        if account().prioritize_by == "gradient":  # its length, over all predictions of a row
+            gradient = (slope * np.clip(delta, -1, 1)).sum(-1) / delta[0].size
+            td_error = np.sqrt((gradient.astype(float) ** 2).sum(by_row[:-1]))
+        account().check(result, (slope * huber).mean(by_row), td_error, is_huber=False)
         return result
 
     return loss
@@ -336,8 +342,8 @@ def audited_run(name, monkeypatch, **kwargs):
     (account,) = accounts
     account.settle()
     masses = account.native.tree.get(np.arange(len(account.expected)))
-    # The mean over quantiles is taken in float32, in another order: 1e-6 of it.
-    rtol = 1e-6 if name in ("QRDQN", "TQC") else 1e-12
+    # What is summed over quantiles is summed in float32, in another order: a few 1e-7 of it.
+    rtol = 2e-6 if name in ("QRDQN", "TQC") else 1e-12
     np.testing.assert_allclose(masses, account.expected**account.alpha, rtol=rtol)
     account.native.check_invariants()
     return model

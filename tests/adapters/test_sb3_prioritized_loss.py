@@ -417,3 +417,66 @@ def test_priorities_by_gradient_stop_where_the_loss_turns_linear(
     if limit < np.inf:  # in proportion to the size of the gradient
         size = gradient.abs() / gradient.abs().max()
         torch.testing.assert_close(limited / limit, size)
+
+
+WRITTEN_OUT = {
+    "squared": lambda target, q: ((target - q) ** 2).mean(),
+    "Huber": lambda target, q: torch.where(
+        (q - target).abs() < 1, 0.5 * (q - target) ** 2, (q - target).abs() - 0.5
+    ).mean(),
+    "a sum": lambda target, q: ((target - q) ** 2).sum(),
+    "scaled": lambda target, q: 0.5 * (3 * (target - q) ** 2).mean(),
+    "pairs": lambda target, q: (
+        ((target - q.unsqueeze(-1)).abs() * torch.tensor([[0.2], [0.8], [0.5]])).sum(-2).mean()
+    ),
+}
+
+
+@pytest.mark.parametrize("weights", ["one", "others"])
+@pytest.mark.parametrize("name", WRITTEN_OUT)
+def test_priorities_by_gradient_of_losses_that_are_written_out(name, weights):
+    """They are the lengths of the gradients that each row's own loss has, without its weight."""
+    rng = np.random.default_rng(0)
+    n = 3 if name == "pairs" else 1
+    values = torch.tensor(rng.normal(size=(B, n)), dtype=torch.float32)
+    target = torch.tensor(rng.normal(size=(B, 1)) * 3, dtype=torch.float32)
+    weight = torch.tensor(rng.uniform(0.1, 2, (B, 1)), dtype=torch.float32)
+    weight = torch.ones(B, 1) if weights == "one" else weight
+    expand = (lambda t: t.unsqueeze(1) + torch.zeros(1, 1, 4)) if n > 1 else (lambda t: t)
+
+    q = values.clone().requires_grad_()
+    batch = SampledBatch(np.arange(B), weight, [], is_by_gradient=True)
+    WRITTEN_OUT[name](expand(batch.mark(target.clone())), q * 1.0).backward()
+    expected = []
+    for row in range(B):
+        own = values[row : row + 1].clone().requires_grad_()
+        WRITTEN_OUT[name](expand(target[row : row + 1]), own * 1.0).backward()
+        expected.append(float(own.grad.norm()))
+    torch.testing.assert_close(batch.td_error, torch.tensor(expected))
+    assert batch.pending == [batch]
+    if weights == "one":
+        check = values.clone().requires_grad_()
+        WRITTEN_OUT[name](expand(target), check * 1.0).backward()
+        torch.testing.assert_close(q.grad, check.grad)
+
+
+def test_a_weight_of_zero_leaves_the_td_error():
+    weight = torch.tensor([[1.0], [0.0]])
+    batch = SampledBatch(np.arange(2), weight, [], is_by_gradient=True)
+    q = torch.zeros(2, 1, requires_grad=True)
+    ((batch.mark(torch.tensor([[3.0], [-4.0]])) - q) ** 2).mean().backward()
+    assert batch.td_error.tolist() == [6.0, 4.0]
+
+
+def test_several_predictions_in_one_error_leave_the_td_error():
+    batch = SampledBatch(np.arange(2), torch.ones(2, 1), [], is_by_gradient=True)
+    value, advantage = torch.zeros(2, 1, requires_grad=True), torch.ones(2, 1, requires_grad=True)
+    target = batch.mark(torch.tensor([[3.0], [-4.0]]))
+    ((target - value - advantage) ** 2).mean().backward()
+    assert batch.td_error.flatten().tolist() == [2.0, -5.0]
+
+
+def test_losses_without_a_way_back_leave_no_priorities_by_gradient():
+    batch = SampledBatch(np.arange(2), torch.ones(2, 1), [], is_by_gradient=True)
+    ((batch.mark(torch.ones(2, 1)) - torch.zeros(2, 1, requires_grad=True)) ** 2).mean()
+    assert batch.td_error is None and batch.pending == []
