@@ -206,12 +206,14 @@ def draw_least_noise(documents: Mapping[str, Document], path: Path) -> None:
         for (name, document), colour in zip(documents.items(), colours, strict=False):
             noise = scores.at_evaluations(document, NOW, "least_noise")
             done = np.array(document["runs"][0]["steps"]) / document["steps"]
+            is_known = ~np.isnan(noise).all(axis=0)
+            done, noise = done[is_known], noise[:, is_known]
             middle = np.nanmean(noise, axis=0)
             axes.fill_between(
                 done, np.nanmin(noise, axis=0), np.nanmax(noise, axis=0), color=colour, alpha=0.12
             )
             axes.plot(done, middle, color=colour, lw=1.8)
-            ends.append([middle[~np.isnan(middle)][-1], name, colour])
+            ends.append([middle[-1], name, colour])
         ends.sort()
         for below, above in itertools.pairwise(ends):  # names must not overlap
             above[0] = max(above[0], below[0] + 0.05)

@@ -283,7 +283,7 @@ def noise_lines(documents: Mapping[str, Document], images: Path) -> list[str]:
         same = f"{alike} of {both}"
         rows.append([name, str(len(noise)), f"{prioritized:.0%}", *quartiles, same])
     heads = ["seeds", "prioritized", "least noise: lower quartile", "median", "upper quartile"]
-    heads += ["the same run as uniform"]
+    heads += ["all evaluations as of uniform"]
     return [
         "## Where it prioritized",
         "",

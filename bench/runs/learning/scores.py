@@ -78,9 +78,9 @@ def at_evaluations(document: Document, buffer: str, what: str) -> np.ndarray:
 
 
 def n_alike(document: Document, ours: str, theirs: str) -> tuple[int, int]:
-    """Return how many seeds have the same run with both buffers, and how many have a run of both.
+    """Return how many seeds have the same evaluations with both buffers, and how many have both.
 
-    Runs are the same if all of their evaluations are, to within the rounding of the records.
+    They are the same if they are so to within the rounding of the records.
     """
     returns: dict[str, dict[int, list[float]]] = {ours: {}, theirs: {}}
     for run in document["runs"]:
