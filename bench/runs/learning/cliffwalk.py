@@ -16,8 +16,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
 import numpy as np
 
@@ -117,14 +119,25 @@ def uniform(task: Cliffwalk, rng: np.random.Generator, limit: int) -> int:
     return limit
 
 
-def prioritized(task: Cliffwalk, rng: np.random.Generator, limit: int, alpha: float = 0.6) -> int:
+def prioritized(
+    task: Cliffwalk,
+    rng: np.random.Generator,
+    limit: int,
+    alpha: float = 0.6,
+    uniform_share: float | Literal["auto"] = 0.0,
+) -> int:
     """Updates needed with our buffer, drawing one row by |TD error| for each update."""
     states, actions = task.memory(rng)
     fields = {"state": kr.Field((), "int64"), "action": kr.Field((), "int64")}
     # A table without noise has no bias to correct: beta is 0, as importance weights below 1 would
     # only shorten steps.
     buffer = kr.PrioritizedReplayBuffer(
-        len(states), fields, alpha=alpha, beta=0.0, seed=int(rng.integers(2**31))
+        len(states),
+        fields,
+        alpha=alpha,
+        beta=0.0,
+        seed=int(rng.integers(2**31)),
+        uniform_share=uniform_share,
     )
     buffer.add(state=states, action=actions)
     learner = Learner(task, rng)
@@ -148,7 +161,12 @@ def oracle(task: Cliffwalk, rng: np.random.Generator, limit: int) -> int:
     return limit
 
 
-METHODS = {"uniform": uniform, "prioritized": prioritized, "oracle": oracle}
+METHODS = {
+    "uniform": uniform,
+    "prioritized": prioritized,
+    "where it pays": partial(prioritized, uniform_share="auto"),
+    "oracle": oracle,
+}
 
 
 def runs(sizes: Sequence[int], seeds: int, limit: int) -> Iterator[tuple[int, str, list[int]]]:

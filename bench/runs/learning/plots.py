@@ -20,7 +20,7 @@ from bench.runs.learning.results import Document
 from bench.runs.learning.scores import MEASURES, Comparison, Estimate
 from bench.runs.learning.tasks import TASKS
 
-CLIFFWALK = {"uniform": GREY, "prioritized": BLUE, "oracle": GREEN}
+CLIFFWALK = {UNIFORM: GREY, FIRST: BLUE, NOW: GREEN, "oracle": ORANGE}
 KNOWN = {UNIFORM: GREY, FIRST: BLUE, NOW: GREEN, HALF: SKY, BY_GRADIENT: PURPLE, PLAIN: ORANGE}
 OTHERS = (RED,)  # for buffers that come later
 LEVELS = np.linspace(-0.5, 1.25, 71)  # of the scaled score

@@ -14,7 +14,7 @@ import numpy as np
 from bench.harness.paths import DOCS
 from bench.harness.report import markdown_table, results_links, write
 from bench.runs.learning import candidates, plots, scores
-from bench.runs.learning.curves import BUFFERS, NOW, UNIFORM
+from bench.runs.learning.curves import BUFFERS, FIRST, NOW, UNIFORM
 from bench.runs.learning.results import (
     RESULTS,
     Document,
@@ -48,10 +48,11 @@ def cliffwalk_table(document: Document) -> list[str]:
     for n in sorted({run["n_states"] for run in document["runs"]}):
         runs = {run["method"]: run for run in document["runs"] if run["n_states"] == n}
         medians = {method: median(run["updates"]) for method, run in runs.items()}
-        factor = medians["uniform"] / medians["prioritized"]
+        factors = [f"{medians[UNIFORM] / medians[method]:.1f}×" for method in (FIRST, NOW)]
         numbers = [f"{medians[method]:,.0f}" for method in plots.CLIFFWALK]
-        rows.append([str(n), f"{runs['uniform']['transitions']:,}", *numbers, f"{factor:.1f}×"])
-    heads = ["states", "transitions", *plots.CLIFFWALK, "uniform / prioritized"]
+        rows.append([str(n), f"{runs[UNIFORM]['transitions']:,}", *numbers, *factors])
+    heads = ["states", "transitions", *plots.CLIFFWALK]
+    heads += [f"uniform / {method}" for method in (FIRST, NOW)]
     return markdown_table(heads, rows)
 
 
