@@ -393,6 +393,8 @@ class PrioritizedBuffer(ReplayBuffer):
             rows = (randint(1, self.buffer_size, batch_size) + self.pos) % self.buffer_size
         else:
             rows = randint(0, self.size(), batch_size)
+        if self.n_envs == 1:
+            return rows  # to choose among one environment draws no random number
         return rows * self.n_envs + randint(0, self.n_envs, batch_size)
 
     def _next_observation(self, batch: kary_replay.Batch) -> Any:

@@ -76,17 +76,18 @@ cdef class Reader:
         Raises IndexRangeError if one of them has no row that can be drawn.
         """
         cdef cnp.ndarray slot = as_index(index).copy()  # what is checked is what is used
-        cdef int64_t n
+        cdef const int64_t* given = <const int64_t*>cnp.PyArray_DATA(slot)
+        cdef int64_t n, i
         if slot.ndim != 1:
             raise ValueError(f"index must be one-dimensional, got {index!r}")
         n = as_count("the length of index", len(slot), MAX_BATCH)
-        least, most = slot.min(), slot.max()
-        if least < 0 or most >= self.slots.capacity:
-            raise IndexRangeError(
-                f"index {least if least < 0 else most} is out of range: "
-                f"it must be in 0 … {self.slots.capacity - 1}"
-            )
-        return self.collect(n, <int64_t*>cnp.PyArray_DATA(slot), False, False)
+        for i in range(n):
+            if not 0 <= given[i] < self.slots.capacity:
+                raise IndexRangeError(
+                    f"index {given[i]} is out of range: "
+                    f"it must be in 0 … {self.slots.capacity - 1}"
+                )
+        return self.collect(n, given, False, False)
 
     cdef dict collect(self, int64_t n, const int64_t* given, bint stratified, bint unique):
         """Read n rows, of the given slots or of drawn ones, into new arrays."""
