@@ -97,9 +97,8 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
         # The length of the row's episode, once that has ended. Rows with 0 must not be drawn, and
         # have mass 0.
         self.ep_length = np.zeros(shape, np.int64)
-        self._drawable = None
 
-    _drawable: np.ndarray | None  # the slots that can be drawn, in their order; None: look again
+    _drawable: np.ndarray | None = None  # the slots that can be drawn, in order; None: look again
 
     def add(
         self,
@@ -225,4 +224,4 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.env = self._drawable = None
+        self.env = None

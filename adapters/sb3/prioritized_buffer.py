@@ -363,9 +363,7 @@ class PrioritizedBuffer(ReplayBuffer):
         self._updates.warn_of_unseen_loss()
         if self.beta_schedule is not None:
             self._native.beta = self.beta_schedule(self.n_sampled)
-        batch = None
-        if self._draws_as_stock and self._native.uniform_share == 1:
-            batch = self._stock_batch(batch_size)
+        batch = self._stock_batch(batch_size)
         if batch is None:
             batch = self._native.sample(batch_size, **options)
         self.n_sampled += batch_size
@@ -374,11 +372,13 @@ class PrioritizedBuffer(ReplayBuffer):
         return batch
 
     def _stock_batch(self, batch_size: int) -> kary_replay.Batch | None:
-        """Draw the rows that SB3's own buffer would draw.
+        """Draw the rows that SB3's own buffer would draw, where draws are uniform.
 
-        Return None if there are none, if one was taken out by hand, or if the batch size is wrong:
-        the native buffer knows what to draw then, or what to say.
+        Return None if they are not, if there are no rows, if one was taken out by hand, or if the
+        batch size is wrong: the native buffer knows what to draw then, or what to say.
         """
+        if not self._draws_as_stock or self._native.uniform_share < 1:
+            return None
         is_integer = isinstance(batch_size, (int, np.integer)) and not isinstance(batch_size, bool)
         if not is_integer or batch_size > _LARGEST_BATCH:
             return None

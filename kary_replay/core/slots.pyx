@@ -399,11 +399,13 @@ cdef class Slots:
         ``with_mass``: whether it has no row that can be drawn; otherwise masses do not matter.
         """
         cdef uint64_t generation
-        cdef bint has_mass
+        cdef bint holds_none
         acquire(self.header)
         bury(self.attachment, False)
+        # relaxed: it changes only under the lock
         generation = load_relaxed(generation_of(self.header, slot))
-        # a row is published, and gets its mass, in one hold of the lock
-        has_mass = not is_published(generation) or self.selector.mass_at(slot) > 0
+        holds_none = generation == 0 or is_vacant(generation)
+        if with_mass and is_published(generation):  # which it was in the hold that gave it a mass
+            holds_none = self.selector.mass_at(slot) <= 0
         release(self.header)
-        return generation == 0 or is_vacant(generation) or (with_mass and not has_mass)
+        return holds_none

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 import kary_replay as kr
 from bench.runs.learning.results import RESULTS
@@ -317,15 +318,13 @@ def update(learner: Any, replay: Replay, batch_size: int, progress: float) -> No
     how = replay.how
     batch, weight = replay.sample(batch_size, progress)
     tensors = {name: torch.from_numpy(batch[name]) for name in replay.fields}
-    before = None
     if how.loss == "adjusted" or how.priority == "reducible loss":
         with torch.no_grad():
             value, target = learner.values(
                 learner.q_target, *(tensors[name] for name in replay.fields)
             )
-            before = (value - target).abs()
     if how.loss == "adjusted":
-        adjusted = torch.clamp(before, min=1.0).pow(0.36).numpy()
+        adjusted = torch.clamp((value - target).abs(), min=1.0).pow(0.36).numpy()
         weight = adjusted / adjusted.max()
     weight = np.ascontiguousarray(weight, np.float32)
     error = learner.update({**tensors, "importance_weight": torch.from_numpy(weight)}).numpy()
@@ -333,13 +332,9 @@ def update(learner: Any, replay: Replay, batch_size: int, progress: float) -> No
         with torch.no_grad():
             action = tensors["action"].unsqueeze(1)
             former = learner.q_target(tensors["observation"]).gather(1, action).squeeze(1)
-        error = torch.relu(huber(before) - huber((former - target).abs())).numpy()
+        losses = [F.huber_loss(one, target, reduction="none") for one in (value, former)]
+        error = torch.relu(losses[0] - losses[1]).numpy()
     replay.update(error)
-
-
-def huber(error: Any) -> Any:
-    """Return the Huber loss of errors of at least 0."""
-    return torch.where(error < 1, 0.5 * error * error, error - 0.5)
 
 
 def write(path: Path, runs: list[dict[str, Any]]) -> None:
