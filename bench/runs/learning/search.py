@@ -46,7 +46,7 @@ class Variant:
     prioritization: Literal["proportional", "rank"] = "proportional"
     alpha_at_first: float | None = None  # from which alpha rises over the run; None: it stays
     beta_at_last: float | None = None  # to which beta rises over the run; None: it stays
-    newcomers: str = "the largest seen"  # or "the largest there is", as a new row's priority
+    newcomers: str = "the largest seen"  # or "the largest measured", of rows that are still there
     guard: float | None = None  # alpha is 0 while errors are so many times their least mean
     priority: str = "TD error"  # or "reducible loss": ReLo, Sujit et al. 2022
 
@@ -93,7 +93,8 @@ VARIANTS = {
     "alpha from 0": Variant("alpha rises from 0 to 0.6", alpha_at_first=0.0),
     "beta to 1": Variant("beta rises from 0.4 to 1", beta_at_last=1.0),
     "largest now": Variant(
-        "new rows get the largest priority there is", newcomers="the largest there is"
+        "new rows get the largest priority measured of the rows there",
+        newcomers="the largest measured",
     ),
     "guard": Variant("uniform while errors are twice their least mean", guard=2.0),
     "ReLo": Variant("priorities are reducible losses", priority="reducible loss"),
@@ -142,9 +143,13 @@ class Replay:
         self.mean_error = MeanAndLeast()
         self.largest = 1.0
         self.of_newcomers: float | None = None  # None: the buffer knows
+        self.is_measured = np.zeros(capacity, bool)  # rows whose error came back
+        self.n_added = 0
 
     def add(self, **row: Any) -> None:
         self.buffer.add(priority=self.of_newcomers, **row)
+        self.is_measured[self.n_added % len(self.is_measured)] = False
+        self.n_added += 1
 
     def sample(self, batch_size: int, progress: float) -> tuple[Any, Any]:
         """Return a batch and its importance weights; ``progress`` of the run is from 0 to 1."""
@@ -181,8 +186,9 @@ class Replay:
             buffer.alpha = how.alpha_at_first + progress * (how.alpha - how.alpha_at_first)
         if how.guard is not None:
             buffer.alpha = how.alpha if self.mean_error.over_least < how.guard else 0.0
-        if how.newcomers == "the largest there is":
-            self.of_newcomers = buffer.tree.get(np.arange(len(buffer))).max() ** (1 / buffer.alpha)
+        if how.newcomers == "the largest measured" and self.is_measured.any():
+            mass = buffer.tree.get(np.flatnonzero(self.is_measured))
+            self.of_newcomers = mass.max() ** (1 / buffer.alpha)
 
     def _weaken(self) -> None:
         """Lower alpha until enough rows count."""
@@ -203,6 +209,7 @@ class Replay:
     def update(self, td_error: Any) -> None:
         """Set the priorities of the rows drawn last."""
         self.mean_error.add(float(np.abs(td_error).mean()))
+        self.is_measured[self.index] = True
         if not self.how.uniform_share:
             self.buffer.update_priorities(self.handle, td_error)
             return
@@ -233,6 +240,7 @@ def train(name: str, variant: str, seed: int) -> dict[str, Any]:
         batch_size=settings["batch_size"],
         learning_rate=settings["learning_rate"],
         double=False,
+        prioritize_by="td_error",
         tau=1.0,
         target_interval=10**9,  # moved below, by environment steps
         gamma=gamma,
