@@ -12,8 +12,9 @@ from kary_replay.adapters.sb3.arrays import as_array
 from kary_replay.adapters.sb3.prioritized_loss import SampledBatch
 
 # After so many batches in a row without a loss a warning is due. A single batch may have been drawn
-# for another purpose.
+# for another purpose; where losses are seen now and then, so may all that lie between two of them.
 _UNSEEN = 3
+_UNSEEN_BETWEEN = 1_000
 
 
 class PriorityUpdates:
@@ -36,6 +37,7 @@ class PriorityUpdates:
         self.last_batch: SampledBatch | None = None
         self.pending: list[SampledBatch] = []  # batches whose TD errors are not in the tree yet
         self.n_unseen = 0  # batches in a row that no loss was seen for
+        self.most_unseen = _UNSEEN
         self.warned = False
 
     def remember(self, handle: np.ndarray, importance_weight: torch.Tensor) -> None:
@@ -73,7 +75,7 @@ class PriorityUpdates:
         With ``hides_rows``, rows of mass 0 must not be drawn and keep that mass.
         """
         while self.pending:
-            self.n_unseen = 0
+            self.n_unseen, self.most_unseen = 0, _UNSEEN_BETWEEN
             batch = self.pending.pop(0)
             handle, td_error = batch.handle, as_array(batch.td_error).reshape(-1)
             if hides_rows:
@@ -99,11 +101,11 @@ class PriorityUpdates:
         if self.last_batch is None or self.last_batch.td_error is not None:
             return
         self.n_unseen += 1
-        if self.n_unseen != _UNSEEN or self.warned:
+        if self.n_unseen < self.most_unseen or self.warned:
             return
         self.warned = True
         warnings.warn(
-            f"{self.name}: {_UNSEEN} batches were sampled, but their rewards reached "
+            f"{self.name}: {self.n_unseen:,} batches were sampled, but their rewards reached "
             "none of F.mse_loss, F.smooth_l1_loss, F.huber_loss and F.l1_loss, and no mean or sum "
             "that a prediction had entered, too. So their losses were not weighted and their "
             "priorities stay as they were. Compute the loss in one of these ways, or call "

@@ -192,14 +192,15 @@ class DQN(OffPolicy):
     ) -> tuple[Tensor, Tensor]:
         """Return the trained network's values, and the targets; ``network`` values what is next."""
         with torch.no_grad():
-            value = network(next_observation)
+            value = self.mean(network(next_observation))
             if self.options.double and network is not self.q:
-                best = self.q(next_observation).argmax(1, keepdim=True)
+                best = self.mean(self.q(next_observation)).argmax(1, keepdim=True)
                 value = value.gather(1, best).squeeze(1)
             else:
                 value = value.amax(1)
             target = reward + discount * value
-        return self.q(observation).gather(1, action.unsqueeze(1)).squeeze(1), target
+        q = self.mean(self.q(observation))
+        return q.gather(1, action.unsqueeze(1)).squeeze(1), target
 
     def divergences(
         self,
@@ -260,8 +261,12 @@ class DQN(OffPolicy):
 
     def figures(self, batch: Tensors) -> dict[str, float]:
         with torch.no_grad():
-            q = self.mean(self.q(batch["observation"])).gather(1, batch["action"].unsqueeze(1))
-        own = {"q": float(q.mean()), "epsilon": self.exploration(self.progress)}
+            q, target = self.values(self.q_target, *(batch[name] for name in ROWS))
+        own = {
+            "td_error": float((q - target).abs().mean()),  # what `update` returns may end at 1
+            "q": float(q.mean()),
+            "epsilon": self.exploration(self.progress),
+        }
         return {**super().figures(batch), **own}
 
     def act(

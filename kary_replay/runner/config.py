@@ -401,8 +401,11 @@ def from_json(content: Mapping[str, Any]) -> RunnerConfig:
             for name, value in saved.items()
         }
         # what there were no settings for at first
-        if "prioritize_by" in {field.name for field in dataclasses.fields(options_class)}:
-            options.setdefault("prioritize_by", "td_error")
+        has_choice = "prioritize_by" in {field.name for field in dataclasses.fields(options_class)}
+        if has_choice and "prioritize_by" not in options:
+            # Losses, and their gradients, were divided by huber_delta then.
+            options["max_gradient_norm"] *= options["huber_delta"]
+            options["prioritize_by"] = "td_error"
         before = {"uniform_share": 0.0}
         return RunnerConfig(**{**before, **content, "options": options_class(**options)})
     except ConfigError:

@@ -362,7 +362,9 @@ def test_a_batch_drawn_to_look_at_is_no_cause_for_a_warning():
             rewards = buffer.sample(4).rewards
             buffer.sample(2)
             F.mse_loss(torch.zeros(4, 1), rewards)
-    with pytest.warns(UserWarning, match="3 batches"):
+        for _ in range(999):  # by a callback, say, while an episode goes on
+            buffer.sample(4)
+    with pytest.warns(UserWarning, match="1,000 batches"):
         assert [(buffer.sample(4).rewards - torch.zeros(4, 1)).norm() for _ in range(6)]
 
 

@@ -109,6 +109,29 @@ def test_td_errors(name, by, record):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
+def test_the_td_error_that_is_shown_has_no_bound(name):
+    """What an update returns ends where the gradient does, or is a divergence."""
+    algorithm = diverged(name, prioritize_by="gradient")
+    batch = make_batch(algorithm, 24)
+    batch["reward"] += 1000.0
+    algorithm.update(batch)
+    options, rows = algorithm.options, np.arange(24)
+    atoms = np.linspace(options.v_min, options.v_max, options.n_atoms)
+    online, target, chosen = (
+        expected_returns(values(network, batch[which], options), atoms)
+        for network, which in (
+            (algorithm.q, "next_observation"),
+            (algorithm.q_target, "next_observation"),
+            (algorithm.q, "observation"),
+        )
+    )
+    best = (online if options.double else target).argmax(1)
+    following = batch["reward"].numpy() + batch["discount"].numpy() * target[rows, best]
+    expected = np.abs(following - chosen[rows, batch["action"].numpy()]).mean()
+    assert algorithm.figures(batch)["td_error"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_the_target_would_be_noticed(name, fault, monkeypatch):
     algorithm = diverged(name)

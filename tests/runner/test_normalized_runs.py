@@ -37,6 +37,28 @@ class Still(gymnasium.Env):
         return np.array([0.1, 0.0], np.float32), 0.0, self.left == 0, False, {}
 
 
+class Far(gymnasium.Env):
+    """Observations that are large beside their spread."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, offset):
+        self.offset = offset
+
+    def _observation(self):
+        return (self.offset + self.np_random.standard_normal(2)).astype(np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 20
+        return self._observation(), {}
+
+    def step(self, action):
+        self.left -= 1
+        return self._observation(), float(action[0]), self.left == 0, False, {}
+
+
 @pytest.fixture(autouse=True)
 def no_film(monkeypatch):
     monkeypatch.setattr(play, "_rendered", lambda make, mode, seed: (make(), "no film"))
@@ -59,6 +81,18 @@ def test_play_and_export_normalize_as_the_evaluations_did(algorithm, tmp_path):
     for which, evaluation in (("best", result.best), ("last", result.last)):
         assert tuple(play.play(path, episodes=3, which=which)) == evaluation.returns
         export(path, which=which)  # which compares the actions for raw observations
+
+
+def test_a_model_is_checked_where_its_policy_acts(tmp_path):
+    """Raw observations are added up in float32, where small differences of large ones are lost."""
+    pytest.importorskip("stable_baselines3")
+    for offset in (100.0, 1e6):
+        settings = {"env_options": {"offset": offset}, "total_env_steps": 400, **BOTH}
+        run("sac", "test_normalized_runs:Far", tmp_path / f"{offset:g}", **settings)
+    assert export(tmp_path / "100").exists()
+    with pytest.raises(ConfigError, match="subtract an offset"):
+        export(tmp_path / "1e+06")
+    assert not list((tmp_path / "1e+06").glob("*.zip"))
 
 
 @pytest.mark.parametrize("ent_coef", [None, 0.2])

@@ -192,6 +192,28 @@ def test_without_evaluations_the_policy_of_the_last_checkpoint_is_played(tmp_pat
     assert "the policy of the last checkpoint, for none was evaluated" in capsys.readouterr().out
 
 
+def test_a_policy_that_is_missing_is_said_to_be(tmp_path, capsys):
+    result = run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=400, **EVALUATED)
+    (tmp_path / "run" / "best_policy.pt").unlink()
+    assert played(tmp_path / "run") == result.evaluations[-1].returns
+    assert "for best_policy.pt is missing" in " ".join(capsys.readouterr().out.split())
+    (tmp_path / "run" / "last_policy.pt").unlink()
+    assert played(tmp_path / "run")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "the policy of the last checkpoint, for best_policy.pt is missing" in out
+
+
+def test_the_first_policy_is_the_best_one_even_if_a_crash_came_between(tmp_path):
+    path, settings = tmp_path / "run", {**EVALUATED, "evaluation_interval": 400}
+    first = run("dqn", "CartPole-v1", path, total_env_steps=400, **settings)
+    kept = RunDirectory.existing(path)[0].policy("last")
+    (path / "best_policy.pt").unlink()
+    Runner.resume(path, total_env_steps=800).run()
+    best = RunDirectory.existing(path)[0].policy("best")
+    assert best.evaluation.mean_return >= kept.evaluation.mean_return
+    assert first.last_return == kept.evaluation.mean_return
+
+
 def test_a_policy_is_played_where_there_is_no_checkpoint_yet(tmp_path):
     result = run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=400, **EVALUATED)
     (tmp_path / "run" / "checkpoint.json").unlink()

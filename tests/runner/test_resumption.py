@@ -46,6 +46,18 @@ def test_a_run_whose_steps_are_done_stays_as_it_is_until_it_is_given_more(
     assert json.loads((tmp_path / "run" / "config.json").read_text())["total_env_steps"] == 1_000
 
 
+def test_tensorboard_keeps_what_a_finished_run_showed(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=400, **EVALUATED)
+    result = Runner.resume(tmp_path / "run", total_env_steps=600).run()
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    shown = [point.step for point in events.Scalars("return/evaluation")]
+    assert shown == [evaluation.env_steps for evaluation in result.evaluations]
+    assert shown.count(400) >= 1 and shown[-1] == 600
+
+
 def test_a_run_that_reached_its_target_stays_as_it_is_until_it_is_given_another(tmp_path, capsys):
     settings = {**EVALUATED, "total_env_steps": 1_000, "target_return": 1.0}
     first = run("dqn", "CartPole-v1", tmp_path / "run", **settings)

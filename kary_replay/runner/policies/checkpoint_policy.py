@@ -29,6 +29,8 @@ class CheckpointPolicy(NamedTuple):
     algorithm: Algorithm
     evaluation: Evaluation | None
     """The policy's evaluation; None for the policy of the last checkpoint."""
+    missing: str
+    """Why this policy stands in for the one that was asked for; empty if it is that one."""
 
     def act(self, observation: Any) -> npt.NDArray[Any]:
         """Choose what seems best for observations [N, ...], as the algorithm chooses it."""
@@ -39,23 +41,24 @@ class CheckpointPolicy(NamedTuple):
     @property
     def described(self) -> str:
         """Say which policy it is."""
-        if self.evaluation is None:
-            return "the policy of the last checkpoint, for none was evaluated"
         evaluation = self.evaluation
-        n = len(evaluation.returns)
-        return (
+        if evaluation is None:
+            return f"the policy of the last checkpoint, for {self.missing}"
+        policy = (
             f"the policy of step {evaluation.env_steps:,}, "
-            f"evaluated at {evaluation.mean_return:.1f} in {n} episodes"
+            f"evaluated at {evaluation.mean_return:.1f} in {len(evaluation.returns)} episodes"
         )
+        return f"{policy}, for {self.missing}" if self.missing else policy
 
 
 def checkpoint_policy(
     directory: str | os.PathLike[str], which: PolicyName = "best", *, whole: bool = False
 ) -> CheckpointPolicy:
-    """Read a policy of a run, or that of its last checkpoint if none was evaluated.
+    """Read a policy of a run, or what stands in for it.
 
-    Networks that are not part of the policy are those of the last checkpoint; only ``whole``
-    insists on having them.
+    If it is not there, the other one stands in for it, or that of the last checkpoint. Networks
+    that are not part of the policy are those of the last checkpoint; only ``whole`` insists on
+    having them.
 
     Raises
     ------
@@ -66,7 +69,12 @@ def checkpoint_policy(
     if which not in get_args(PolicyName):
         raise ConfigError(f"which must be best or last, got {which!r}")
     found, config = RunDirectory.existing(Path(directory))
-    evaluated = found.policy(which)
+    evaluated, missing = found.policy(which), ""
+    if evaluated is None:
+        other: PolicyName = "last" if which == "best" else "best"
+        evaluated = found.policy(other)
+        was_evaluated = evaluated is not None or next(found.evaluations(), None) is not None
+        missing = f"{which}_policy.pt is missing" if was_evaluated else "none was evaluated"
     needs_checkpoint = whole or evaluated is None or found.has_checkpoint
     folder = found.checkpoint(config)[0] if needs_checkpoint else None
     factory = env_factory(config)
@@ -81,7 +89,7 @@ def checkpoint_policy(
             raise _other_networks(name, "another number of parameters")
         load_vector(vectors, evaluated.parameters)
     evaluation = evaluated and evaluated.evaluation
-    return CheckpointPolicy(found.path, config, factory, algorithm, evaluation)
+    return CheckpointPolicy(found.path, config, factory, algorithm, evaluation, missing)
 
 
 def saved_algorithm(folder: Path, config: RunnerConfig, factory: EnvFactory) -> Algorithm:

@@ -70,12 +70,12 @@ def export(
     _check(found)
     name = found.config.algorithm.upper()
     model = _model(getattr(sb3, name), found)
-    samples = _samples(found.algorithm.observation_space)
+    samples = _samples(found.algorithm)
     ours = found.act(samples)
     _fold_in(found.algorithm)
     COPY[found.config.algorithm](found.algorithm, model)
     model.policy.set_training_mode(False)
-    _compare(found.algorithm.action_space, ours, model.predict(samples, deterministic=True)[0])
+    _compare(found.algorithm, ours, model.predict(samples, deterministic=True)[0])
     model.save(path)
     print(
         f"{found.described}\n"
@@ -261,7 +261,7 @@ def _fold_in(algorithm: Any) -> None:
                 last: Any = mlp[-1]
                 inputs = first.weight[:, : len(shift)]
                 inputs *= factor
-                first.bias -= inputs @ shift
+                first.bias.copy_(first.bias.double() - inputs.double() @ shift.double())
                 if isinstance(network, (QNetwork, Critics)):
                     last.weight *= scale
                     last.bias *= scale
@@ -288,17 +288,31 @@ def _of_features(normalization: Any, encoder: Any) -> tuple[torch.Tensor, torch.
     return torch.cat(shifts), torch.cat(factors)
 
 
-def _samples(space: Any) -> Any:
-    """Return observations drawn at random."""
+def _samples(algorithm: Any) -> Any:
+    """Return observations drawn at random: of normalized numbers, such as the run has seen."""
+    space = algorithm.observation_space
     space.seed(0)
     samples = [space.sample() for _ in range(CHECKED)]
-    if isinstance(space, spaces.Dict):
-        return {key: np.stack([sample[key] for sample in samples]) for key in space.spaces}
-    return np.stack(samples)
+    if not isinstance(space, spaces.Dict):
+        return _as_seen(algorithm.normalization, None, space, np.stack(samples))
+    return {
+        key: _as_seen(algorithm.normalization, key, part, np.stack([one[key] for one in samples]))
+        for key, part in space.spaces.items()
+    }
 
 
-def _compare(action_space: Any, ours: Any, theirs: Any) -> None:
+def _as_seen(normalization: Any, key: str | None, space: Any, samples: Any) -> Any:
+    """Return samples of a part of the space, or others of the mean and spread that it has had."""
+    if normalization is None or key not in normalization.shifts:
+        return samples
+    mean, factor = normalization.shifts[key].numpy(), normalization.factors[key].numpy()
+    spread = np.random.default_rng(0).standard_normal(samples.shape)
+    return np.clip(mean + spread / factor, space.low, space.high).astype(samples.dtype)
+
+
+def _compare(algorithm: Any, ours: Any, theirs: Any) -> None:
     """Make sure that both have acted alike."""
+    action_space = algorithm.action_space
     ours = action_scale(action_space)(ours)
     if isinstance(action_space, spaces.Discrete):
         same = np.array_equal(ours, theirs)
@@ -307,6 +321,11 @@ def _compare(action_space: Any, ours: Any, theirs: Any) -> None:
             (np.abs(ours - theirs) <= TOLERANCE * (action_space.high - action_space.low) / 2).all()
         )
     if not same:
+        reason = (
+            ": it reads raw observations, and those that are large beside their spread lose their "
+            "last digits; let the environment subtract an offset"
+        )
         raise ConfigError(
             "Stable-Baselines3's model would act otherwise than this policy, so it was not written"
+            + reason * (algorithm.normalization is not None)
         )

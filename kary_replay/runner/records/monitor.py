@@ -236,6 +236,9 @@ class Monitor:
             policy = self.directory.policy(name)
             if policy is not None:
                 self.kept[name] = policy.evaluation
+                last = policy
+        if "last" in self.kept and "best" not in self.kept:  # a crash between the two
+            self._keep_policy("best", last)
         for evaluation in self.directory.evaluations():
             self.evaluations.append(evaluation)
             self._compare(evaluation)

@@ -18,14 +18,14 @@ class Scalars:
     ----------
     path : Path
         The directory.
-    first_step : int
-        TensorBoard forgets what an earlier run wrote there from this step on.
+    known_until : int
+        TensorBoard forgets what an earlier run wrote there after this step; 0: there is none.
     """
 
     available = importlib.util.find_spec("tensorboard") is not None
 
-    def __init__(self, path: Path, first_step: int) -> None:
-        self._path, self._first_step = path, first_step
+    def __init__(self, path: Path, known_until: int) -> None:
+        self._path, self._known_until = path, known_until
         self._writer: Any = None
 
     def write(self, values: Mapping[str, float], env_steps: int) -> None:
@@ -35,7 +35,8 @@ class Scalars:
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(self._path), purge_step=self._first_step or None)
+            purge_step = self._known_until + 1 if self._known_until else None
+            self._writer = SummaryWriter(str(self._path), purge_step=purge_step)
         for name, value in values.items():
             if not math.isnan(value):
                 self._writer.add_scalar(name, value, env_steps)
