@@ -229,6 +229,10 @@ def main() -> None:
         help="folder of the results (default: bench/results/learning)",
     )
     arguments = parser.parse_args()
+    for name in ("seeds", "steps", "processes"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name} must be at least 1, got {value}")
     begun, folder = monotonic(), arguments.output
     steps = {name: arguments.steps or TASKS[name].steps for name in arguments.tasks}
     there = {}

@@ -5,7 +5,8 @@
 A run of stock SB3 DQN with prioritized replay is stopped in the middle. Its parameters are kept as
 they are, and the gradient of the loss is averaged over many batches drawn in several ways. With
 beta = 1 and weights that no batch is normalized by, that must be the gradient over the whole
-buffer: if it is not, draws or weights are wrong. The other ways show what they change: the
+buffer, but for chance: if it is not, draws or weights are wrong. How far chance takes a mean over
+so many batches is told by the bootstrap over batches. The other ways show what they change: the
 direction (the cosine to the whole buffer's gradient) or the noise (the variance of one batch's
 gradient, over that of uniform draws).
 """
@@ -23,6 +24,7 @@ import numpy as np
 from bench.harness.campaign import stamp
 from bench.runs.learning.curves import FIRST, LIBRARIES, built
 from bench.runs.learning.results import RESULTS
+from bench.runs.learning.scores import DRAWS
 from bench.runs.learning.tasks import TASKS
 
 
@@ -83,26 +85,39 @@ def measured(model: Any, batch_size: int, n_batches: int) -> list[dict[str, Any]
     ):
         gradients = np.array([drawn(kind) for _ in range(n_batches)])
         mean, variance = gradients.mean(0), gradients.var(0, ddof=1)
-        moves = variance > 0
-        z = (mean - whole)[moves] / np.sqrt(variance[moves] / n_batches)
         noise = noise or variance.sum()
         results.append(
             {
                 "kind": kind,
                 "cosine": float(mean @ whole / np.linalg.norm(mean) / np.linalg.norm(whole)),
                 "length": float(np.linalg.norm(mean) / np.linalg.norm(whole)),
-                "mean_square_z": float((z**2).mean()),
+                "distance": float(np.linalg.norm(mean - whole) / np.linalg.norm(whole)),
+                "distance_by_chance": distance_by_chance(gradients) / np.linalg.norm(whole),
                 "noise": float(variance.sum() / noise),
                 "noise_over_length": float(np.sqrt(variance.sum()) / np.linalg.norm(mean)),
             }
         )
         print(
             f"{kind:<42} cosine {results[-1]['cosine']:6.3f}  length {results[-1]['length']:7.3f}  "
-            f"mean z² {results[-1]['mean_square_z']:9.2f}  noise {results[-1]['noise']:7.3f}  "
+            f"distance {results[-1]['distance']:6.3f}  "
+            f"by chance up to {results[-1]['distance_by_chance']:6.3f}  "
+            f"noise {results[-1]['noise']:7.3f}  "
             f"noise / length {results[-1]['noise_over_length']:7.2f}",
             flush=True,
         )
     return results
+
+
+def distance_by_chance(gradients: np.ndarray) -> float:
+    """Return how far the mean of gradients [batches, parameters] is from the truth, at most.
+
+    It is so in 95 % of the draws of the bootstrap over batches.
+    """
+    n = len(gradients)
+    centred = gradients - gradients.mean(0)
+    times = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), DRAWS).astype(np.float64)
+    squares = ((times @ (centred @ centred.T)) * times).sum(1)
+    return float(np.sqrt(np.quantile(squares, 0.95)) / n)
 
 
 def main() -> None:

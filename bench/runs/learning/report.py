@@ -164,11 +164,14 @@ def gradient_table(document: Document) -> list[str]:
             one["kind"],
             f"{one['cosine']:.3f}",
             f"{one['length']:.2f}",
+            f"{one['distance']:.3f}",
+            f"{one['distance_by_chance']:.3f}",
             f"{one['noise_over_length']:.2f}",
         ]
         for one in document["kinds"]
     ]
-    heads = ["draws and weights", "cosine to the gradient of all rows", "length", "noise / length"]
+    heads = ["draws and weights", "cosine to the gradient of all rows", "length"]
+    heads += ["distance from it", "by chance up to", "noise / length"]
     return markdown_table(heads, rows)
 
 
@@ -393,7 +396,10 @@ def main() -> None:
             "## Gradients in the middle of a run",
             "",
             f"DQN on LunarLander-v3 after {gradients['steps']:,} steps, seed {gradients['seed']}. "
-            f"Its priorities leave {gradients['share']:.0%} of all rows as effective sample size.",
+            f"Its priorities leave {gradients['share']:.0%} of all rows as effective sample size. "
+            f"Means are over {gradients['batches']:,} batches; lengths and distances are shares of "
+            "the length of the gradient of all rows. Chance takes 95 % of such means no farther "
+            "than the bootstrap over batches says.",
             "",
             *gradient_table(gradients),
         ]
