@@ -33,7 +33,8 @@ TRAINING_WINDOWS = 21  # of each; single ones scatter by a tenth
 WINDOW = 4  # training windows are this many times longer than those of the threads
 PART_STEPS = 400
 CLASSES = {OURS: PrioritizedReplayBuffer, UNIFORM: ReplayBuffer}
-OPTIONS = {PrioritizedReplayBuffer: {"uniform_share": UNIFORM_SHARE}}
+# By default our draws are of either kind; a share that is given keeps them of one.
+SHARES = {"by priority": UNIFORM_SHARE, "uniform": 1.0}
 # Stock settings, but for two. A learning rate of 0 changes no cost and keeps both policies as they
 # were: else the better one is timed with other episodes. Exploration is constant, so that every
 # window has its share of greedy steps.
@@ -84,14 +85,15 @@ def test_cycle(compare, buffers, sb3_batch):
     )
 
 
-def trained(run: str, buffer_class: type[ReplayBuffer], filled: int) -> Any:
-    """A model that has begun to train, its buffer filled."""
+def trained(run: str, buffer_class: type[ReplayBuffer], filled: int, draws: str) -> Any:
+    """A model that has begun to train, its buffer filled; `draws` are those of ours."""
     algorithm, env_id, settings = RUNS[run]
+    is_ours = buffer_class is PrioritizedReplayBuffer
     model: Any = algorithm(
         "MlpPolicy",
         env_id,
         replay_buffer_class=buffer_class,
-        replay_buffer_kwargs=OPTIONS.get(buffer_class, {}),
+        replay_buffer_kwargs={"uniform_share": SHARES[draws]} if is_ours else {},
         learning_rate=0.0,
         seed=0,
         device="cpu",
@@ -102,10 +104,10 @@ def trained(run: str, buffer_class: type[ReplayBuffer], filled: int) -> Any:
 
 
 def training(
-    run: str, buffer_class: type[ReplayBuffer], filled: int, seconds: float
+    run: str, buffer_class: type[ReplayBuffer], filled: int, draws: str, seconds: float
 ) -> Callable[[], float]:
     """A window of training: environment steps per second of `learn()`, after a warm-up."""
-    model = trained(run, buffer_class, filled)
+    model = trained(run, buffer_class, filled, draws)
 
     def rate(n_steps: int) -> float:
         start = perf_counter()
@@ -116,18 +118,20 @@ def training(
     return lambda: rate(n_steps)
 
 
+@pytest.mark.parametrize("draws", SHARES)
 @pytest.mark.parametrize("run", RUNS)
-def test_training(compare, request, run, smoke):
-    """The bar: prioritized replay costs next to nothing over SB3's own uniform replay."""
+def test_training(compare, request, run, draws, smoke):
+    """The bar: our buffer costs next to nothing over SB3's own, whichever way it draws."""
     torch.set_num_threads(1)
     seconds = WINDOW * request.config.getoption("--window")
     windows = {
-        name: training(run, made, 1_000 if smoke else FILLED, seconds)
+        name: training(run, made, 1_000 if smoke else FILLED, draws, seconds)
         for name, made in CLASSES.items()
     }
     bars = [Bar((UNIFORM,), DQN_BAR if run.startswith("DQN") else TRAINING_BAR)]
+    parameters = {"run": run, "draws": draws}
     compare.rates(
-        "SB3: training", {"run": run}, OURS, windows, bars, TRAINING_WINDOWS, unit="steps/s"
+        "SB3: training", parameters, OURS, windows, bars, TRAINING_WINDOWS, unit="steps/s"
     )
 
 
@@ -145,7 +149,10 @@ def learners(request: pytest.FixtureRequest) -> dict[str, Any]:
     """DQN in the middle of its training, with either buffer."""
     torch.set_num_threads(1)
     filled = 1_000 if request.config.getoption("--benchmark-disable") else FILLED
-    return {name: trained("DQN, CartPole-v1", made, filled) for name, made in CLASSES.items()}
+    return {
+        name: trained("DQN, CartPole-v1", made, filled, "by priority")
+        for name, made in CLASSES.items()
+    }
 
 
 def seconds_in_parts(model: Any, n_steps: int) -> dict[str, float]:

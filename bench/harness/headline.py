@@ -32,8 +32,11 @@ UPDATES = {  # of learner.json: algorithm, units
     ("sac", 256): "one SAC update, two layers of 256, batch 256",
 }
 PLUGGED_IN = {  # of adapters.json: environment steps per second of stock algorithms
-    "SB3: training": "Stable-Baselines3's DQN on CartPole-v1, our buffer plugged in",
-    "Tianshou: training": "Tianshou's DQN on CartPole-v1, our buffer plugged in",
+    "Stable-Baselines3's DQN on CartPole-v1, our buffer plugged in, drawing by priority": (
+        "SB3: training",
+        {"draws": "by priority"},
+    ),
+    "Tianshou's DQN on CartPole-v1, our buffer plugged in": ("Tianshou: training", {}),
 }
 SOLVED = {  # of convergence.json: task, units, start-up included
     ("cartpole_dqn", 64, False): "CartPole-v1 solved by DQN, two layers of 64",
@@ -89,8 +92,8 @@ def update_rows(records: Sequence[Record]) -> list[Row]:
 def plugged_in_rows(records: Sequence[Record]) -> list[Row]:
     """What a change of the buffer alone is worth."""
     return [
-        of_record(title, find(records, scenario, run="DQN, CartPole-v1"))
-        for scenario, title in PLUGGED_IN.items()
+        of_record(title, find(records, scenario, run="DQN, CartPole-v1", **parameters))
+        for title, (scenario, parameters) in PLUGGED_IN.items()
     ]
 
 

@@ -64,8 +64,8 @@ ADAPTERS = {  # docs/adapter_benchmarks.md
     ),
     "SB3: training": (
         "Environment steps per second of `learn()`, with stock algorithms and settings. The "
-        "learning rate is 0 and the exploration constant for both. Ours draws by priority all the "
-        "time, also where it would be uniform replay by default."
+        "learning rate is 0 and the exploration constant for both. Ours draws in one way all the "
+        "time. By default it draws uniformly at first, and then in whichever way pays."
     ),
     "SB3: parts of DQN's training": (
         "The same run of DQN on CartPole-v1, each part timed where it stands: what one update "
