@@ -72,12 +72,9 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
             "tau": 0.005,
         },
     },
-    # Errors are nearly alike, so by itself the buffer would mostly be uniform replay. Beside two
-    # busy processes, 3 of 10 such runs did not end well; with a uniform share of 0.1 all of 10 did.
     ("dqn", "CartPole-v1"): {
         "total_env_steps": 150_000,
         "buffer_capacity": 20_000,
-        "uniform_share": 0.1,
         "samples_per_insert": 16.0,
         "evaluation_interval": 2_000,
         "options": {
