@@ -67,9 +67,9 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
             "tau": 0.005,
         },
     },
-    # In both, what matters is rare among the steps: a fall, or the reward for coming to rest. Beyond
-    # its delta the loss settles on the median of what follows, and ignores it. With a delta of 1 and
-    # a larger buffer, values on CartPole, where none can exceed 100, grew to 80,000 in some runs.
+    # In both, what matters is rare among the steps: a fall, or the reward for coming to rest. The
+    # loss beyond its delta settles on the median of what follows, and ignores it. With a delta of 1
+    # and a larger buffer, values on CartPole, which are at most 100, grew to 80,000 in some runs.
     ("dqn", "CartPole-v1"): {
         "total_env_steps": 150_000,
         "buffer_capacity": 20_000,
