@@ -67,7 +67,7 @@ def main() -> int:
     parser.add_argument(
         "--steps",
         type=int,
-        default=100_000,
+        default=150_000,  # what the preset of the runner takes
         help="environment steps at most (default: %(default)s)",
     )
     parser.add_argument(
