@@ -69,7 +69,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     },
     # In both, what matters is rare among the steps: a fall, or the reward for coming to rest. The
     # loss beyond its delta settles on the median of what follows, and ignores it. With a delta of 1
-    # and a larger buffer, values on CartPole, which are at most 100, grew to 80,000 in some runs.
+    # and a larger buffer, values on CartPole, which are at most 100, grew to 80,000 in a run.
     ("dqn", "CartPole-v1"): {
         "total_env_steps": 150_000,
         "buffer_capacity": 20_000,
