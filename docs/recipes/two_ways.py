@@ -67,7 +67,7 @@ def main() -> int:
     parser.add_argument(
         "--steps",
         type=int,
-        default=150_000,  # what the preset of the runner takes
+        default=RunnerConfig("dqn", "CartPole-v1").total_env_steps,
         help="environment steps at most (default: %(default)s)",
     )
     parser.add_argument(
