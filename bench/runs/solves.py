@@ -169,7 +169,7 @@ def draw(task: str, runs: list[dict[str, Any]], path: Path) -> None:
         for axes, name in zip(panels, ("environment steps", "minutes"), strict=True):
             axes.axhline(threshold, color="#333333", lw=0.9, ls="--")
             axes.set_xlabel(name)
-            axes.xaxis.set_major_locator(MaxNLocator(5))
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             axes.xaxis.set_major_formatter("{x:,.0f}")
             axes.grid()
         panels[0].set_ylabel("mean return of 10 episodes")
