@@ -36,6 +36,7 @@ PLUGGED_IN = {  # of adapters.json: environment steps per second of stock algori
         "SB3: training",
         {"draws": "by priority"},
     ),
+    "the same, drawing uniformly": ("SB3: training", {"draws": "uniform"}),
     "Tianshou's DQN on CartPole-v1, our buffer plugged in": ("Tianshou: training", {}),
 }
 SOLVED = {  # of convergence.json: task, units, start-up included
