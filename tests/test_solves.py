@@ -61,3 +61,16 @@ def test_a_campaign_that_is_cut_off_goes_on(solves, monkeypatch):
     assert solves.measure(tasks, 2, True, 60.0)
     assert trained[2:] == [("dqn_cartpole", 1), ("dqn_cartpole", 1), ("sac_pendulum", 1)]
     assert solves.OUTPUT.exists() and not solves.campaign.partial_of(solves.OUTPUT).exists()
+
+
+def test_runs_of_another_machine_stay_and_say_so(solves, monkeypatch):
+    from bench.harness import machine
+
+    monkeypatch.setattr(solves, "train", lambda task, seed: run_of(task, seed, 500.0))
+    there = {**machine.describe()["processor"], "model": "Another"}
+    elsewhere = {**machine.describe(), "processor": there, "cores_used_by_others": 0.0}
+    own = {"began": "2026-11-01T00:00:00", "commit": "0"}
+    solves.campaign.write(solves.OUTPUT, elsewhere, [{**run_of("sac_pendulum", 0, 500.0), **own}])
+    assert solves.measure(["dqn_cartpole"], 2, True, 60.0)
+    found = [record["processor"] for record in solves.campaign.read(solves.OUTPUT)[1]]
+    assert found[0] == there and found[1] == found[2] == machine.describe()["processor"]

@@ -118,8 +118,13 @@ def complete(output: Path) -> None:
         os.replace(partial_of(output), output)
 
 
-def earlier(output: Path, before: str, described: dict[str, Any]) -> list[Record]:
-    """Return the records to go on from: of the campaign that was cut off, or of a finished one."""
+def earlier(
+    output: Path, before: str, described: dict[str, Any], any_machine: bool = False
+) -> list[Record]:
+    """Return the records to go on from: of the campaign that was cut off, or of a finished one.
+
+    Those of another machine are refused, or with ``any_machine`` say of which `processor` they are.
+    """
     found = next((path for path in (partial_of(output), output) if path.exists()), None)
     if found is None or before == "anew":
         return []
@@ -128,13 +133,16 @@ def earlier(output: Path, before: str, described: dict[str, Any]) -> list[Record
             f"{found.name} exists: add --resume to go on with it, or --anew to replace it"
         )
     old, records = read(found)
-    if old["processor"] != described["processor"]:
+    if not any_machine and old["processor"] != described["processor"]:
         raise SystemExit(
             f"{found.name} was measured on another machine; "
             "its runs cannot be compared with new ones"
         )
     # older ones lack their own
-    return [{"began": old["date"], "commit": old["commit"], **record} for record in records]
+    own = {"began": old["date"], "commit": old["commit"]}
+    if any_machine:
+        own["processor"] = old["processor"]
+    return [{**own, **record} for record in records]
 
 
 def agrees(made: Any, wanted: Any) -> bool:

@@ -29,7 +29,7 @@ from matplotlib.ticker import MaxNLocator
 from bench.harness import campaign, machine
 from bench.harness.paths import DOCS, RESULTS
 from bench.harness.plots import BLUE, STYLE
-from bench.harness.report import machine_text, markdown_table, write
+from bench.harness.report import machine_text, markdown_table, processor_name, write
 from kary_replay.runner.presets import preset
 
 OUTPUT = RESULTS / "solves.json"
@@ -148,7 +148,17 @@ def report(records: list[dict[str, Any]], described: dict[str, Any], docs: Path 
         "alpha",
         "samples per insert off by",
     ]
-    lines = [*machine_text(described), *markdown_table(header, rows), ""]
+    processors = [
+        processor_name(record.get("processor", described["processor"])) for record in records
+    ]
+    where = [f"{processors.count(name)} on {name}" for name in dict.fromkeys(processors)]
+    lines = [
+        *machine_text(described)[:-1],
+        f"- **Runs:** {', '.join(where)}",
+        "",
+        *markdown_table(header, rows),
+        "",
+    ]
     for task in NIGHTLY:
         runs = [record for record in records if record["task"] == task]
         if runs:
@@ -181,12 +191,12 @@ def draw(task: str, runs: list[dict[str, Any]], path: Path) -> None:
 def measure(tasks: Sequence[str], seeds: int, resume: bool, minutes: float) -> bool:
     """Train seed by seed, and keep the records after every run; begin none after so long.
 
-    Records of other tasks stay, if they are of this machine. Return whether all runs are made.
+    Records of other tasks stay, those of other machines too: no seconds are compared here. Return
+    whether all runs are made.
     """
     begun = time.monotonic()
     described = machine.describe()
-    elsewhere = OUTPUT.exists() and campaign.read(OUTPUT)[0]["processor"] != described["processor"]
-    old = campaign.earlier(OUTPUT, "anew" if elsewhere and not resume else "resume", described)
+    old = campaign.earlier(OUTPUT, "resume", described, any_machine=True)
     records = [
         record
         for record in old
@@ -198,7 +208,7 @@ def measure(tasks: Sequence[str], seeds: int, resume: bool, minutes: float) -> b
         if time.monotonic() - begun > 60 * minutes:
             print(f"{len(jobs) - number} runs are still to be made: go on with --resume")
             return False
-        record = train(*job)
+        record = {**train(*job), "processor": described["processor"]}
         records.append(record)
         described["cores_used_by_others"] = max(run["cores_used_by_others"] for run in records)
         campaign.write(campaign.partial_of(OUTPUT), described, records)
