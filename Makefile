@@ -145,8 +145,7 @@ CURVES := $(BIN)/python -m bench.runs.learning.curves
 LIMIT := $(if $(MINUTES),--minutes $(MINUTES))
 CLIFFWALK := bench/results/learning/cliffwalk.json
 
-learning: $(CLIFFWALK)
-	$(PIP_INSTALL) ".[learning]"
+learning: $(VENV)/learning-installed $(CLIFFWALK)
 	$(CURVES) $(LEARNING) --seeds 10 $(LIMIT)
 	$(CURVES) lunarlander --seeds 5 --buffers "prioritized, in plain Python" $(LIMIT)
 	$(CURVES) $(LEARNING) --seeds 5 --buffers "uniform, n = 3" "where it pays, n = 3" $(LIMIT)

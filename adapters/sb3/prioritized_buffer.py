@@ -363,16 +363,17 @@ class PrioritizedBuffer(ReplayBuffer):
         self._updates.warn_of_unseen_loss()
         if self.beta_schedule is not None:
             self._native.beta = self.beta_schedule(self.n_sampled)
+        importance_weight = None
         batch = self._stock_batch(batch_size)
         if batch is None:
             batch = self._native.sample(batch_size, **options)
+            importance_weight = self._tensor(batch.importance_weight.reshape(-1, 1))
         self.n_sampled += batch_size
-        weight = self._tensor(batch.importance_weight.reshape(-1, 1))
-        self._updates.remember(batch.handle, weight)
+        self._updates.remember(batch.handle, importance_weight)
         return batch
 
     def _stock_batch(self, batch_size: int) -> kary_replay.Batch | None:
-        """Draw the rows that SB3's own buffer would draw, where draws are uniform.
+        """Draw the rows that SB3's own buffer would draw, where draws are uniform; weights are 1.
 
         Return None if they are not, if there are no rows, if one was taken out by hand, or if the
         batch size is wrong: the native buffer knows what to draw then, or what to say.

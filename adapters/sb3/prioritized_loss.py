@@ -52,8 +52,9 @@ class SampledBatch:
     ----------
     handle : np.ndarray
         The native buffer's handles of the rows, [B].
-    importance_weight : torch.Tensor
-        The importance weights, float32 [B, 1], on the device of the batch.
+    importance_weight : torch.Tensor or None
+        The importance weights, float32 [B, 1], on the device of the batch. None: all are 1, and the
+        loss is the one that SB3 asks for.
     pending : list of SampledBatch
         The list to which the batch adds itself when it has TD errors to write back. The buffer
         empties the list.
@@ -67,7 +68,7 @@ class SampledBatch:
     def __init__(
         self,
         handle: np.ndarray,
-        importance_weight: torch.Tensor,
+        importance_weight: torch.Tensor | None,
         pending: list[SampledBatch],
         is_by_gradient: bool = False,
     ) -> None:
@@ -109,6 +110,8 @@ class SampledBatch:
     def weighted(self, losses: torch.Tensor) -> torch.Tensor:
         """Return losses [B, …] times the importance weights of their rows."""
         weight = self.importance_weight
+        if weight is None:
+            return losses
         if losses.dim() != 2:
             weight = weight.view(-1, *(1,) * (losses.dim() - 1))
         return losses * weight
@@ -160,16 +163,20 @@ class SampledBatch:
                     "weights of a prioritized batch; leave it out, and multiply the result of "
                     "reduction='none' by weights of your own"
                 )
+        is_plain_mean = self.importance_weight is None and reduction == "mean"
+        by_row = "mean" if is_plain_mean else "none"
         kernel = _KERNELS.get(function)
         if kernel and shape == target_shape and all(options.values()):
-            losses = kernel(input, target, 0, *options.values())
+            losses = kernel(input, target, _REDUCTION_CODES[by_row], *options.values())
         else:
-            losses = function(input, target, reduction="none", **options)
+            losses = function(input, target, reduction=by_row, **options)
         td_error = input.detach() - (target.detach() if target.requires_grad else target)
         if self.is_by_gradient and function in _TURNS_LINEAR:
             limit = options.get(_TURNS_LINEAR[function], 1.0)
             td_error = td_error.clamp(-limit, limit) if limit > 0 else td_error
         self.record(td_error)
+        if is_plain_mean:
+            return losses
         weighted = self.weighted(losses)
         if reduction != "mean":
             return weighted.sum() if reduction == "sum" else weighted
@@ -217,10 +224,13 @@ class SampledBatch:
 
         Where a weight is so small that it is 0 in float32, the TD error stands in.
         """
-        weight = self.importance_weight.flatten()
-        size = gradient.detach().flatten(1).norm(dim=1) / weight
+        size = gradient.detach().flatten(1).norm(dim=1)
         size = size * len(self) if is_mean else size
-        self.record(torch.where(weight > 0, size, self.by_row(td_error).abs().flatten()))
+        if self.importance_weight is not None:
+            weight = self.importance_weight.flatten()
+            stand_in = self.by_row(td_error).abs().flatten()
+            size = torch.where(weight > 0, size / weight, stand_in)
+        self.record(size)
 
 
 class _MeanBackward:
@@ -349,13 +359,14 @@ _TURNS_LINEAR = {F.smooth_l1_loss: "beta", F.huber_loss: "delta"}
 _REFUSED = ("weight", "size_average", "reduce")
 
 # The functions call these kernels after they have brought both operands to one shape, which takes
-# as long as the loss itself. The arguments are input, target, 0 for no reduction, and beta or
+# as long as the loss itself. The arguments are input, target, a code of the reduction, and beta or
 # delta, the only option that is left.
 _KERNELS = {
     getattr(F, name): getattr(torch._C._nn, name)
     for name in ("l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss")
     if hasattr(torch._C._nn, name)
 }
+_REDUCTION_CODES = {"none": 0, "mean": 1}
 
 
 def _operations(names: str) -> frozenset[Any]:

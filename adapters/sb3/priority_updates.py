@@ -40,8 +40,11 @@ class PriorityUpdates:
         self.most_unseen = _UNSEEN
         self.warned = False
 
-    def remember(self, handle: np.ndarray, importance_weight: torch.Tensor) -> None:
-        """Make the rows that were just drawn, with their weights [B, 1], the last batch."""
+    def remember(self, handle: np.ndarray, importance_weight: torch.Tensor | None) -> None:
+        """Make the rows that were just drawn the last batch.
+
+        Their weights are [B, 1]; None says that all are 1.
+        """
         self.last_batch = SampledBatch(handle, importance_weight, self.pending, self.is_by_gradient)
 
     def set_by_hand(self, td_errors: np.ndarray | torch.Tensor) -> None:

@@ -31,6 +31,12 @@ def make_batch(weights=WEIGHTS):
     return SampledBatch(np.arange(len(weights)), torch.from_numpy(weights).view(-1, 1), [])
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    """Let the numbers be the same in every run: differences of near ones are rounded coarsely."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def batch():
     return make_batch()
@@ -94,6 +100,25 @@ def test_weights_of_one_change_no_bit(function, size, scale, rng):
         outcomes.append((loss.detach(), current.grad))
     assert torch.equal(outcomes[0][0], outcomes[1][0])
     assert torch.equal(outcomes[0][1], outcomes[1][1])
+
+
+@each_loss
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("by_gradient", [False, True])
+def test_without_weights_the_loss_is_that_of_torch(function, reduction, by_gradient, current):
+    batch = SampledBatch(np.arange(B), None, [], is_by_gradient=by_gradient)
+    target = torch.linspace(-2, 3, B).view(B, 1)
+    outcomes = []
+    for wanted in (target, batch.mark(target.clone())):
+        loss = function(current, wanted, reduction=reduction)
+        outcomes.append((loss, backward(loss.sum(), current)))
+    assert is_plain(outcomes[1][0])
+    assert torch.equal(outcomes[0][0], outcomes[1][0])
+    assert torch.equal(outcomes[0][1], outcomes[1][1])
+    errors = (current - target).detach().abs()[:, 0]
+    limit = 1.0 if by_gradient and function in (F.smooth_l1_loss, F.huber_loss) else np.inf
+    np.testing.assert_array_equal(sizes(batch), errors.clamp(max=limit))
+    assert batch.pending == [batch]
 
 
 def backward(loss, current, **options):
@@ -432,7 +457,7 @@ WRITTEN_OUT = {
 }
 
 
-@pytest.mark.parametrize("weights", ["one", "others"])
+@pytest.mark.parametrize("weights", ["none", "one", "others"])
 @pytest.mark.parametrize("name", WRITTEN_OUT)
 def test_priorities_by_gradient_of_losses_that_are_written_out(name, weights):
     """They are the lengths of the gradients that each row's own loss has, without its weight."""
@@ -441,7 +466,7 @@ def test_priorities_by_gradient_of_losses_that_are_written_out(name, weights):
     values = torch.tensor(rng.normal(size=(B, n)), dtype=torch.float32)
     target = torch.tensor(rng.normal(size=(B, 1)) * 3, dtype=torch.float32)
     weight = torch.tensor(rng.uniform(0.1, 2, (B, 1)), dtype=torch.float32)
-    weight = torch.ones(B, 1) if weights == "one" else weight
+    weight = {"none": None, "one": torch.ones(B, 1), "others": weight}[weights]
     expand = (lambda t: t.unsqueeze(1) + torch.zeros(1, 1, 4)) if n > 1 else (lambda t: t)
 
     q = values.clone().requires_grad_()
@@ -454,7 +479,7 @@ def test_priorities_by_gradient_of_losses_that_are_written_out(name, weights):
         expected.append(float(own.grad.norm()))
     torch.testing.assert_close(batch.td_error, torch.tensor(expected))
     assert batch.pending == [batch]
-    if weights == "one":
+    if weights != "others":
         check = values.clone().requires_grad_()
         WRITTEN_OUT[name](expand(target), check * 1.0).backward()
         torch.testing.assert_close(q.grad, check.grad)
