@@ -136,7 +136,7 @@ class Compare:
         watch: bool = True,
     ) -> Record:
         """Operations per second over fixed windows, interleaved."""
-        rounds = min(rounds, SHORT_WINDOWS) if self._short else rounds
+        rounds = min(rounds, max(SHORT_WINDOWS, rounds // 7)) if self._short else rounds
         record = interleave_windows(self._benchmark, ours, windows, rounds, watch)
         record.unit = unit
         return self._name(record, scenario, parameters, bars, None)

@@ -53,8 +53,7 @@ class SampledBatch:
     handle : np.ndarray
         The native buffer's handles of the rows, [B].
     importance_weight : torch.Tensor or None
-        The importance weights, float32 [B, 1], on the device of the batch. None: all are 1, and the
-        loss is the one that SB3 asks for.
+        The importance weights, float32 [B, 1], on the device of the batch. None: all are 1.
     pending : list of SampledBatch
         The list to which the batch adds itself when it has TD errors to write back. The buffer
         empties the list.
@@ -163,25 +162,21 @@ class SampledBatch:
                     "weights of a prioritized batch; leave it out, and multiply the result of "
                     "reduction='none' by weights of your own"
                 )
-        is_plain_mean = self.importance_weight is None and reduction == "mean"
-        by_row = "mean" if is_plain_mean else "none"
         kernel = _KERNELS.get(function)
         if kernel and shape == target_shape and all(options.values()):
-            losses = kernel(input, target, _REDUCTION_CODES[by_row], *options.values())
+            losses = kernel(input, target, 0, *options.values())
         else:
-            losses = function(input, target, reduction=by_row, **options)
+            losses = function(input, target, reduction="none", **options)
         td_error = input.detach() - (target.detach() if target.requires_grad else target)
         if self.is_by_gradient and function in _TURNS_LINEAR:
             limit = options.get(_TURNS_LINEAR[function], 1.0)
             td_error = td_error.clamp(-limit, limit) if limit > 0 else td_error
         self.record(td_error)
-        if is_plain_mean:
-            return losses
         weighted = self.weighted(losses)
         if reduction != "mean":
             return weighted.sum() if reduction == "sum" else weighted
         mean, weight = weighted.mean(), self.importance_weight
-        is_alike = losses.shape == weight.shape and losses.dtype is weight.dtype
+        is_alike = weight is None or (losses.shape == weight.shape and losses.dtype is weight.dtype)
         if is_alike and mean.requires_grad and mean.is_cpu:
             mean.backward = _MeanBackward(mean, losses, weight)
         return mean
@@ -234,7 +229,7 @@ class SampledBatch:
 
 
 class _MeanBackward:
-    """The method `backward` of a weighted mean, which begins at the losses of the rows, [B, 1].
+    """The method `backward` of a weighted mean, which begins at the losses of the rows, [B, …].
 
     The gradient is bit for bit the one that goes through the mean and the product. Small networks
     feel these two operations, and what torch does in Python before it begins. If the mean has hooks
@@ -243,7 +238,9 @@ class _MeanBackward:
 
     __slots__ = ("losses", "mean", "unchanged", "weight")
 
-    def __init__(self, mean: torch.Tensor, losses: torch.Tensor, weight: torch.Tensor) -> None:
+    def __init__(
+        self, mean: torch.Tensor, losses: torch.Tensor, weight: torch.Tensor | None
+    ) -> None:
         self.mean = weakref.ref(mean)  # the mean has this object
         self.unchanged = mean.detach()  # both have one count of changes
         self.losses, self.weight = losses, weight
@@ -264,7 +261,8 @@ class _MeanBackward:
                 raise RuntimeError("keep a reference to a loss that you change in place")
             torch.Tensor.backward(mean, gradient, retain_graph, create_graph, inputs)
             return
-        seed = self.weight * (1 / len(self.weight))
+        part = 1 / self.losses.numel()
+        seed = torch.full_like(self.losses, part) if self.weight is None else self.weight * part
         if gradient is None and not create_graph and inputs is None and _engine is not None:
             _engine.run_backward(
                 (self.losses,),
@@ -359,14 +357,13 @@ _TURNS_LINEAR = {F.smooth_l1_loss: "beta", F.huber_loss: "delta"}
 _REFUSED = ("weight", "size_average", "reduce")
 
 # The functions call these kernels after they have brought both operands to one shape, which takes
-# as long as the loss itself. The arguments are input, target, a code of the reduction, and beta or
+# as long as the loss itself. The arguments are input, target, 0 for no reduction, and beta or
 # delta, the only option that is left.
 _KERNELS = {
     getattr(F, name): getattr(torch._C._nn, name)
     for name in ("l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss")
     if hasattr(torch._C._nn, name)
 }
-_REDUCTION_CODES = {"none": 0, "mean": 1}
 
 
 def _operations(names: str) -> frozenset[Any]:

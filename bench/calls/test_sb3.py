@@ -29,9 +29,11 @@ MORE_POINTS = [
 SHORT_POINTS = [("HalfCheetah", 100_000, 256), ("Atari 4×84×84", 2_000, 32)]
 SMOKE_POINTS = [(rows, 1_000, batch) for rows, _, batch in SHORT_POINTS]
 FILLED = 100_000  # transitions in the buffer when a training run is timed
-TRAINING_WINDOWS = 21  # of each; single ones scatter by a tenth
-WINDOW = 4  # training windows are this many times longer than those of the threads
-PART_STEPS = 400
+# Single windows scatter by a tenth, whatever their length: many short ones tell more than few long
+# ones of as much time in all.
+TRAINING_WINDOWS = 210
+WINDOW = 0.4  # training windows are this much of the length of those of the threads
+PART_WINDOWS, PART_STEPS = 21, 400
 CLASSES = {OURS: PrioritizedReplayBuffer, UNIFORM: ReplayBuffer}
 # By default our draws are of either kind; a share that is given keeps them of one.
 SHARES = {"by priority": UNIFORM_SHARE, "uniform": 1.0}
@@ -205,6 +207,6 @@ def test_part_of_training(compare, part, learners):
         OURS,
         windows,
         (),
-        TRAINING_WINDOWS,
+        PART_WINDOWS,
         unit="s",
     )
