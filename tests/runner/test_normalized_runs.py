@@ -11,10 +11,11 @@ from runs import config, hosted, parameters, run, worker
 
 from kary_replay.algorithms import Share
 from kary_replay.algorithms.normalization import moments_of
-from kary_replay.runner import ConfigError, play
+from kary_replay.runner import ConfigError, Runner, play
 from kary_replay.runner.backends.memory import OwnMemory
-from kary_replay.runner.policies.checkpoint_policy import checkpoint_policy
+from kary_replay.runner.policies.checkpoint_policy import checkpoint_algorithm, checkpoint_policy
 from kary_replay.runner.policies.export import export
+from kary_replay.runner.records.run_directory import load_state
 from kary_replay.runner.streams import Checkpoint, StatisticsStream
 
 BOTH = {"normalize_observations": True, "normalize_rewards": True}
@@ -95,15 +96,22 @@ def test_a_model_is_checked_where_its_policy_acts(tmp_path):
     assert not list((tmp_path / "1e+06").glob("*.zip"))
 
 
+@pytest.mark.parametrize("initial_priority", ["max", "td_error"])
 @pytest.mark.parametrize("ent_coef", [None, 0.2])
-def test_exported_critics_are_of_raw_observations_and_rewards(ent_coef, tmp_path):
+def test_exported_critics_are_those_of_the_checkpoint(ent_coef, initial_priority, tmp_path):
+    """They are for raw observations and rewards; the policy and its statistics are older."""
     sb3 = pytest.importorskip("stable_baselines3")
-    options = {"ent_coef": ent_coef}
-    run("sac", "Pendulum-v1", tmp_path / "run", options, total_env_steps=400, **BOTH)
-    ours = checkpoint_policy(tmp_path / "run").algorithm
+    path, options = tmp_path / "run", {"ent_coef": ent_coef}
+    settings = {"initial_priority": initial_priority, "total_env_steps": 400, **EVALUATED}
+    run("sac", "Pendulum-v1", path, options, **settings, **BOTH)
+    older = load_state(path / "last_policy.pt")
+    Runner.resume(path, total_env_steps=800).run()
+    torch.save({**older, "mean_return": 1e6}, path / "best_policy.pt")
+    found = checkpoint_policy(path)
+    ours, older = checkpoint_algorithm(found), found.algorithm.normalization
     factor = float(ours.normalization.reward_factor)
-    assert factor != 1
-    model = sb3.SAC.load(export(tmp_path / "run"))
+    assert factor not in (1, float(older.reward_factor))
+    model = sb3.SAC.load(export(path))
     observation, action = 5 * torch.randn(8, 3), torch.rand(8, 1)
     with torch.no_grad():
         q = ours.critic(ours.normalization.observation(observation), action) / factor

@@ -203,11 +203,16 @@ def test_a_policy_that_is_missing_is_said_to_be(tmp_path, capsys):
     assert "the policy of the last checkpoint, for best_policy.pt is missing" in out
 
 
-def test_the_first_policy_is_the_best_one_even_if_a_crash_came_between(tmp_path):
+@pytest.mark.parametrize("former", [None, -1.0], ids=["the first", "a better one"])
+def test_a_policy_is_the_best_one_even_if_a_crash_came_between(former, tmp_path):
+    """That is, between the two files: of the last policy, and of the best one."""
     path, settings = tmp_path / "run", {**EVALUATED, "evaluation_interval": 400}
     first = run("dqn", "CartPole-v1", path, total_env_steps=400, **settings)
     kept = RunDirectory.existing(path)[0].policy("last")
+    content = load_state(path / "best_policy.pt")
     (path / "best_policy.pt").unlink()
+    if former is not None:
+        torch.save({**content, "mean_return": former}, path / "best_policy.pt")
     Runner.resume(path, total_env_steps=800).run()
     best = RunDirectory.existing(path)[0].policy("best")
     assert best.evaluation.mean_return >= kept.evaluation.mean_return

@@ -17,7 +17,7 @@ from ..records.run_directory import PolicyName, RunDirectory, load_state
 from ..streams.inference import as_tensors
 from ..streams.parameters import load_vector, published
 
-__all__ = ["CheckpointPolicy", "checkpoint_policy", "saved_algorithm"]
+__all__ = ["CheckpointPolicy", "checkpoint_algorithm", "checkpoint_policy", "saved_algorithm"]
 
 
 class CheckpointPolicy(NamedTuple):
@@ -52,13 +52,13 @@ class CheckpointPolicy(NamedTuple):
 
 
 def checkpoint_policy(
-    directory: str | os.PathLike[str], which: PolicyName = "best", *, whole: bool = False
+    directory: str | os.PathLike[str], which: PolicyName = "best"
 ) -> CheckpointPolicy:
     """Read a policy of a run, or what stands in for it.
 
-    If it is not there, the other one stands in for it, or that of the last checkpoint. Networks
-    that are not part of the policy are those of the last checkpoint; only ``whole`` insists on
-    having them.
+    If it is not there, the other one stands in for it, or that of the last checkpoint. Of the
+    algorithm's networks only the policy counts: what the others have learned `checkpoint_algorithm`
+    says.
 
     Raises
     ------
@@ -75,7 +75,7 @@ def checkpoint_policy(
         evaluated = found.policy(other)
         was_evaluated = evaluated is not None or next(found.evaluations(), None) is not None
         missing = f"{which}_policy.pt is missing" if was_evaluated else "none was evaluated"
-    needs_checkpoint = whole or evaluated is None or found.has_checkpoint
+    needs_checkpoint = evaluated is None or found.has_checkpoint
     folder = found.checkpoint(config)[0] if needs_checkpoint else None
     factory = env_factory(config)
     if folder is None:
@@ -90,6 +90,18 @@ def checkpoint_policy(
         load_vector(vectors, evaluated.parameters)
     evaluation = evaluated and evaluated.evaluation
     return CheckpointPolicy(found.path, config, factory, algorithm, evaluation, missing)
+
+
+def checkpoint_algorithm(policy: CheckpointPolicy) -> Algorithm:
+    """Return the algorithm of a run's last checkpoint, with all its networks.
+
+    Raises
+    ------
+    ConfigError
+        If the run has no checkpoint, or one of other networks than the configuration makes.
+    """
+    directory, config = RunDirectory.existing(policy.path)
+    return saved_algorithm(directory.checkpoint(config)[0], config, policy.env_factory)
 
 
 def saved_algorithm(folder: Path, config: RunnerConfig, factory: EnvFactory) -> Algorithm:

@@ -18,7 +18,7 @@ from ...algorithms.spaces import is_image
 from ..config import ConfigError
 from ..environments.vector import action_scale
 from ..records.run_directory import PolicyName
-from .checkpoint_policy import CheckpointPolicy, checkpoint_policy
+from .checkpoint_policy import CheckpointPolicy, checkpoint_algorithm, checkpoint_policy
 
 __all__ = ["export"]
 
@@ -63,17 +63,21 @@ def export(
         raise ConfigError(
             'export to sb3 needs Stable-Baselines3: pip install "kary-replay[sb3]"'
         ) from None
-    found = checkpoint_policy(directory, which, whole=True)
+    found = checkpoint_policy(directory, which)
+    whole = checkpoint_algorithm(found)
     path = output or found.path / "sb3.zip"
     if path.suffix != ".zip" or not path.parent.is_dir():
         raise ConfigError(f"output must end in .zip and be in a folder that exists, got {path}")
     _check(found)
     name = found.config.algorithm.upper()
-    model = _model(getattr(sb3, name), found)
+    model = _model(getattr(sb3, name), found, whole)
     samples = _samples(found.algorithm)
     ours = found.act(samples)
-    _fold_in(found.algorithm)
-    COPY[found.config.algorithm](found.algorithm, model)
+    # Networks of two moments: each has learned with the normalization of its own.
+    for algorithm in (found.algorithm, whole):
+        _fold_in(algorithm)
+    whole.policy.load_state_dict(found.algorithm.policy.state_dict())
+    COPY[found.config.algorithm](whole, model)
     model.policy.set_training_mode(False)
     _compare(found.algorithm, ours, model.predict(samples, deterministic=True)[0])
     model.save(path)
@@ -127,8 +131,8 @@ def _check(policy: CheckpointPolicy) -> None:
             )
 
 
-def _model(cls: Any, policy: CheckpointPolicy) -> Any:
-    """Return an untrained model whose networks are like ours."""
+def _model(cls: Any, policy: CheckpointPolicy, whole: Any) -> Any:
+    """Return an untrained model whose networks are like ours; `whole` is the checkpoint's."""
     config, algorithm = policy.config, policy.algorithm
     options: Any = config.options
     space = algorithm.observation_space
@@ -150,7 +154,7 @@ def _model(cls: Any, policy: CheckpointPolicy) -> Any:
             "exploration_final_eps": options.exploration_final,
         }
     elif config.algorithm == "sac" and options.ent_coef is not None:
-        own = {"ent_coef": options.ent_coef * _reward_scale(algorithm)}
+        own = {"ent_coef": options.ent_coef * _reward_scale(whole)}
     model = cls(
         kind,
         _Spaces(space, algorithm.action_space),

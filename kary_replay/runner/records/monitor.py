@@ -96,9 +96,7 @@ class Monitor:
             evaluation = report.evaluation
             self.evaluations.append(evaluation)
             self._keep_policy("last", report)
-            best = self.kept.get("best")
-            if best is None or evaluation.mean_return > best.mean_return:
-                self._keep_policy("best", report)
+            self._keep_if_best(report)
             self._keep(EVALUATIONS, evaluation._asdict())
             self._write({"return/evaluation": evaluation.mean_return}, evaluation.env_steps)
             self._compare(evaluation)
@@ -184,6 +182,11 @@ class Monitor:
             self.directory.keep_policy(name, evaluated)
             self.kept[name] = evaluated.evaluation
 
+    def _keep_if_best(self, evaluated: Evaluated) -> None:
+        best = self.kept.get("best")
+        if best is None or evaluated.evaluation.mean_return > best.mean_return:
+            self._keep_policy("best", evaluated)
+
     def _write(self, values: Mapping[str, float], env_steps: int) -> None:
         with self._forgiving():
             self._scalars.write(values, env_steps)
@@ -237,8 +240,8 @@ class Monitor:
             if policy is not None:
                 self.kept[name] = policy.evaluation
                 last = policy
-        if "last" in self.kept and "best" not in self.kept:  # a crash between the two
-            self._keep_policy("best", last)
+        if "last" in self.kept:  # a crash may have come between the two
+            self._keep_if_best(last)
         for evaluation in self.directory.evaluations():
             self.evaluations.append(evaluation)
             self._compare(evaluation)
