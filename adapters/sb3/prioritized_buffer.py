@@ -470,7 +470,8 @@ def _seed_from_global_streams() -> list[int]:
     """
     numpys = np.random.Generator(copy.deepcopy(np.random.get_bit_generator()))
     torchs = torch.Generator().set_state(torch.get_rng_state())
-    return [int(numpys.integers(2**31)), int(torch.randint(2**31, (), generator=torchs))]
+    drawn = torch.randint(2**31, (), generator=torchs, device="cpu")  # whatever the default is
+    return [int(numpys.integers(2**31)), int(drawn)]
 
 
 def _is_overridden(cls: type, name: str) -> bool:

@@ -272,6 +272,15 @@ def test_making_a_buffer_leaves_the_global_streams_alone(generator):
         np.random.set_bit_generator(former)
 
 
+def test_the_default_device_does_not_matter():
+    torch.manual_seed(3)
+    expected = filled().native.sample(8).index
+    torch.manual_seed(3)
+    with torch.device("meta"):
+        buffer = filled()
+    np.testing.assert_array_equal(buffer.native.sample(8).index, expected)
+
+
 def test_models_without_a_seed_draw_differently():
     first, second = (
         DQN("MlpPolicy", "CartPole-v1", replay_buffer_class=PrioritizedReplayBuffer).replay_buffer
