@@ -84,8 +84,9 @@ class StopWhenSolved(BaseCallback):
                 mean_return = self.evaluate(100)  # 20 episodes may have been lucky
             self.evaluations.append((step, mean_return))
             self.solved = mean_return >= self.threshold
-            share = effective_share(priority_masses(self.model))
-            status = f"return {mean_return:5.1f}, effective sample {share:3.0%}"
+            share = self.model.replay_buffer.uniform_share
+            drawn = "uniformly" if share == 1 else "by priority"
+            status = f"return {mean_return:5.1f}, drawing {drawn}"
             self.progress.update(self.task, description=status)
             if not self.progress.console.is_terminal:
                 self.progress.console.print(f"step {step:6d}: {status}")
@@ -97,11 +98,6 @@ def priority_masses(model: DQN) -> np.ndarray:
     """Read the masses, priority**alpha, of all stored transitions from the tree."""
     native = model.replay_buffer.native
     return native.tree.get(np.arange(len(native)))
-
-
-def effective_share(masses: np.ndarray) -> float:
-    """Return the effective sample size (Kish 1965) as a share: 1 for uniform replay."""
-    return float(masses.sum() ** 2 / np.square(masses).sum() / len(masses))
 
 
 def plot_learning_curve(path: Path, callback: StopWhenSolved) -> None:
@@ -136,7 +132,7 @@ def columns(points: list[tuple[int, float]]) -> np.ndarray:
 
 
 def plot_priorities(path: Path, model: DQN) -> None:
-    """Draw the distribution of the priorities of the stored and of the drawn transitions."""
+    """Draw how priorities are distributed: of what is stored, and of draws by priority."""
     masses = priority_masses(model)
     priorities = masses ** (1 / model.replay_buffer.alpha)
     bins = np.geomspace(priorities.min(), priorities.max() * 1.001, 60)
@@ -148,7 +144,7 @@ def plot_priorities(path: Path, model: DQN) -> None:
         weights=share,
         color=GREY,
         alpha=0.6,
-        label="stored, as uniform replay would draw them",
+        label="stored, and drawn uniformly",
     )
     ax.hist(
         priorities,
@@ -159,11 +155,13 @@ def plot_priorities(path: Path, model: DQN) -> None:
         lw=2,
         label="drawn by priority",
     )
-    new = "new, not drawn yet:\nat the largest priority seen"
+    new = "new, not drawn yet: at the largest seen;\nand TD errors where the loss turns linear"
     ax.annotate(new, (0.93, 0.6), xycoords="axes fraction", ha="right", color=BLUE)
-    ax.set(xscale="log", xlabel="priority, |TD error| + ε", ylabel="share of transitions per bin")
-    share_of_uniform = f"effective sample size {effective_share(masses):.0%} of uniform"
-    ax.set_title(f"Priorities of {len(masses):,} transitions: {share_of_uniform}")
+    ax.set(
+        xscale="log", xlabel="priority, |TD error| up to 1", ylabel="share of transitions per bin"
+    )
+    now = f"{model.replay_buffer.uniform_share:.0%} of draws are uniform now"
+    ax.set_title(f"Priorities of {len(masses):,} transitions: {now}")
     ax.legend(loc="upper left")
     save(fig, path)
 
