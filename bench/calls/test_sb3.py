@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from types import SimpleNamespace
@@ -120,16 +121,25 @@ def training(
     return lambda: rate(n_steps)
 
 
+def in_turn(calls: list[Callable[[], float]]) -> Callable[[], float]:
+    """A call that makes the next of these calls, round and round."""
+    turns = itertools.cycle(calls)
+    return lambda: next(turns)()
+
+
 @pytest.mark.parametrize("draws", SHARES)
 @pytest.mark.parametrize("run", RUNS)
 def test_training(compare, request, run, draws, smoke):
     """The bar: our buffer costs next to nothing over SB3's own, whichever way it draws."""
     torch.set_num_threads(1)
     seconds = WINDOW * request.config.getoption("--window")
-    windows = {
-        name: training(run, made, 1_000 if smoke else FILLED, draws, seconds)
-        for name, made in CLASSES.items()
-    }
+    # Where a model finds its memory makes a difference of a hundredth, and depends on which were
+    # made before: so each has one that was made early and one that was made late.
+    made: dict[str, list[Callable[[], float]]] = {name: [] for name in CLASSES}
+    for name in (OURS, UNIFORM, UNIFORM, OURS):
+        filled = 1_000 if smoke else FILLED
+        made[name].append(training(run, CLASSES[name], filled, draws, seconds))
+    windows = {name: in_turn(models) for name, models in made.items()}
     bars = [Bar((UNIFORM,), DQN_BAR if run.startswith("DQN") else TRAINING_BAR)]
     parameters = {"run": run, "draws": draws}
     compare.rates(
