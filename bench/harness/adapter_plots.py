@@ -56,6 +56,8 @@ def _label(record: Record) -> str:
         .replace("update_weight", "update")
     )
     parameters = record.parameters
+    if "draws" in parameters:
+        what += f", draws {parameters['draws']}"
     if "run" in parameters:
         return f"{what}\n{parameters['run']}"
     slots = f"{parameters['slots']:.0e}".replace("e+0", "e")
