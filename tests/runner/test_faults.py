@@ -390,6 +390,8 @@ def test_a_worker_that_has_no_server_says_so(tmp_path):
 
 
 HANGS = """
+import time
+
 from kary_replay.fork_server import WorkerProcess
 from kary_replay.runner.backends.worker_process import _leave_no_orphan
 
