@@ -136,8 +136,8 @@ def test_training(compare, request, run, draws, smoke):
     # Where a model finds its memory makes a difference of a hundredth, and depends on which were
     # made before: so each has one that was made early and one that was made late.
     made: dict[str, list[Callable[[], float]]] = {name: [] for name in CLASSES}
+    filled = 1_000 if smoke else FILLED
     for name in (OURS, UNIFORM, UNIFORM, OURS):
-        filled = 1_000 if smoke else FILLED
         made[name].append(training(run, CLASSES[name], filled, draws, seconds))
     windows = {name: in_turn(models) for name, models in made.items()}
     bars = [Bar((UNIFORM,), DQN_BAR if run.startswith("DQN") else TRAINING_BAR)]

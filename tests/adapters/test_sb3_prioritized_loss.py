@@ -121,6 +121,21 @@ def test_without_weights_the_loss_is_that_of_torch(function, reduction, by_gradi
     assert batch.pending == [batch]
 
 
+@each_loss
+@pytest.mark.parametrize("size", [1, 7, 100, 256])
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_without_weights_no_bit_changes(function, size, columns, dtype):
+    target, value = torch.randn(2, size, columns, dtype=dtype)
+    outcomes = []
+    for wanted in (target, SampledBatch(np.arange(size), None, []).mark(target.clone())):
+        current = value.clone().requires_grad_()
+        loss = function(current, wanted)
+        outcomes.append((loss.detach(), backward(loss, current)))
+    assert torch.equal(outcomes[0][0], outcomes[1][0])
+    assert torch.equal(outcomes[0][1], outcomes[1][1])
+
+
 def backward(loss, current, **options):
     """The gradient that `loss.backward` gives."""
     current.grad = None
