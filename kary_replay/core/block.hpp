@@ -13,7 +13,7 @@
 namespace kary {
 
 // The last byte counts the changes of what follows.
-constexpr uint64_t kMagic = 0x7961'6c70'6572'6b06;
+constexpr uint64_t kMagic = 0x7961'6c70'6572'6b07;
 
 // How a block's slots are drawn: one kind of selector each (selectors.hpp).
 enum Selection : int64_t { kNoSelection, kUniform, kProportional, kRanked };
@@ -38,6 +38,11 @@ struct Participant {
     int64_t is_present;  // 0: a free place
     int64_t n_writing;   // slots it has reserved and not yet published
     int64_t n_paused;    // how many of its threads keep writers waiting
+    int64_t n_sweeping;  // how many of its threads are giving all rows new masses
+    // Where the slots are that it is writing: the first of so many in ring order. Both are stored
+    // before the generations of those slots say whose they are.
+    int64_t first_written;
+    int64_t n_passed;
 };
 
 // What TD errors have shown of the noise of batches; noise.hpp says how.
@@ -74,9 +79,11 @@ struct Header {
     double alpha;                  // * mass = priority ** alpha
     double max_priority;           // * largest priority seen
     double max_mass;               // of max_priority
-    int64_t buried_at;             // ns: when somebody last looked for dead participants
+    int64_t buried_at;             // * ns: when somebody last looked for dead participants
     int64_t n_repaired;            // * how many holders of the lock died
     int64_t is_resetting;          // a reset is under way: if its holder dies, the next finishes it
+    int64_t n_sweeping;            // threads that are giving all rows new masses: see sweep.hpp
+    int64_t n_swept;               // slots that have the newest ones, while a sweep is under way
     Noise noise;                   // of the batches that TD errors came back from
 
     // Settings that any thread reads and writes, as relaxed atomics.
@@ -84,6 +91,11 @@ struct Header {
     double priority_epsilon;
     double uniform_share;  // of the draws; see proportional.hpp
     int64_t adapts_share;  // 1: TD errors choose the uniform share; see noise.hpp
+
+    // Written under the lock, and seldom. Sweeps ever asked for, and how many of these are done, by
+    // themselves or by a later one.
+    int64_t sweep_asked;  // *
+    int64_t sweep_done;   // *
 
     // Any thread adds to the counters; the key never changes.
     alignas(64) uint64_t random_key[2];
@@ -142,6 +154,11 @@ inline Participant* participants_of(Header* header) {
 // its own frames are gone. What a slot without a row has there means nothing.
 inline double* priorities_of(Header* header) {
     return part_of<double>(header, header->layout.priorities_at);
+}
+// Whether all rows have the masses that were last asked for; see sweep.hpp.
+inline bool is_settled(const Header* header) {
+    // relaxed: whoever must be sure has the lock
+    return load_relaxed(&header->sweep_asked) == load_relaxed(&header->sweep_done);
 }
 // For holders of the lock, when alpha or the largest priority has changed.
 inline void renew_max_mass(Header* header) {

@@ -9,6 +9,8 @@ from libc.stdint cimport int64_t, uint64_t
 cdef extern from "block.hpp" namespace "kary" nogil:
     ctypedef struct Participant:
         int64_t n_writing
+        int64_t first_written
+        int64_t n_passed
 
     ctypedef struct Handle:
         int64_t index
@@ -51,6 +53,8 @@ cdef extern from "block.hpp" namespace "kary" nogil:
         double priority_epsilon
         double uniform_share
         int64_t adapts_share
+        int64_t sweep_asked
+        int64_t sweep_done
         Noise noise
         uint64_t[2] random_key
         uint64_t random_counter
@@ -68,6 +72,7 @@ cdef extern from "block.hpp" namespace "kary" nogil:
     uint64_t* generation_of(Header* header, int64_t slot)
     Participant* participants_of(Header* header)
     void renew_max_mass(Header* header)
+    bint is_settled(const Header* header)
 
 
 cdef extern from "lock.hpp" namespace "kary" nogil:
@@ -88,7 +93,7 @@ cdef extern from "participants.hpp" namespace "kary" nogil:
     bint has_file(const Attachment* attachment)
     bint enter(Attachment* attachment)
     void leave(Attachment* attachment)
-    void bury(const Attachment* attachment, bint all)
+    bint bury(const Attachment* attachment, bint all)
     void pause(Attachment* attachment)  # takes the lock, resume lets it go
     void resume(Attachment* attachment)
 

@@ -189,11 +189,14 @@ cdef class Block:
                     "(a container, a sandbox) than the buffer's maker: "
                     "use the buffer where it was made"
                 )
-        with nogil:
-            acquire(attachment.header)
-            entered = enter(attachment)
-            error = ERROR
-            release(attachment.header)
+        while True:
+            with nogil:
+                acquire(attachment.header)
+                entered = enter(attachment)
+                error = ERROR
+                release(attachment.header)
+            if entered or error != errno.EINTR:
+                break
         if not entered:
             if error not in (errno.EAGAIN, errno.EACCES):
                 reason = os.strerror(error)

@@ -22,6 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "lock.hpp"
@@ -106,48 +107,74 @@ inline uint64_t pid_namespace() {
     return stat("/proc/self/ns/pid", &about) == 0 ? static_cast<uint64_t>(about.st_ino) : 0;
 }
 
+// Slots that are looked at in one hold of the lock, for those that a dead participant was writing.
+constexpr int64_t kSearched = 1024;
+
 // Makes the slots that a participant was writing free for others, and its number too. The caller
-// holds the lock; nobody writes for that participant any more.
-inline void remove_participant(Header* header, int64_t id) {
+// holds the lock; nobody writes for that participant any more. Its slots are among n_passed in ring
+// order: a piece of 64 KiB, or more where several of its threads were writing. False: they are too
+// many for one hold, and the next call goes on where this one stopped, whoever makes it.
+inline bool remove_participant(Header* header, int64_t id) {
     Participant& gone = participants_of(header)[id];
-    if (gone.n_writing > 0) {
-        const uint64_t owner = static_cast<uint64_t>(id) + 1;
-        double* priorities = priorities_of(header);
-        for (int64_t i = 0; i < header->n_touched; ++i) {
-            const uint64_t generation = load_relaxed(generation_of(header, i));
-            if ((generation & 1) == 0 || generation >> kOwnerShift != owner) continue;
-            if (priorities != nullptr) priorities[i] = 0;
+    const uint64_t owner = static_cast<uint64_t>(id) + 1;
+    double* priorities = priorities_of(header);
+    const int64_t n = std::min(gone.n_passed, kSearched);
+    int64_t slot = gone.first_written;
+    for (int64_t i = 0; i < n && gone.n_writing > 0; ++i) {
+        const uint64_t generation = load_relaxed(generation_of(header, slot));
+        if ((generation & 1) != 0 && generation >> kOwnerShift == owner) {
+            if (priorities != nullptr) store_relaxed(priorities + slot, 0.0);
             // relaxed: an odd one tells a reader all it needs
-            store_relaxed(generation_of(header, i), vacated(generation));
+            store_relaxed(generation_of(header, slot), vacated(generation));
             store_relaxed(&header->n_writing, header->n_writing - 1);
             --gone.n_writing;
         }
+        if (++slot == header->layout.capacity) slot = 0;
     }
+    // after the generations: should we die before it, the next one looks at these slots again
+    store_release(&gone.n_passed, gone.n_passed - n);
+    gone.first_written = slot;
+    if (gone.n_writing > 0 && gone.n_passed > 0) return false;
     store_relaxed(&header->n_paused, header->n_paused - gone.n_paused);
-    gone.n_paused = gone.n_writing = 0;
+    header->n_sweeping -= gone.n_sweeping;
+    gone.n_paused = gone.n_writing = gone.n_sweeping = 0;
     // last: should we die before it, the next one removes the rest
     store_release(&gone.is_present, int64_t{0});
+    return true;
+}
+
+// Whether the others have not been looked at for 5 ms. A relaxed load, for those without the lock.
+inline bool is_time_to_bury(const Header* header, int64_t* now = nullptr) {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    const int64_t at = time.tv_sec * 1'000'000'000ll + time.tv_nsec;
+    if (now != nullptr) *now = at;
+    const int64_t before = load_relaxed(&header->buried_at);
+    return at - before >= 5'000'000 || at < before;
 }
 
 // Removes the dead that others wait for, or, with `all`, all of them. The caller holds the lock.
-inline void bury(const Attachment* attachment, bool all) {
+// False: some of it is left to the next call, which may come at once.
+inline bool bury(const Attachment* attachment, bool all) {
     Header* header = attachment->header;
-    if (header->n_participants == 1) return;
-    timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    const int64_t now = time.tv_sec * 1'000'000'000ll + time.tv_nsec;
-    if (!all && now - header->buried_at < 5'000'000 && now >= header->buried_at) return;
-    if (!has_file(attachment)) return;  // somebody else's file has no answer: let the others look
-    header->buried_at = now;
-    for (int64_t id = 0; id < header->n_participants; ++id) {
+    if (header->n_participants == 1) return true;
+    int64_t now;
+    if (!is_time_to_bury(header, &now) && !all) return true;
+    if (!has_file(attachment)) return true;  // another's file has no answer: let the others look
+    bool is_done = true;
+    for (int64_t id = 0; id < header->n_participants && is_done; ++id) {
         const Participant& one = participants_of(header)[id];
-        if (!one.is_present || (!all && one.n_writing == 0 && one.n_paused == 0)) continue;
-        if (!is_alive(attachment, id)) remove_participant(header, id);
+        const bool is_awaited = one.n_writing > 0 || one.n_paused > 0 || one.n_sweeping > 0;
+        if (!one.is_present || !(all || is_awaited)) continue;
+        if (!is_alive(attachment, id)) is_done = remove_participant(header, id);
     }
+    store_relaxed(&header->buried_at, is_done ? now : 0);
+    return is_done;
 }
 
 // Enters an attachment among the participants. The caller holds the lock. False, with errno, if
-// there is no place (EAGAIN) or the system has no such locks.
+// there is no place (EAGAIN), if there may be one after the next call (EINTR), or if the system has
+// no such locks.
 inline bool enter(Attachment* attachment) {
     Header* header = attachment->header;
     if (attachment->me >= 0) return true;  // another thread was faster
@@ -173,7 +200,7 @@ inline bool enter(Attachment* attachment) {
             store_relaxed(&attachment->me, id);
             return true;
         }
-        if (turn == 0) bury(attachment, true);
+        if (turn == 0 && !bury(attachment, true)) return errno = EINTR, false;
     }
     errno = EAGAIN;
     return false;
@@ -182,7 +209,7 @@ inline bool enter(Attachment* attachment) {
 // Ends what `enter` began. The caller holds the lock.
 inline void leave(Attachment* attachment) {
     if (attachment->me < 0) return;
-    remove_participant(attachment->header, attachment->me);
+    while (!remove_participant(attachment->header, attachment->me)) {}
     if (attachment->header->n_participants > 1) {
         if (has_file(attachment)) let_place_go(attachment, attachment->me);
         let_description_go(attachment);

@@ -119,16 +119,15 @@ class Proportional : public Selector {
     void admit(const int64_t* slot, int64_t n, int64_t* scratch) override {
         for (int64_t i = 0; i < n; ++i) {
             const double given = priority[slot[i]];
-            if (given == 0) set_leaf(slot[i], 0);  // whatever alpha is
-            else if (given == header_->max_priority) set_leaf(slot[i], header_->max_mass);
-            else set_leaf(slot[i], std::pow(given, header_->alpha));
+            set_leaf(slot[i], given == 0 ? 0 : new_mass(slot[i], given));  // 0 whatever alpha is
             scratch[i] = slot[i];
         }
         recompute(tree_, scratch, n);
     }
     void retire(int64_t* slot, int64_t n) override {
         for (int64_t i = 0; i < n; ++i) {
-            priority[slot[i]] = 0;  // no transition any more: no later update gives it mass again
+            // no transition any more: no later update gives it mass again
+            store_relaxed(priority + slot[i], 0.0);  // [priority] see store
             set_leaf(slot[i], 0);
         }
         recompute(tree_, slot, n);
@@ -159,21 +158,40 @@ class Proportional : public Selector {
     void set_masses(const int64_t* slot, const double* mass, int64_t n) override {
         const double alpha = header_->alpha;
         for (int64_t i = 0; i < n; ++i) {
-            double& kept = priority[slot[i]];
+            double kept = priority[slot[i]];
             if (mass[i] == 0) kept = 0;
             else if (alpha == 0) kept = kept > 0 ? kept : header_->max_priority;
             else if (kept <= 0 || std::pow(kept, alpha) != mass[i])
                 kept = std::fmin(std::fmax(std::pow(mass[i], 1 / alpha), 5e-324), largest);
+            store_relaxed(priority + slot[i], kept);  // [priority] see store
             set_leaf(slot[i], mass[i]);
         }
     }
 
-    bool set_alpha(double alpha) override {
-        if (alpha == header_->alpha) return true;
+    void ask(double alpha) override {
+        if (alpha == header_->alpha) return;
         // first: who repairs the block after our death finishes what follows
         store_release(&header_->alpha, alpha);
-        derive();
-        return true;
+        renew_max_mass(header_);
+    }
+    void derive_masses(double alpha, const double* priority, double* mass, int64_t n, double*,
+                       double*) const override {
+        for (int64_t i = 0; i < n; ++i) {
+            if (mass[i] > 0) mass[i] = std::pow(priority[i], alpha);
+        }
+    }
+    // By `leaf` alone, for just the rows that have mass get another: no look at the generations,
+    // which are far apart.
+    void set_derived(int64_t first, int64_t end, const double* known, const double* mass) override {
+        if (first >= end) return;
+        for (int64_t slot = first; slot < end; ++slot) {
+            if (load_relaxed(leaf + slot) <= 0) continue;  // only changed under the lock
+            const double now = priority[slot];
+            const bool is_known =
+                known != nullptr && now == known[slot - first] && mass[slot - first] > 0;
+            set_leaf(slot, is_known ? mass[slot - first] : new_mass(slot, now));
+        }
+        recompute_run(tree_, first, end - 1);
     }
     void derive() override {
         renew_max_mass(header_);
@@ -182,6 +200,8 @@ class Proportional : public Selector {
             if (mass != load_relaxed(leaf + slot)) set_leaf(slot, mass);
         }
         recount();
+        // last: what is derived is what was asked for
+        store_release(&header_->sweep_done, header_->sweep_asked);
     }
     void forget() override {
         for (int64_t slot = 0; slot < header_->n_started; ++slot) set_leaf(slot, 0);
@@ -189,9 +209,15 @@ class Proportional : public Selector {
         store_relaxed(&header_->max_priority, 1.0);
         renew_max_mass(header_);
         forget_noise(header_);
+        store_relaxed(&header_->sweep_done, header_->sweep_asked);  // by no row
     }
 
   protected:
+    // The mass of a priority above 0 that a slot has just got.
+    virtual double new_mass(int64_t /*slot*/, double given) {
+        if (given == header_->max_priority) return header_->max_mass;
+        return std::pow(given, header_->alpha);
+    }
     // Stores a leaf; the sums above are the caller's.
     void set_leaf(int64_t slot, double mass) {
         const int64_t change = (mass > 0) - (load_relaxed(leaf + slot) > 0);
@@ -227,7 +253,9 @@ class Proportional : public Selector {
             store_relaxed(&header_->max_priority, given);
             renew_max_mass(header_);
         }
-        priority[slot] = given;
+        // [priority] relaxed: pairs with the copies that sweep.hpp makes without the lock. Under it,
+        // a priority that has changed since is seen, so a stale one does no harm.
+        store_relaxed(priority + slot, given);
     }
 
     Header* header_;

@@ -1,7 +1,8 @@
 // Selection by ranks: mass = rank ** -alpha, and the largest priority has rank 1 (Schaul et al.
 // 2016, section 3.3).
 //
-// A rank depends on all priorities. So masses are exact when all rows have been ranked. Until they
+// A rank depends on all priorities. So masses are exact when all rows have been ranked, which
+// sweep.hpp does beside. Until they
 // are ranked again, a new priority gets the mass of the place that it would have had then, and one
 // of several equal priorities the mean of their masses. Priorities at the top, where new rows come
 // in, take the ranks 1, 2, … in turn. A table of priorities at chosen ranks tells the place: it has
@@ -25,6 +26,16 @@ struct Ranking {
     double rank[kRanks];
     double mass[kRanks];      // rank ** -alpha
     double sum[kRanks];       // of the masses of all ranks up to this one
+    int64_t n_ahead;          // as n_on_top, of rows that a sweep has not come to yet
+};
+
+// A row that is being ranked.
+struct Contender {
+    double priority;
+    int64_t slot;
+    bool operator<(const Contender& other) const {
+        return priority != other.priority ? priority > other.priority : slot < other.slot;
+    }
 };
 
 // Which of two slots ranks first: the one of the larger priority, and of equal ones the lower one.
@@ -47,11 +58,11 @@ class Ranked final : public Proportional {
     void admit(const int64_t* slot, int64_t n, int64_t* scratch) override {
         for (int64_t i = 0; i < n; ++i) {
             const double given = priority[slot[i]];
-            set_leaf(slot[i], given == 0 ? 0 : take_place(given));
+            set_leaf(slot[i], given == 0 ? 0 : take_place(slot[i], given));
             scratch[i] = slot[i];
         }
         recompute(tree_, scratch, n);
-        rank_if_due(n);
+        table_->n_changed += n;
     }
     double prepare(const Handle* handle, const double*, double*, int64_t n) const override {
         for (int64_t i = 0; i < n; ++i) ask_for(handle[i].index);
@@ -63,46 +74,93 @@ class Ranked final : public Proportional {
         for (int64_t i = 0; i < n; ++i) store(slot[i], given[i]);
         std::sort(slot, slot + n, RanksBefore{priority});
         n = std::unique(slot, slot + n) - slot;
-        for (int64_t i = 0; i < n; ++i) set_leaf(slot[i], take_place(priority[slot[i]]));
+        for (int64_t i = 0; i < n; ++i) {
+            set_leaf(slot[i], take_place(slot[i], priority[slot[i]]));
+        }
         recompute(tree_, slot, n);
-        rank_if_due(n);
+        table_->n_changed += n;
     }
     // A mass does not tell the rank: the row keeps its priority, or gets the largest.
     void set_masses(const int64_t* slot, const double* mass, int64_t n) override {
         for (int64_t i = 0; i < n; ++i) {
-            double& kept = priority[slot[i]];
+            double kept = priority[slot[i]];
             if (mass[i] == 0) kept = 0;
             else if (kept <= 0) kept = header_->max_priority;
+            store_relaxed(priority + slot[i], kept);  // [priority] see Proportional::store
             set_leaf(slot[i], mass[i]);
         }
     }
 
-    bool set_alpha(double alpha) override { return alpha == header_->alpha || rank_all(alpha); }
-    bool rank() override { return rank_all(header_->alpha); }
-    // Without memory to rank the rows, their masses stay those of the ranks of the last time.
+    bool needs_all() const override { return true; }
+    // As many priorities have changed as there are: so ranks cost each change O(log n).
+    bool is_due() const override { return table_->n_changed >= header_->n_started; }
+    void ask(double alpha) override {
+        Proportional::ask(alpha);
+        table_->n_changed = 0;
+        table_->n_ahead = table_->n_on_top;
+    }
+    void derive_masses(double alpha, const double* priority, double* mass, int64_t n,
+                       double* ranking, double* scratch) const override {
+        auto* row = reinterpret_cast<Contender*>(scratch);
+        int64_t n_rows = 0;
+        for (int64_t slot = 0; slot < n; ++slot) {
+            if (mass[slot] > 0) row[n_rows++] = {priority[slot], slot};
+        }
+        std::sort(row, row + n_rows);
+        Ranking& table = *reinterpret_cast<Ranking*>(ranking);
+        table.n_changed = table.n_bounds = table.n_on_top = table.n_ahead = 0;
+        int64_t next = 1;
+        double sum = 0;
+        for (int64_t rank = 1; rank <= n_rows; ++rank) {
+            const double due = std::pow(static_cast<double>(rank), -alpha);
+            sum += due;
+            mass[row[rank - 1].slot] = due;
+            if ((rank == next || rank == n_rows) && table.n_bounds < kRanks) {
+                table.priority[table.n_bounds] = row[rank - 1].priority;
+                table.rank[table.n_bounds] = static_cast<double>(rank);
+                table.sum[table.n_bounds] = sum;
+                table.mass[table.n_bounds++] = due;
+                next = rank < 64 ? rank + 1 : rank + rank / 40;
+            }
+        }
+    }
+    void take_over(const double* ranking) override {
+        const int64_t n_changed = table_->n_changed;  // since it was asked for
+        *table_ = *reinterpret_cast<const Ranking*>(ranking);
+        table_->n_changed = n_changed;
+    }
+    // A row without mass that should have one takes a place, and the others keep theirs. What is
+    // asked for here, whoever comes next does, not under this hold of the lock.
     void derive() override {
+        store_relaxed(&header_->sweep_asked, header_->sweep_asked + 1);
+        header_->n_swept = 0;
+        table_->n_ahead = table_->n_on_top;
         for (int64_t slot = 0; slot < header_->n_started; ++slot) {
             const double before = load_relaxed(leaf + slot);  // only changed under the lock
             if (!may_have_mass(slot)) set_leaf(slot, 0);
-            else if (before <= 0) set_leaf(slot, take_place(priority[slot]));
+            else if (before <= 0) set_leaf(slot, take_place(slot, priority[slot]));
         }
         recount();
-        rank();
     }
     void forget() override {
         Proportional::forget();
-        table_->n_changed = table_->n_bounds = table_->n_on_top = 0;
+        table_->n_changed = table_->n_bounds = table_->n_on_top = table_->n_ahead = 0;
     }
 
   private:
+    double new_mass(int64_t slot, double given) override { return take_place(slot, given); }
+
     // The mass of the place that a new priority takes. The next one cannot have that place: so this
-    // is only for a priority that really is stored, and once.
-    double take_place(double given) {
+    // is only for a priority that really is stored, and once. A row that a sweep has yet to come to
+    // takes one for the meantime: the sweep gives it another.
+    double take_place(int64_t slot, double given) {
         const Ranking& table = *table_;
         const double* bound = table.priority;
         const int64_t n = table.n_bounds;
         if (n == 0 || given >= bound[0]) {
-            return std::pow(static_cast<double>(++table_->n_on_top), -header_->alpha);
+            const bool is_ahead = !is_settled(header_) && slot >= header_->n_swept;
+            const int64_t place = is_ahead ? ++table_->n_ahead : ++table_->n_on_top;
+            return std::pow(static_cast<double>(place), -header_->alpha);
         }
         const auto above = [](double b, double p) { return b > p; };
         const auto below = [](double p, double b) { return b < p; };
@@ -115,47 +173,6 @@ class Ranked final : public Proportional {
         }
         const double part = (bound[j - 1] - given) / (bound[j - 1] - bound[j]);
         return table.mass[j - 1] + part * (table.mass[j] - table.mass[j - 1]);
-    }
-
-    // Counts n changed priorities. When as many have changed as there are, all rows are ranked, so
-    // it costs each change O(log n). Without memory for it, the next change tries again.
-    void rank_if_due(int64_t n) {
-        table_->n_changed += n;
-        if (table_->n_changed >= header_->n_started) rank();
-    }
-
-    // Sets alpha and gives every row with mass that of its rank. Doing it twice does no harm. False
-    // means that there is no memory for it, and that nothing has changed.
-    bool rank_all(double alpha) {
-        const size_t room = std::max<int64_t>(header_->n_started, 1) * sizeof(int64_t);
-        auto* slot = static_cast<int64_t*>(std::malloc(room));
-        if (slot == nullptr) return false;
-        // first: who repairs the block after our death ranks all rows by it
-        store_release(&header_->alpha, alpha);
-        Ranking& table = *table_;
-        table.n_changed = table.n_on_top = table.n_bounds = 0;
-        int64_t n = 0;
-        double sum = 0;
-        for (int64_t i = 0; i < header_->n_started; ++i) {
-            if (load_relaxed(leaf + i) > 0) slot[n++] = i;  // rows without mass stay without
-        }
-        std::sort(slot, slot + n, RanksBefore{priority});
-        int64_t next = 1;
-        for (int64_t rank = 1; rank <= n; ++rank) {
-            const double mass = std::pow(static_cast<double>(rank), -alpha);
-            sum += mass;
-            set_leaf(slot[rank - 1], mass);
-            if ((rank == next || rank == n) && table.n_bounds < kRanks) {
-                table.priority[table.n_bounds] = priority[slot[rank - 1]];
-                table.rank[table.n_bounds] = static_cast<double>(rank);
-                table.sum[table.n_bounds] = sum;
-                table.mass[table.n_bounds++] = mass;
-                next = rank < 64 ? rank + 1 : rank + rank / 40;
-            }
-        }
-        std::free(slot);
-        rebuild(tree_);
-        return true;
     }
 
     Ranking* table_;

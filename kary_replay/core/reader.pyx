@@ -128,6 +128,7 @@ cdef class Reader:
             arrays["handle"] = array = _empty(1, dims, HANDLE)
             batch.handle = <Handle*>cnp.PyArray_DATA(array)
             with nogil:
+                self.slots.settle()
                 if given == NULL:
                     outcome = self.read_batch(&batch, &rest)
                 else:

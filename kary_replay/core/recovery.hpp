@@ -31,11 +31,12 @@ inline void reset(Header* header, Selector* selector) {
 // Counts anew what follows from generations, and who is writing how many slots.
 inline void recount(Header* header) {
     Participant* all = participants_of(header);
-    int64_t n_published = 0, n_writing = 0, n_paused = 0;
+    int64_t n_published = 0, n_writing = 0, n_paused = 0, n_sweeping = 0;
     for (int64_t id = 0; id < header->n_participants; ++id) {
         if (!all[id].is_present) all[id] = Participant{};  // half removed
         all[id].n_writing = 0;
         n_paused += all[id].n_paused;
+        n_sweeping += all[id].n_sweeping;
     }
     for (int64_t i = 0; i < header->n_started; ++i) {
         const uint64_t generation = load_relaxed(generation_of(header, i));
@@ -50,11 +51,12 @@ inline void recount(Header* header) {
     store_relaxed(&header->n_published, n_published);
     store_relaxed(&header->n_writing, n_writing);
     store_relaxed(&header->n_paused, n_paused);
+    header->n_sweeping = n_sweeping;
 }
 
 // Makes the block whole again after the death of the lock's holder; we have it now.
 inline void repair(Header* header) {
-    header->buried_at = 0;  // whoever waits for the dead one's slots looks at once
+    store_relaxed(&header->buried_at, int64_t{0});  // whoever waits for the dead one's slots looks at once
     if (header->layout.selection == kNoSelection) return;  // a tree alone
     SelectorSpace space;
     Selector* selector = make_selector(header, &space);

@@ -78,14 +78,30 @@ class Selector {
     // stand for. The sums above are the caller's.
     virtual void set_masses(const int64_t*, const double* /*mass*/, int64_t) {}
 
+    // ---------------------------------------- new masses for all rows, in pieces; see sweep.hpp
+
+    // Whether a row's mass depends on the priorities of all.
+    virtual bool needs_all() const { return false; }
+    // Whether so many priorities have changed that all rows should get new masses.
+    virtual bool is_due() const { return false; }
+    // Sets the exponent of new masses. The caller holds the lock.
+    virtual void ask(double /*alpha*/) {}
+    // Computes the masses of n rows, or of all where they depend on each other, from copies: no
+    // lock. `mass` tells by a number above 0 which slots have a row, and gets the masses; `ranking`
+    // becomes a table of ranks; `scratch` has room for 2 n numbers.
+    virtual void derive_masses(double /*alpha*/, const double* /*priority*/, double* /*mass*/,
+                               int64_t, double* /*ranking*/, double* /*scratch*/) const {}
+    // Takes a table of ranks that derive_masses made. The caller holds the lock.
+    virtual void take_over(const double* /*ranking*/) {}
+    // Sets the masses that were computed for these priorities, of the slots first … end - 1; a row
+    // that has another priority by now gets that one's. The caller holds the lock.
+    virtual void set_derived(int64_t /*first*/, int64_t /*end*/, const double* /*priority*/,
+                             const double* /*mass*/) {}
+
     // --------------------------------------------------- all rows at once, by a holder of the lock
 
-    // Sets the exponent, and the mass of every row. False, and nothing changed: no memory.
-    virtual bool set_alpha(double) { return true; }
-    // Ranks all rows anew, where masses go by ranks. False, and nothing changed: no memory.
-    virtual bool rank() { return true; }
     // Derives everything from the priorities, alpha and the generations, after a holder of the lock
-    // died. Doing it twice does no harm.
+    // died; where masses go by ranks, all but those, for which it asks. Doing it twice does no harm.
     virtual void derive() {}
     // Forgets all rows. Doing it twice does no harm.
     virtual void forget() {}

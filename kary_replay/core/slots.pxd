@@ -54,8 +54,11 @@ cdef extern from "selectors.hpp" namespace "kary" nogil:
         void update(
             int64_t* slot, const double* priority, double* mass, int64_t n, double alpha
         )
-        bint set_alpha(double alpha)
-        bint rank()
+        bint needs_all()
+        void derive_masses(
+            double alpha, const double* priority, double* mass, int64_t n, double* ranking,
+            double* scratch,
+        )
 
     cppclass SelectorSpace:
         pass
@@ -86,6 +89,7 @@ cdef class Slots:
     cdef int n_fields
     cdef list names
     cdef list fields
+    cdef readonly int64_t swept              # rows that a sweep gives masses in one hold
 
     cdef int check_layout(self, const Layout* layout) except -1
     cdef object bytes_of(self, int64_t n)
@@ -94,6 +98,8 @@ cdef class Slots:
     cdef void publish(
         self, const int64_t* slot, int64_t n, const double* priority, int64_t* scratch
     ) noexcept nogil
+    cdef bint sweep(self, const double* alpha, bint if_needed) noexcept nogil
+    cdef void settle(self) noexcept nogil
     cdef void retire(self, const Handle* handle, int64_t n, int64_t* scratch) noexcept nogil
     cdef bint is_idle(self) noexcept nogil
     cdef bint holds_no_row(self, int64_t slot, bint with_mass) noexcept nogil

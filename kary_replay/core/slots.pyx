@@ -22,8 +22,8 @@ from . import shared_memory
 from ..errors import AttachError
 
 from .block cimport (
-    Block, Handle, Header, Layout, Noise, acquire, bury, generation_of, head_nbytes, is_published,
-    is_vacant, load_relaxed, participants_of, pause, published, release, resume, store_relaxed,
+    Block, Handle, Header, Layout, Noise, Participant, acquire, bury, generation_of, head_nbytes, is_published,
+    is_settled, is_vacant, load_relaxed, participants_of, pause, published, release, resume, store_relaxed,
     store_release, written_by,
 )
 from .sum_tree cimport SumTree
@@ -45,6 +45,15 @@ cdef extern from "selectors.hpp" namespace "kary" nogil:
 cdef extern from "noise.hpp" namespace "kary" nogil:
     void forget_noise(Header* header)
     double least_noise(const Noise& noise)
+
+cdef extern from "sweep.hpp" namespace "kary" nogil:
+    const int64_t kSwept
+    bint needs_sweep(const Attachment* attachment, const Selector* selector)
+    bint seems_abandoned(const Attachment* attachment)
+    bint sweep(
+        const Attachment* attachment, Selector* selector, const double* alpha, bint if_needed,
+        int64_t piece,
+    )
 
 cdef extern from "recovery.hpp" namespace "kary" nogil:
     void reset(Header* header, Selector* selector)
@@ -88,6 +97,7 @@ cdef class Slots:
         self.capacity = capacity
         self.names = names
         self.fields = fields
+        self.swept = kSwept
         self._place_fields()
         if self.capacity > MAX_NBYTES // self.row_nbytes:
             tebibytes = self.capacity * self.row_nbytes / 2**40
@@ -253,17 +263,18 @@ cdef class Slots:
     cdef int64_t reserve(self, int64_t* slot, int64_t n, int64_t* scratch) noexcept nogil:
         """Make up to n slots ours, in ring order; return how many could be had."""
         cdef Header* header = self.header
-        cdef int64_t taken = 0, n_lost = 0, me, _seen, at, i
+        cdef Participant* us
+        cdef int64_t taken = 0, n_lost = 0, n_seen = 0, me, at, i
         cdef uint64_t generation
         cdef bint blocked
         acquire(header)
         me = self.attachment.me
+        us = participants_of(header) + me
         blocked = header.n_paused > 0
         if not blocked:
             at = header.position
-            for _seen in range(self.capacity):
-                if taken == n:
-                    break
+            while taken < n and n_seen < self.capacity:
+                n_seen += 1
                 # only changed under the lock, which we hold
                 generation = load_relaxed(generation_of(header, at))
                 if generation & 1 == 0 or is_vacant(generation):
@@ -276,6 +287,11 @@ cdef class Slots:
                 if at == self.capacity:
                     at = 0
             self.selector.vacate(slot, taken, scratch)
+            # before the generations, as block.hpp says
+            if us.n_writing == 0:
+                us.first_written = header.position
+                us.n_passed = 0
+            us.n_passed = min(us.n_passed + n_seen, self.capacity)
             for i in range(taken):
                 # before the generation: who repairs the block looks at so many
                 if slot[i] >= header.n_started:
@@ -286,7 +302,7 @@ cdef class Slots:
                 store_release(generation_of(header, slot[i]), generation)
             header.position = at
             store_relaxed(&header.n_published, header.n_published - n_lost)
-            participants_of(header)[me].n_writing += taken
+            us.n_writing += taken
             store_relaxed(&header.n_writing, header.n_writing + taken)
         if blocked:
             bury(self.attachment, False)
@@ -304,6 +320,7 @@ cdef class Slots:
         cdef Header* header = self.header
         cdef uint64_t generation
         cdef int64_t i
+        cdef bint is_due
         acquire(header)
         # before the generations: a row that others find published has its own priority
         self.selector.store_priorities(slot, n, priority)
@@ -318,7 +335,19 @@ cdef class Slots:
         store_relaxed(&header.n_published, header.n_published + n)
         participants_of(header)[self.attachment.me].n_writing -= n
         store_relaxed(&header.n_writing, header.n_writing - n)
+        is_due = needs_sweep(self.attachment, self.selector)
         release(header)
+        if is_due:
+            self.sweep(NULL, True)  # without memory for it, the next change tries again
+
+    cdef bint sweep(self, const double* alpha, bint if_needed) noexcept nogil:
+        """Give all rows new masses, as sweep.hpp says; False if there is no memory for it."""
+        return sweep(self.attachment, self.selector, alpha, if_needed, self.swept)
+
+    cdef void settle(self) noexcept nogil:
+        """Finish what somebody left who died while giving all rows new masses."""
+        if not is_settled(self.header) and seems_abandoned(self.attachment):
+            self.sweep(NULL, True)
 
     cdef void retire(self, const Handle* handle, int64_t n, int64_t* scratch) noexcept nogil:
         """Take rows out of the draws for good, where their handles are current."""
@@ -339,10 +368,10 @@ cdef class Slots:
         """Give every row the mass of its rank now; without ranks, do nothing."""
         cdef bint there_was_memory
         self.block.enter()
+        if not self.selector.needs_all():
+            return
         with nogil:
-            acquire(self.header)
-            there_was_memory = self.selector.rank()
-            release(self.header)
+            there_was_memory = self.sweep(NULL, False)
         if not there_was_memory:
             raise MemoryError("no memory to rank the rows; their masses stay as they were")
 
@@ -351,9 +380,7 @@ cdef class Slots:
         cdef bint there_was_memory
         self.block.enter()
         with nogil:
-            acquire(self.header)
-            there_was_memory = self.selector.set_alpha(alpha)
-            release(self.header)
+            there_was_memory = self.sweep(&alpha, False)
         if not there_was_memory:
             raise MemoryError(
                 "no memory to rank the rows; alpha and their masses stay as they were"

@@ -15,8 +15,9 @@ cimport numpy as cnp
 from ..validation import as_count, as_fraction, as_real
 
 from .block cimport (
-    Header, Noise, generation_of, is_published, is_vacant, kCount, load_acquire, load_relaxed,
-    pause, read_field, renew_max_mass, resume, store_relaxed, store_release, vacated,
+    Header, Noise, generation_of, is_published, is_settled, is_vacant, kCount, load_acquire,
+    load_relaxed, pause, read_field, renew_max_mass, resume, store_relaxed, store_release,
+    vacated,
 )
 from .slots cimport Selector, Slots
 
@@ -85,6 +86,7 @@ def snapshot(Slots slots, known=None):
     cdef int64_t n_touched = 0, n_started = 0, position = 0, n_added = 0
     cdef uint64_t n_sampled = 0, random_counter = 0
     cdef double alpha = 0, max_priority = 0
+    cdef bint is_whole = True
     cdef Noise noise
     cdef int64_t* slot
     cdef char* to
@@ -106,6 +108,7 @@ def snapshot(Slots slots, known=None):
             n_touched, n_started = header.n_touched, header.n_started
             position, n_added = header.position, header.n_added
             alpha, max_priority, noise = header.alpha, header.max_priority, header.noise
+            is_whole = is_settled(header)
             n_sampled = load_relaxed(&header.n_sampled)
             random_counter = load_relaxed(&header.random_counter)
             n_changed = 0
@@ -123,6 +126,9 @@ def snapshot(Slots slots, known=None):
             resume(slots.attachment)
         if n_changed <= room and n_started <= n_leaves:
             break
+    if not is_whole:  # masses as they will be
+        scratch = np.empty(2 * n_started)
+        _derive(selector, alpha, priorities, masses, n_started, ranking, scratch)
     return {
         "row_nbytes": nbytes,
         "n_touched": n_touched,
@@ -140,6 +146,19 @@ def snapshot(Slots slots, known=None):
         "n_sampled": n_sampled,
         "random": (header.random_key[0], header.random_key[1], random_counter),
     }
+
+
+cdef void _derive(
+    Selector* selector, double alpha, cnp.ndarray priorities, cnp.ndarray masses, int64_t n,
+    cnp.ndarray ranking, cnp.ndarray scratch,
+) noexcept:
+    """Give n copied rows with mass those that a sweep (sweep.hpp) would give them."""
+    cdef const double* priority = <const double*>cnp.PyArray_DATA(priorities)
+    cdef double* mass = <double*>cnp.PyArray_DATA(masses)
+    cdef double* ranks = <double*>cnp.PyArray_DATA(ranking)
+    cdef double* rest = <double*>cnp.PyArray_DATA(scratch)
+    with nogil:
+        selector.derive_masses(alpha, priority, mass, n, ranks, rest)
 
 
 cdef void _copy(cnp.ndarray into, const double* numbers, int64_t n) noexcept nogil:

@@ -271,6 +271,18 @@ void recompute(const Tree& tree, int64_t* node, int64_t n) {
     }
 }
 
+// Recomputes every ancestor of the leaves first … last. The caller holds the lock.
+template <int K>
+void recompute_run(const Tree& tree, int64_t first, int64_t last) {
+    for (int l = tree.n_levels - 2; l >= 0; --l) {
+        first /= K;
+        last /= K;
+        for (int64_t i = first; i <= last; ++i) {
+            recompute_node<K>(tree.level[l], tree.level[l + 1], i);
+        }
+    }
+}
+
 // Recomputes every inner node.
 template <int K>
 void rebuild(const Tree& tree) {
@@ -297,6 +309,9 @@ inline void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n, 
 }
 inline void recompute(const Tree& tree, int64_t* node, int64_t n) {
     KARY_FOR_ARITY(recompute<K>(tree, node, n))
+}
+inline void recompute_run(const Tree& tree, int64_t first, int64_t last) {
+    KARY_FOR_ARITY(recompute_run<K>(tree, first, last))
 }
 inline void rebuild(const Tree& tree) { KARY_FOR_ARITY(rebuild<K>(tree)) }
 inline int64_t last_with_mass(const Tree& tree, int64_t leaf) {

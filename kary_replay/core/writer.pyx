@@ -19,12 +19,15 @@ from ..types import HANDLE_DTYPE
 from ..validation import as_array, as_float64
 
 from .block cimport (
-    Handle, Header, acquire, generation_of, is_published, load_relaxed, published, release,
+    Attachment, Handle, Header, acquire, generation_of, is_published, load_relaxed, published, release,
     sched_yield, write_field,
 )
 from .slots cimport Place, Selector, Slots
 
 cnp.import_array()
+
+cdef extern from "sweep.hpp" namespace "kary" nogil:
+    bint needs_sweep(const Attachment* attachment, const Selector* selector)
 
 cdef enum:
     # Rows that are reserved together, which a death in the middle of the copy costs.
@@ -248,6 +251,7 @@ cdef class Writer:
         cdef Selector* selector = self.slots.selector
         cdef double alpha = selector.prepare(handle, priority, mass, n)
         cdef int64_t i, index, n_current = 0
+        cdef bint is_due
         acquire(header)
         for i in range(n):
             # Generations change only under the lock, so this one cannot move on before the mass is
@@ -265,5 +269,8 @@ cdef class Writer:
                 n_current += 1
         if n_current > 0:
             selector.update(slot, priority, mass, n_current, alpha)
+        is_due = needs_sweep(self.slots.attachment, selector)
         release(header)
+        if is_due:
+            self.slots.sweep(NULL, True)  # without memory for it, the next change tries again
         return n_current
