@@ -70,6 +70,7 @@ struct Header {
     // any recent value will do.
     alignas(64) int64_t position;  // the slot to reserve next
     int64_t n_published;           // * rows that can be sampled
+    int64_t n_passed;              // ring steps ever made by position; a reset counts as a whole lap
     int64_t n_writing;             // * slots reserved and not yet published
     int64_t n_started;             // * slots ever reserved since the last reset: 0 … n_started - 1
     int64_t n_touched;             // * the same, resets notwithstanding: generations that are not 0

@@ -38,6 +38,7 @@ cdef extern from "block.hpp" namespace "kary" nogil:
         int64_t n_participants
         uint64_t pid_namespace
         int64_t position
+        int64_t n_passed
         int64_t n_published
         int64_t n_with_mass
         int64_t n_writing

@@ -14,6 +14,7 @@ namespace kary {
 // Forgets all rows; nobody is writing one. Doing it twice does no harm.
 inline void reset(Header* header, Selector* selector) {
     store_release(&header->is_resetting, int64_t{1});
+    header->n_passed += header->layout.capacity;  // before the generations, as in Slots.reserve
     selector->forget();
     for (int64_t i = 0; i < header->n_started; ++i) {
         // [publish-slot] release: pairs with the acquire in Reader.read_rows (reader.pyx). Vacant,

@@ -22,9 +22,9 @@ from . import shared_memory
 from ..errors import AttachError
 
 from .block cimport (
-    Block, Handle, Header, Layout, Noise, Participant, acquire, bury, generation_of, head_nbytes, is_published,
-    is_settled, is_vacant, load_relaxed, participants_of, pause, published, release, resume, store_relaxed,
-    store_release, written_by,
+    Block, Handle, Header, Layout, Noise, Participant, acquire, bury, generation_of, head_nbytes,
+    is_published, is_settled, is_vacant, load_relaxed, participants_of, pause, published, release,
+    resume, store_relaxed, store_release, written_by,
 )
 from .sum_tree cimport SumTree
 
@@ -287,7 +287,9 @@ cdef class Slots:
                 if at == self.capacity:
                     at = 0
             self.selector.vacate(slot, taken, scratch)
-            # before the generations, as block.hpp says
+            # before the generations: a snapshot looks for changed ones by the first, and who
+            # buries us by the others
+            header.n_passed += n_seen
             if us.n_writing == 0:
                 us.first_written = header.position
                 us.n_passed = 0

@@ -15,9 +15,9 @@ cimport numpy as cnp
 from ..validation import as_count, as_fraction, as_real
 
 from .block cimport (
-    Header, Noise, generation_of, is_published, is_settled, is_vacant, kCount, load_acquire,
-    load_relaxed, pause, read_field, renew_max_mass, resume, store_relaxed, store_release,
-    vacated,
+    Header, Noise, acquire, generation_of, is_published, is_settled, is_vacant, kCount,
+    load_acquire, load_relaxed, pause, read_field, release, renew_max_mass, resume, store_relaxed,
+    store_release, vacated,
 )
 from .slots cimport Selector, Slots
 
@@ -57,17 +57,81 @@ def copy_rows(Slots slots, int64_t first, cnp.ndarray into):
 
 
 def changed(Slots slots, const uint64_t[::1] copied):
-    """Return the slots, ascending, of rows whose generations are not these: int64.
+    """Return the slots, ascending, of rows whose generations are not these, or that are written.
 
-    It is of some recent moment, and nobody waits for it.
+    int64. It is of some recent moment, and nobody waits for it.
     """
     cdef int64_t n_touched = load_relaxed(&slots.header.n_touched), i
     cdef cnp.ndarray differs = np.ones(n_touched, np.bool_)
     cdef char* differ = <char*>cnp.PyArray_DATA(differs)
+    cdef uint64_t generation
     with nogil:
         for i in range(min(n_touched, <int64_t>copied.shape[0])):
-            differ[i] = copied[i] != load_relaxed(generation_of(slots.header, i))
+            generation = load_relaxed(generation_of(slots.header, i))
+            differ[i] = copied[i] != generation or not _is_whole(generation)
     return np.flatnonzero(differs)
+
+
+cdef bint _is_whole(uint64_t generation) noexcept nogil:
+    """Whether nobody is writing the row: only who reserves the slot, or a reset, changes it."""
+    return generation & 1 == 0 or is_vacant(generation)
+
+
+# What has changed since, is in the slots that `position` has passed since, and in those that were
+# being written.
+cdef struct Moment:
+    int64_t position
+    int64_t n_passed
+
+
+cdef Moment _now(Slots slots) noexcept nogil:
+    cdef Moment now
+    acquire(slots.header)
+    now.position, now.n_passed = slots.header.position, slots.header.n_passed
+    release(slots.header)
+    return now
+
+
+cdef _passed(Slots slots, Moment since, Moment now, const uint64_t[::1] copied):
+    """Return the slots that were reserved between two moments, or that changed, if these are all.
+
+    ``copied``: the generations in the copy.
+    """
+    cdef int64_t n = now.n_passed - since.n_passed
+    if n >= slots.capacity:
+        return changed(slots, copied)
+    return (since.position + np.arange(n)) % slots.capacity
+
+
+cdef _copy_again(Slots slots, const int64_t[::1] which, uint64_t[::1] copied, cnp.ndarray into):
+    """Copy the rows of some slots without a lock; return the slots that were being written.
+
+    The generations of the others go into ``copied``.
+    """
+    cdef Py_ssize_t nbytes = slots.row_nbytes
+    cdef char* to = <char*>cnp.PyArray_DATA(into)
+    cdef cnp.ndarray torn = np.zeros(len(which), np.bool_)
+    cdef char* is_torn = <char*>cnp.PyArray_DATA(torn)
+    cdef uint64_t* row
+    cdef uint64_t generation
+    cdef int64_t i
+    with nogil:
+        for i in range(which.shape[0]):
+            row = generation_of(slots.header, which[i])
+            # [publish-slot] acquire: pairs with the release in Slots.publish (slots.pyx)
+            (<uint64_t*>to)[0] = load_acquire(row)
+            read_field(<char*>row, to + 8, 8, nbytes - 8)
+            # [reserve-slot] relaxed: the acquires of read_word (atomic.hpp) keep it behind them
+            generation = (<uint64_t*>to)[0]
+            is_torn[i] = not _is_whole(generation) or load_relaxed(row) != generation
+            copied[which[i]] = 0 if is_torn[i] else generation
+            to += nbytes
+    return np.asarray(which)[torn]
+
+
+cdef enum:
+    CUT_NBYTES = 1 << 18  # of rows, that may be copied while writers wait
+    MAX_LOOKS = 16        # for rows that have changed, before writers have to wait for the rest
 
 
 def snapshot(Slots slots, known=None):
@@ -75,65 +139,87 @@ def snapshot(Slots slots, known=None):
 
     ``known`` spares the rows that the caller has copied before: uint64 [n], the generations of rows
     0 … n - 1 in that copy. Then "rows" has only the others, in the order of "changed", their slots.
+
+    Rows are copied without a lock, and those that were written meanwhile are copied again, until
+    they are few. Writers wait for the last ones, and for a copy of all masses and priorities.
     """
     cdef Header* header = slots.header
     cdef Selector* selector = slots.selector
     cdef Py_ssize_t nbytes = slots.row_nbytes
-    cdef cnp.ndarray rows, which
+    cdef cnp.ndarray rows, which, again
     cdef cnp.ndarray masses = None, priorities = None, ranking = None
-    cdef const uint64_t[::1] copied = np.zeros(0, np.uint64) if known is None else known
-    cdef int64_t n_copied = len(copied), n_changed = 0, room = 0, n_leaves = 0, i
+    cdef uint64_t[::1] copied = np.zeros(slots.capacity, np.uint64)
+    cdef int64_t n_changed = 0, room = 0, n_leaves = 0, n_before, n_again
     cdef int64_t n_touched = 0, n_started = 0, position = 0, n_added = 0
     cdef uint64_t n_sampled = 0, random_counter = 0
     cdef double alpha = 0, max_priority = 0
-    cdef bint is_whole = True
+    cdef bint is_whole = True, is_cut = False
     cdef Noise noise
-    cdef int64_t* slot
-    cdef char* to
+    cdef Moment since, now
+    cdef list parts = []
     slots.block.enter()
-    while True:
-        # Room first, lock after: an allocation may run a finalizer that wants the lock.
-        room = max(len(changed(slots, copied)), n_changed)
-        room += room // 8 if n_copied else 0
-        rows = np.empty(room * nbytes, np.uint8)
-        which = np.empty(room, np.int64)
+    if known is not None:
+        np.asarray(copied)[: len(known)] = known
+    with nogil:
+        since = _now(slots)
+    again = changed(slots, copied)
+    n_before = len(again)
+    while not is_cut:
+        is_patient = len(parts) < MAX_LOOKS
+        while is_patient and len(again) * nbytes > CUT_NBYTES:
+            rows = np.empty(len(again) * nbytes, np.uint8)
+            parts.append((again, rows))
+            with nogil:
+                now = _now(slots)
+            torn = _copy_again(slots, again, copied, rows)
+            again = np.union1d(torn, _passed(slots, since, now, copied))
+            since = now
+            is_patient = len(parts) < MAX_LOOKS and (len(parts) < 2 or len(again) < n_before)
+            n_before = len(again)
+        # Room first, lock after: an allocation may run a finalizer that wants the lock. All of it
+        # is touched, for the system gives memory only then.
         n_leaves = load_relaxed(&header.n_touched)
+        n_leaves = min(slots.capacity, n_leaves + n_leaves // 8 + 1024)
+        room = min(n_leaves, len(again) + CUT_NBYTES // nbytes + 64) if is_patient else n_leaves
+        rows, which = np.empty(room * nbytes, np.uint8), np.zeros(room, np.int64)
+        if is_patient:
+            rows.fill(0)
         masses = np.empty(n_leaves if selector.leaf != NULL else 0)
-        priorities = np.empty_like(masses)
-        ranking = np.empty(selector.n_ranking)
-        slot, to = <int64_t*>cnp.PyArray_DATA(which), <char*>cnp.PyArray_DATA(rows)
+        masses.fill(0)
+        priorities, ranking = masses.copy(), np.zeros(selector.n_ranking)
+        n_again = len(again)
         with nogil:
             pause(slots.attachment)
             # One by one: some of these numbers others change without the lock.
             n_touched, n_started = header.n_touched, header.n_started
-            position, n_added = header.position, header.n_added
-            alpha, max_priority, noise = header.alpha, header.max_priority, header.noise
-            is_whole = is_settled(header)
-            n_sampled = load_relaxed(&header.n_sampled)
-            random_counter = load_relaxed(&header.random_counter)
-            n_changed = 0
-            for i in range(n_touched):
-                if i < n_copied and copied[i] == load_relaxed(generation_of(slots.header, i)):
-                    continue
-                if n_changed < room:
-                    memcpy(to + n_changed * nbytes, generation_of(slots.header, i), nbytes)
-                    slot[n_changed] = i
-                n_changed += 1
-            if n_started <= n_leaves:
+            now.position, now.n_passed = header.position, header.n_passed
+            is_cut = n_touched <= n_leaves and (
+                room == n_leaves or n_again + now.n_passed - since.n_passed <= room
+            )
+            if is_cut:
+                position, n_added = header.position, header.n_added
+                alpha, max_priority, noise = header.alpha, header.max_priority, header.noise
+                is_whole = is_settled(header)
+                n_sampled = load_relaxed(&header.n_sampled)
+                random_counter = load_relaxed(&header.random_counter)
+                n_changed = _copy_last(slots, again, since, copied, which, rows)
                 _copy(masses, selector.leaf, n_started)
                 _copy(priorities, selector.priority, n_started)
                 _copy(ranking, selector.ranking, selector.n_ranking)
             resume(slots.attachment)
-        if n_changed <= room and n_started <= n_leaves:
-            break
+        if not is_cut:
+            again = np.union1d(again, _passed(slots, since, now, copied))
+            since = now
+    parts.append((which[:n_changed], rows[: n_changed * nbytes]))
+    which, rows = _merged(parts, nbytes, n_touched)
     if not is_whole:  # masses as they will be
         scratch = np.empty(2 * n_started)
         _derive(selector, alpha, priorities, masses, n_started, ranking, scratch)
     return {
         "row_nbytes": nbytes,
         "n_touched": n_touched,
-        "rows": rows[: n_changed * nbytes],
-        "changed": which[:n_changed],
+        "rows": rows,
+        "changed": which,
         "mass": None if selector.leaf == NULL else masses[:n_started],
         "priority": None if selector.priority == NULL else priorities[:n_started],
         "ranking": None if selector.ranking == NULL else ranking,
@@ -146,6 +232,50 @@ def snapshot(Slots slots, known=None):
         "n_sampled": n_sampled,
         "random": (header.random_key[0], header.random_key[1], random_counter),
     }
+
+
+cdef int64_t _copy_last(
+    Slots slots, cnp.ndarray again, Moment since, uint64_t[::1] copied, cnp.ndarray which,
+    cnp.ndarray into,
+) noexcept nogil:
+    """Copy the rows of ``again``, and those reserved since, where they changed; return how many.
+
+    The caller holds the lock, and nobody is writing. There is room for all of them.
+    """
+    cdef Header* header = slots.header
+    cdef Py_ssize_t nbytes = slots.row_nbytes
+    cdef const int64_t* given = <const int64_t*>cnp.PyArray_DATA(again)
+    cdef int64_t* slot = <int64_t*>cnp.PyArray_DATA(which)
+    cdef char* to = <char*>cnp.PyArray_DATA(into)
+    cdef int64_t n_given = cnp.PyArray_SIZE(again), n = 0, at, i
+    cdef int64_t n_passed = header.n_passed - since.n_passed
+    if n_passed >= slots.capacity:  # all of them
+        n_given, n_passed, since.position = 0, header.n_touched, 0
+    for i in range(n_given + n_passed):
+        at = given[i] if i < n_given else (since.position + i - n_given) % slots.capacity
+        if at >= header.n_touched or copied[at] == load_relaxed(generation_of(header, at)):
+            continue
+        slot[n] = at
+        memcpy(to + n * nbytes, generation_of(header, at), nbytes)
+        copied[at] = load_relaxed(generation_of(header, at))
+        n += 1
+    return n
+
+
+cdef _merged(list parts, Py_ssize_t nbytes, int64_t n_touched):
+    """Return the slots of parts, ascending, and their rows, of the last part that has them."""
+    slots, rows = parts[0]
+    which = np.unique(np.concatenate([slots for slots, _ in parts]))
+    which = which[which < n_touched]
+    if not np.array_equal(which, slots):
+        rows = np.empty(len(which) * nbytes, np.uint8)
+    table = rows.reshape(len(which), nbytes)
+    for slots, part in parts:
+        if part is not rows:
+            is_there = slots < n_touched
+            place = np.searchsorted(which, slots[is_there])
+            table[place] = part.reshape(len(slots), nbytes)[is_there]
+    return which, rows
 
 
 cdef void _derive(

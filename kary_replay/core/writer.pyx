@@ -19,8 +19,8 @@ from ..types import HANDLE_DTYPE
 from ..validation import as_array, as_float64
 
 from .block cimport (
-    Attachment, Handle, Header, acquire, generation_of, is_published, load_relaxed, published, release,
-    sched_yield, write_field,
+    Attachment, Handle, Header, acquire, generation_of, is_published, load_relaxed, published,
+    release, sched_yield, write_field,
 )
 from .slots cimport Place, Selector, Slots
 
