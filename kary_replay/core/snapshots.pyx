@@ -130,8 +130,9 @@ cdef _copy_again(Slots slots, const int64_t[::1] which, uint64_t[::1] copied, cn
 
 
 cdef enum:
-    CUT_NBYTES = 1 << 18  # of rows, that may be copied while writers wait
-    MAX_LOOKS = 16        # for rows that have changed, before writers have to wait for the rest
+    CUT_NBYTES = 1 << 19   # of rows, that may be copied while writers wait
+    MANY_NBYTES = 1 << 24  # of rows, that are copied again only while they become fewer
+    MAX_LOOKS = 16         # for rows that have changed, before writers have to wait for the rest
 
 
 def snapshot(Slots slots, known=None):
@@ -149,7 +150,7 @@ def snapshot(Slots slots, known=None):
     cdef cnp.ndarray rows, which, again
     cdef cnp.ndarray masses = None, priorities = None, ranking = None
     cdef uint64_t[::1] copied = np.zeros(slots.capacity, np.uint64)
-    cdef int64_t n_changed = 0, room = 0, n_leaves = 0, n_before, n_again
+    cdef int64_t n_changed = 0, room = 0, n_leaves = -1, n_before, n_again
     cdef int64_t n_touched = 0, n_started = 0, position = 0, n_added = 0
     cdef uint64_t n_sampled = 0, random_counter = 0
     cdef double alpha = 0, max_priority = 0
@@ -163,30 +164,32 @@ def snapshot(Slots slots, known=None):
     with nogil:
         since = _now(slots)
     again = changed(slots, copied)
-    n_before = len(again)
     while not is_cut:
+        if load_relaxed(&header.n_touched) > n_leaves:
+            # Room first, lock after: an allocation may run a finalizer that wants the lock. And all
+            # of it is touched, for the system gives memory only then.
+            n_leaves = load_relaxed(&header.n_touched)
+            n_leaves = min(slots.capacity, n_leaves + n_leaves // 8 + 1024)
+            masses = np.empty(n_leaves if selector.leaf != NULL else 0)
+            masses.fill(0)
+            priorities, ranking = masses.copy(), np.zeros(selector.n_ranking)
         is_patient = len(parts) < MAX_LOOKS
-        while is_patient and len(again) * nbytes > CUT_NBYTES:
-            rows = np.empty(len(again) * nbytes, np.uint8)
+        while is_patient and len(again) * nbytes > CUT_NBYTES // 2:
+            n_before = len(again)
+            rows = np.empty(n_before * nbytes, np.uint8)
             parts.append((again, rows))
             with nogil:
                 now = _now(slots)
             torn = _copy_again(slots, again, copied, rows)
             again = np.union1d(torn, _passed(slots, since, now, copied))
             since = now
-            is_patient = len(parts) < MAX_LOOKS and (len(parts) < 2 or len(again) < n_before)
-            n_before = len(again)
-        # Room first, lock after: an allocation may run a finalizer that wants the lock. All of it
-        # is touched, for the system gives memory only then.
-        n_leaves = load_relaxed(&header.n_touched)
-        n_leaves = min(slots.capacity, n_leaves + n_leaves // 8 + 1024)
-        room = min(n_leaves, len(again) + CUT_NBYTES // nbytes + 64) if is_patient else n_leaves
+            is_patient = len(parts) < MAX_LOOKS and (
+                len(again) * nbytes <= MANY_NBYTES or len(again) < n_before
+            )
+        room = len(again) + CUT_NBYTES // nbytes + 64 if is_patient else n_leaves
+        room = min(room, n_leaves)
         rows, which = np.empty(room * nbytes, np.uint8), np.zeros(room, np.int64)
-        if is_patient:
-            rows.fill(0)
-        masses = np.empty(n_leaves if selector.leaf != NULL else 0)
-        masses.fill(0)
-        priorities, ranking = masses.copy(), np.zeros(selector.n_ranking)
+        rows[: 2 * CUT_NBYTES].fill(0)
         n_again = len(again)
         with nogil:
             pause(slots.attachment)
