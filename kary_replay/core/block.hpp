@@ -70,7 +70,6 @@ struct Header {
     // any recent value will do.
     alignas(64) int64_t position;  // the slot to reserve next
     int64_t n_published;           // * rows that can be sampled
-    int64_t n_passed;              // ring steps ever made by position; a reset counts as a whole lap
     int64_t n_writing;             // * slots reserved and not yet published
     int64_t n_started;             // * slots ever reserved since the last reset: 0 … n_started - 1
     int64_t n_touched;             // * the same, resets notwithstanding: generations that are not 0
@@ -83,6 +82,7 @@ struct Header {
     int64_t buried_at;             // * ns: when somebody last looked for dead participants
     int64_t n_repaired;            // * how many holders of the lock died
     int64_t is_resetting;          // a reset is under way: if its holder dies, the next finishes it
+    int64_t n_passed;              // ring steps ever made by position; a reset counts as a whole lap
     int64_t n_sweeping;            // threads that are giving all rows new masses: see sweep.hpp
     int64_t n_swept;               // slots that have the newest ones, while a sweep is under way
     Noise noise;                   // of the batches that TD errors came back from
