@@ -59,6 +59,15 @@ inline uint64_t fetch_add_relaxed(uint64_t* p, uint64_t n) {
     return __atomic_fetch_add(p, n, __ATOMIC_RELAXED);
 }
 
+// For a loop that waits for another core: some tens of cycles.
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
 // Into the second-level cache only: for rows, which are asked for so many lines ahead of their use

@@ -13,9 +13,7 @@ inline void acquire(Header* header) {
     int outcome = EBUSY;
     for (int i = 0; i < 100 && outcome == EBUSY; ++i) {
         outcome = pthread_mutex_trylock(&header->lock);
-#if defined(__x86_64__) || defined(__i386__)
-        if (outcome == EBUSY) __builtin_ia32_pause();
-#endif
+        if (outcome == EBUSY) relax();
     }
     if (outcome == EBUSY) outcome = pthread_mutex_lock(&header->lock);
 #ifdef __linux__

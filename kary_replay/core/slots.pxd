@@ -89,7 +89,7 @@ cdef class Slots:
     cdef int n_fields
     cdef list names
     cdef list fields
-    cdef readonly int64_t swept              # rows that a sweep gives masses in one hold
+    cdef public int64_t swept                # rows that a sweep gives masses in one hold
 
     cdef int check_layout(self, const Layout* layout) except -1
     cdef object bytes_of(self, int64_t n)

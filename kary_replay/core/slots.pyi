@@ -14,6 +14,7 @@ RANKED: int
 class Slots:
     beta: float
     priority_epsilon: float
+    swept: int
     def __init__(
         self,
         capacity: int,
@@ -43,6 +44,8 @@ class Slots:
     def block(self) -> Block: ...
     @property
     def alpha(self) -> float: ...
+    @property
+    def is_settled(self) -> bool: ...
     @property
     def uniform_share(self) -> float: ...
     @property

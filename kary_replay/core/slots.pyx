@@ -175,6 +175,11 @@ cdef class Slots:
         return load_relaxed(&self.header.alpha)
 
     @property
+    def is_settled(self):
+        """Whether all rows have the masses that were last asked for."""
+        return is_settled(self.header)
+
+    @property
     def max_priority(self):
         """The largest priority seen."""
         return load_relaxed(&self.header.max_priority)

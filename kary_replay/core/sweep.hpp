@@ -128,15 +128,17 @@ inline bool carry_out(const Attachment* attachment, Selector* selector, double a
             if (first == 0) selector->take_over(sweep->ranking);
             const int64_t end = std::min(first + piece, header->n_started);
             const int64_t known = std::min(end, first + std::max<int64_t>(n_known, 0));
+            header->n_swept = end;  // before: a row that takes a place by this sweep keeps it
             selector->set_derived(first, known, priority, mass);
-            selector->set_derived(std::max(first, known), end, nullptr, nullptr);
-            header->n_swept = end;
+            selector->set_derived(known, end, nullptr, nullptr);
             is_last = end == header->n_started;
             if (is_last) store_relaxed(&header->sweep_done, sweep->number);
         }
         if (is_last || !is_ours) stop_sweeping(attachment);
         release(header);
         if (!is_ours) return false;
+        // The lock goes to whoever asks for it at the right moment: there must be such moments.
+        for (int i = 0; i < 64; ++i) relax();
     }
     return true;
 }
