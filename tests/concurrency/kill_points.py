@@ -47,7 +47,7 @@ RIP = 16 * 8  # where the instruction pointer is in struct user
 BREAKPOINT = 0xCC
 MAX_STEPS = 400_000
 # calls of a second, mostly the interpreter's: so many times fewer places
-SPARSE = {"snapshot": 30, "sample_nothing": 30}
+SPARSE = {"snapshot": 30, "sample_nothing": 30, "bury": 3}
 # instructions after one of ours that may still be of what we called: a lock, a system call
 OUTSIDE = 100
 
@@ -160,6 +160,12 @@ def sample_nothing(buffer):
         buffer.sample(1)
 
 
+def wait_for_row(buffer, slots):
+    """Wait for rows that a dead process was writing: until it is clear that nobody does."""
+    with contextlib.suppress(kr.errors.IndexRangeError):
+        buffer.take(slots)
+
+
 class Trial:
     """A buffer that outlives one victim after another."""
 
@@ -173,6 +179,7 @@ class Trial:
         self.empty = kind(CAPACITY, self.rows.fields(), seed=1, shared=True, **options)
         self.prioritized = prioritized
         self.number = 0
+        self.buffer._slots.swept = 2  # new masses for all rows come in many pieces
         self.fill()
 
     def fill(self):
@@ -215,6 +222,8 @@ class Trial:
         """Nothing hangs after the death, rows are whole, masses their own, and all slots usable."""
         buffer = self.buffer
         buffer.check_invariants()
+        while not buffer._slots.is_settled:  # who lives looks every 5 ms
+            sample_nothing(buffer)
         if call == "sample_nothing":
             self.empty.check_invariants()
             require([len(self.empty) == 0], "rows from nowhere", [len(self.empty)])
@@ -271,6 +280,36 @@ class Trial:
                 mass,
                 due,
             )
+
+
+class BuriedTrial(Trial):
+    """A writer has died in front of each victim, which waits for one of its rows."""
+
+    def __init__(self):
+        super().__init__()
+        places = Victim(super().calls()["add"]).places()
+        self.check("bury")
+        for part in range(40, 100):
+            self.place = places[len(places) * part // 100]
+            before, lost = self.buffer._slots.n_repaired, self.leave_dead()
+            self.check("bury")
+            if len(lost) == N_ROWS and self.buffer._slots.n_repaired == before:
+                return  # it had reserved all its slots, published none, and not the lock
+        raise AssertionError("no writer died while it had slots, and not the lock")
+
+    def leave_dead(self):
+        """Kill a writer; return the slots that it was writing."""
+        Victim(super().calls()["add"]).kill_at(self.place)
+        return np.flatnonzero(self.buffer.tree.get(np.arange(CAPACITY)) == 0)
+
+    def calls(self):
+        self.fill()  # where nobody came to wait for the one before
+        self.buffer.check_invariants()
+        lost = self.leave_dead()
+        return {"bury": lambda: wait_for_row(self.buffer, lost)}
+
+    def check(self, call):
+        super().check("add")
 
 
 class Recorder:
@@ -355,6 +394,7 @@ TRIALS = {
     "prioritized": Trial,
     "uniform": lambda: Trial(prioritized=False),
     "ranked": lambda: Trial(ranked=True),
+    "buried": BuriedTrial,
     "frames": FrameTrial,
 }
 

@@ -115,6 +115,7 @@ class Stress:
         )
         options |= {"prioritization": "rank"} if scenario.ranked else {}
         self.buffer = kind(scenario.capacity, self.new_rows().fields(), seed=seed, **options)
+        self.buffer._slots.swept = 7  # new masses for all rows come in many pieces
         self.last_written = np.full((N_EACH, scenario.capacity), -1, np.int64)
         self.mailbox = collections.deque(maxlen=64)  # (handles, numbers), from samplers to updaters
         self.counts = []

@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 import kary_replay as kr
+from kary_replay.core import snapshots
 
 # run as a program
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
@@ -42,6 +43,7 @@ from rows import (  # noqa: E402
 )
 
 ROLES = ["writer"] * 4 + ["sampler"] * 2 + ["updater"] * 2
+CHANGING_ROLES = ["writer"] * 2 + ["sampler"] + ["updater"] * 2 + ["changer"] * 3
 HANG_SECONDS = 300.0
 NUMBERS_EACH = 1 << 36  # insertion numbers of one incarnation of a writer
 
@@ -55,14 +57,18 @@ class Scenario:
     n_words: int
     max_batch: int
     share: float  # of the transitions and of the kills
+    changing: bool = False  # alpha: somebody sets it, again and again
+    ranked: bool = False
 
 
 SCENARIOS = [
     Scenario("one slot", capacity=1, n_words=4, max_batch=2, share=0.05),
-    Scenario("tiny", capacity=7, n_words=6, max_batch=8, share=0.2),
-    Scenario("small", capacity=300, n_words=20, max_batch=64, share=0.35),
+    Scenario("tiny", capacity=7, n_words=6, max_batch=8, share=0.15),
+    Scenario("small", capacity=300, n_words=20, max_batch=64, share=0.3),
     Scenario("large rows", capacity=40, n_words=2000, max_batch=8, share=0.1),
-    Scenario("many slots", capacity=50_000, n_words=9, max_batch=64, share=0.3),
+    Scenario("many slots", capacity=50_000, n_words=9, max_batch=64, share=0.2),
+    Scenario("changing", capacity=3000, n_words=6, max_batch=32, share=0.1, changing=True),
+    Scenario("ranked", capacity=3000, n_words=6, max_batch=32, share=0.1, ranked=True),
 ]
 
 
@@ -72,6 +78,7 @@ class Participant:
     def __init__(self, scenario, descriptor, incarnation):
         self.scenario = scenario
         self.buffer = kr.PrioritizedReplayBuffer.attach(descriptor)
+        self.buffer._slots.swept = 16  # new masses for all rows come in many pieces
         self.rows = Rows(scenario.n_words, max(scenario.max_batch, 64))
         self.seen = SeenSlots(scenario.capacity)
         self.random = random.Random(incarnation)
@@ -97,8 +104,18 @@ class Participant:
         if self.random.random() < 0.2:  # the rows that are in these slots by now
             with contextlib.suppress(kr.errors.IndexRangeError):  # a writer may have died over one
                 batch = self.buffer.take(batch.index)
-        check_batch(self.rows, self.seen, batch)
+        if self.scenario.changing or self.scenario.ranked:  # masses are not of one alpha, or ranks
+            self.rows.check_whole(batch)
+        else:
+            check_batch(self.rows, self.seen, batch)
         return batch
+
+    def changer(self):
+        """Set alpha, so that all masses are others, or rank all rows anew."""
+        if self.scenario.ranked and self.random.random() < 0.5:
+            self.buffer.rank()
+        else:
+            self.buffer.alpha = self.random.choice([0.25, 0.5, 1.0])
 
     def updater(self):
         """Update rows drawn just now or a while ago."""
@@ -111,6 +128,19 @@ class Participant:
             handle, td_error(number, self.random.randint(0, MAX_EXPONENT))
         )
         require(0 <= applied <= len(handle), "updates applied", [applied])
+
+
+def check_masses_due(buffer):
+    """All masses are of one alpha; those of ranks exactly so when all rows are ranked."""
+    buffer.rank()
+    state = snapshots.snapshot(buffer._slots)
+    has_mass = state["mass"] > 0
+    mass, priorities = state["mass"][has_mass], state["priority"][has_mass]
+    base = priorities
+    if buffer.prioritization == "rank":
+        base = np.empty(len(mass))
+        base[np.argsort(-priorities, kind="stable")] = 1 / np.arange(1, len(mass) + 1)
+    require(np.isclose(mass, base**buffer.alpha, rtol=1e-12), "masses of another alpha", mass)
 
 
 def take_part(scenario, descriptor, role, incarnation, progress, which, stop):
@@ -146,17 +176,19 @@ class Stress:
             "seed": seed,
             "shared": True,
         }
+        options |= {"prioritization": "rank"} if scenario.ranked else {}
+        self.roles = CHANGING_ROLES if scenario.changing or scenario.ranked else ROLES
         self.buffer = kr.PrioritizedReplayBuffer(scenario.capacity, self.rows.fields(), **options)
         self.incarnations = itertools.count(1)
-        self.progress = self.context.RawArray("q", len(ROLES))
+        self.progress = self.context.RawArray("q", len(self.roles))
         self.stop = self.context.RawValue("b", 0)
-        self.participants = [None] * len(ROLES)
+        self.participants = [None] * len(self.roles)
 
     def start(self, which):
         arguments = (
             self.scenario,
             self.buffer.descriptor,
-            ROLES[which],
+            self.roles[which],
             next(self.incarnations),
             self.progress,
             which,
@@ -180,10 +212,12 @@ class Stress:
         """
         now = time.monotonic()
         for which, process in enumerate(self.participants):
-            require([process.exitcode is None], f"a {ROLES[which]} ended with {process.exitcode}")
+            require(
+                [process.exitcode is None], f"a {self.roles[which]} ended with {process.exitcode}"
+            )
             if self.progress[which] != moved[which][0]:
                 moved[which] = (self.progress[which], now)
-            require([now - moved[which][1] < HANG_SECONDS], f"a {ROLES[which]} hangs")
+            require([now - moved[which][1] < HANG_SECONDS], f"a {self.roles[which]} hangs")
 
     def kill(self, which):
         process = self.participants[which]
@@ -198,16 +232,16 @@ class Stress:
         started, killed = time.monotonic(), 0
         self.fill()
         try:
-            for which in range(len(ROLES)):
+            for which in range(len(self.roles)):
                 self.start(which)
-            moved = [(-1, started)] * len(ROLES)
+            moved = [(-1, started)] * len(self.roles)
             while self.buffer.n_added < transitions or killed < n_kills:
                 if time.monotonic() - started > seconds_limit:
                     break
                 time.sleep(self.random.uniform(0, 0.02) if n_kills else 0.2)
                 self.watch(moved)
                 if killed < n_kills:
-                    which = self.random.randrange(len(ROLES))
+                    which = self.random.randrange(len(self.roles))
                     self.kill(which)
                     moved[which] = (self.progress[which], time.monotonic())
                     killed += 1
@@ -218,7 +252,8 @@ class Stress:
             for which, process in enumerate(self.participants):
                 process.join(max(0.0, deadline - time.monotonic()))
                 require(
-                    [process.exitcode == 0], f"a {ROLES[which]} did not stop: {process.exitcode}"
+                    [process.exitcode == 0],
+                    f"a {self.roles[which]} did not stop: {process.exitcode}",
                 )
         finally:
             for process in self.participants:
@@ -236,19 +271,30 @@ class Stress:
         """Every row is whole and has a mass of its own; the slots of the dead can be used again."""
         buffer, capacity = self.buffer, self.scenario.capacity
         buffer.check_invariants()
+        while not buffer._slots.is_settled:  # somebody died over it, who lives looks every 5 ms
+            buffer.sample(1)
+        if self.scenario.changing or self.scenario.ranked:
+            check_masses_due(buffer)  # of what was set last; then of what the rest expects
+            buffer.alpha = 1.0
+            check_masses_due(buffer)
         require([0 <= len(buffer) <= capacity], "length", [len(buffer)])
         seen = SeenSlots(capacity)
         n_rows = len(buffer)
         for _ in range(-(-4 * n_rows // 64)):
-            check_batch(self.rows, seen, buffer.sample(min(64, n_rows), unique=True))
+            batch = buffer.sample(min(64, n_rows), unique=True)
+            if self.scenario.ranked:
+                self.rows.check_whole(batch)
+            else:
+                check_batch(self.rows, seen, batch)
         mass = buffer.tree.get(np.arange(capacity))
         require(
             [np.count_nonzero(mass) == n_rows],
             "rows without mass",
             [np.count_nonzero(mass), n_rows],
         )
-        known = seen.number >= 0
-        check_masses(seen.number[known], mass[known])
+        if not self.scenario.ranked:
+            known = seen.number >= 0
+            check_masses(seen.number[known], mass[known])
         before = buffer.n_added
         number = np.arange(NUMBERS_EACH - capacity, NUMBERS_EACH)
         for first in range(0, capacity, 64):

@@ -2,13 +2,14 @@
 
 import os
 import signal
+import threading
 
 import numpy as np
 import pytest
 
 import kary_replay as kr
 from kary_replay.core import shared_memory, snapshots
-from kary_replay.errors import EmptyBufferError
+from kary_replay.errors import EmptyBufferError, IndexRangeError
 
 WIDE = {"x": kr.Field((256,), "int64")}
 PIECE = 65536 // (256 * 8 + 8)  # rows that are reserved together
@@ -55,6 +56,37 @@ def test_a_death_in_a_large_add_costs_what_was_half_written(kind):
         buffer.add(x=np.zeros((n, 256), np.int64))
         assert len(buffer) == n
     assert n_middle
+
+
+@sharing
+def test_slots_of_several_threads_that_died_are_found_wherever_they_are():
+    """They are never all between two adds: so the dead writer's slots may be anywhere."""
+    n = 20_000
+    buffer = kr.PrioritizedReplayBuffer(n, WIDE, seed=0, shared=True)
+    row = np.zeros((1, 256), np.int64)
+    buffer.add(x=np.zeros((n, 256), np.int64))
+    n_lost = 0
+    while n_lost < 5:
+        before = buffer.n_added
+        pid = os.fork()
+        if pid == 0:
+            x = np.ones((1000, 256), np.int64)
+            for _ in range(3):
+                threading.Thread(target=lambda x=x: [buffer.add(x=x) for _ in range(10**6)]).start()
+            signal.pause()
+        while buffer.n_added < before + 2 * n:
+            pass
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        lost = np.flatnonzero(buffer.tree.get(np.arange(n)) == 0)
+        n_lost += len(lost) > 0
+        buffer.add(x=row)  # others go on at once
+        for slot in lost[::-1]:
+            with pytest.raises(IndexRangeError):
+                buffer.take([slot])
+        buffer.check_invariants()
+        buffer.add(x=np.zeros((n, 256), np.int64))
+        assert len(buffer) == n, "slots were lost"
 
 
 def vacant(buffer, rows):

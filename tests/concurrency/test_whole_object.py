@@ -120,6 +120,7 @@ def test_checking_invariants_beside_everything(run_threaded):
 def test_setting_alpha_beside_everything(run_threaded):
     """Every mass is raised to the exponent that holds when all is over, whenever its row came."""
     buffer = new_buffer()
+    buffer._slots.swept = 3
 
     def draw_and_update(rows):
         batch = buffer.sample(16)

@@ -73,6 +73,7 @@ class ReplayBufferMachine(RuleBasedStateMachine):
             "seed": seed,
         }
         self.buffer = kr.PrioritizedReplayBuffer(capacity, FIELDS, **options)
+        self.buffer._slots.swept = 3  # new masses for all rows come in many pieces
         self.reference = ReferenceBuffer(capacity, ARITY, **options)
         self.n_added = 0
         self.handles = []  # pairs: the buffer's handle, the reference's
