@@ -303,8 +303,8 @@ class BuriedTrial(Trial):
         return np.flatnonzero(self.buffer.tree.get(np.arange(CAPACITY)) == 0)
 
     def calls(self):
-        self.fill()  # where nobody came to wait for the one before
-        self.buffer.check_invariants()
+        self.buffer.check_invariants()  # buries one that no victim has waited for
+        self.fill()
         lost = self.leave_dead()
         return {"bury": lambda: wait_for_row(self.buffer, lost)}
 
