@@ -57,6 +57,7 @@ class Scenario:
     ranked: bool = False
     # somebody pickles, saves and checks it meanwhile, ranks it and sets alpha
     watched: bool = False
+    changing: bool = False  # alpha: the watcher sets it
 
 
 SCENARIOS = [
@@ -76,6 +77,9 @@ SCENARIOS = [
         share=0.03,
         prioritized=False,
         watched=True,
+    ),
+    Scenario(
+        "changing", capacity=90, n_words=9, max_batch=16, share=0.05, watched=True, changing=True
     ),
     Scenario(
         "ranked", capacity=100, n_words=9, max_batch=16, share=0.05, ranked=True, watched=True
@@ -161,7 +165,8 @@ class Stress:
         )
         if random_numbers.random() < 0.2:  # the rows that are in these slots by now
             batch = self.buffer.take(batch.index)
-        if self.scenario.ranked:  # masses are of ranks, and tell nothing of their rows
+        # masses of ranks, or of any alpha, tell nothing of their rows
+        if self.scenario.ranked or self.scenario.changing:
             seen.check(batch)
             rows.check_whole(batch)
         else:
@@ -217,6 +222,9 @@ class Stress:
                     self.buffer.alpha = self.buffer.alpha
                     self.buffer.rank()
                     yield "rank"
+                if self.scenario.changing:
+                    self.buffer.alpha = random_numbers.choice([0.25, 0.5, 1.0])
+                    yield "alpha"
                 if self.scenario.ranked:
                     self.buffer.alpha = random_numbers.random()
                     self.buffer.uniform_share = random_numbers.choice([0.0, 0.5, 1.0, "auto"])
@@ -258,6 +266,8 @@ class Stress:
         if self.scenario.watched:
             work.append(lambda: self.run_role(self.watcher, 0, started + seconds_limit, operations))
         run_threaded(work, timeout_seconds=seconds_limit + 120.0)
+        if self.scenario.changing:
+            self.buffer.alpha = 1.0
         check_at_rest(self.new_rows(), self.buffer, self.last_written, not self.scenario.ranked)
         total = Counts()
         for counts in self.counts:
