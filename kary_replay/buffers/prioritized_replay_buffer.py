@@ -113,7 +113,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
         Setting gives every row the mass of its priority under the new exponent. Priorities are
         stored, so setting the old alpha again restores the old masses bit for bit. It costs
-        O(capacity) under the lock.
+        O(capacity), done in pieces beside the others: meanwhile they draw some rows by old masses
+        and some by new ones. Importance weights belong to the masses that rows were drawn by.
+
+        Raises MemoryError, with nothing changed, if there is no memory to compute the masses in.
         """
         return self._slots.alpha
 
@@ -204,8 +207,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         priorities gets the mean of their masses. Those not below the largest take the masses of
         ranks 1, 2, … in turn. Of equal priorities, the lower slot ranks first.
 
-        Raises MemoryError, with nothing changed, if there is no memory to sort them in. O(n log n)
-        under the lock; `sample` goes on meanwhile.
+        Raises MemoryError, with nothing changed, if there is no memory to sort them in, 32 bytes a
+        row. O(n log n), done beside the others, who meanwhile draw some rows by old masses and some
+        by new ones. A row whose priority they change meanwhile gets the mass of the rank that it
+        would have had. Where it happens by itself, the call whose change was the last takes so
+        long, and other threads' calls do not.
         """
         self._slots.rank()
 

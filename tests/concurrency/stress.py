@@ -222,7 +222,7 @@ class Stress:
                     self.buffer.alpha = self.buffer.alpha
                     self.buffer.rank()
                     yield "rank"
-                if self.scenario.changing:
+                for _ in range(20 if self.scenario.changing else 0):
                     self.buffer.alpha = random_numbers.choice([0.25, 0.5, 1.0])
                     yield "alpha"
                 if self.scenario.ranked:
