@@ -119,7 +119,8 @@ class Proportional : public Selector {
     void admit(const int64_t* slot, int64_t n, int64_t* scratch) override {
         for (int64_t i = 0; i < n; ++i) {
             const double given = priority[slot[i]];
-            set_leaf(slot[i], given == 0 ? 0 : new_mass(slot[i], given));  // 0 whatever alpha is
+            // 0 whatever alpha is; and our own masses, whose call is inline
+            set_leaf(slot[i], given == 0 ? 0 : Proportional::new_mass(slot[i], given));
             scratch[i] = slot[i];
         }
         recompute(tree_, scratch, n);

@@ -76,7 +76,7 @@ inline bool seems_abandoned(const Attachment* attachment) {
 // Whether a sweep that nobody asked for is needed. The caller holds the lock.
 inline bool needs_sweep(const Attachment* attachment, const Selector* selector) {
     if (!is_settled(attachment->header)) return is_abandoned(attachment);
-    return selector->is_due();
+    return selector->ranking != nullptr && selector->is_due();
 }
 
 // Asks for a sweep, and counts this thread among those at work. The caller holds the lock.
