@@ -78,9 +78,9 @@ def test_slots_of_several_threads_that_died_are_found_wherever_they_are():
             pass
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+        buffer.add(x=row)  # others go on at once, and repair it if it died with the lock
         lost = np.flatnonzero(buffer.tree.get(np.arange(n)) == 0)
         n_lost += len(lost) > 0
-        buffer.add(x=row)  # others go on at once
         for slot in lost[::-1]:
             with pytest.raises(IndexRangeError):
                 buffer.take([slot])
