@@ -244,8 +244,8 @@ class Proportional : public Selector {
     }
     void ask_for(int64_t slot) const {
         prefetch_far(generation_of(header_, slot));
-        prefetch_to_write(leaf + slot);
-        prefetch_to_write(priority + slot);
+        prefetch_far(leaf + slot);
+        prefetch_far(priority + slot);
     }
     // Stores a priority. That comes before its mass, for repair derives masses from priorities; and
     // the largest one is noted before that, so that it is known whatever becomes of us.

@@ -8,7 +8,7 @@ from .block cimport Handle
 from .slots cimport Remainder, Slots
 
 cdef enum:
-    CHUNK = 128  # rows drawn together: whole counts of the random stream
+    CHUNK = 256  # rows drawn together: whole counts of the random stream
 
 
 # A batch that is being drawn.

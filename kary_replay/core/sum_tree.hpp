@@ -155,7 +155,7 @@ inline void descend_level(const Tree& tree, int l, double* prefix, int64_t* node
     const auto arrive = [&](int64_t i) {
         if constexpr (kPadded) stay_inside(last, prefix + i, node + i);
         if constexpr (!kLeaves) {
-            for (int j = 0; j < K; j += 8) prefetch(tree.level[l + 1] + node[i] * K + j);
+            for (int j = 0; j < K; j += 8) prefetch_far(tree.level[l + 1] + node[i] * K + j);
         }
     };
     int64_t i = 0;
@@ -329,7 +329,7 @@ inline int64_t find_child(const Tree& tree, const double* group, double* prefix)
 #undef KARY_FOR_ARITY
 
 // Searches that descend together: their groups fit into the first-level cache.
-constexpr int64_t kSearches = 128;
+constexpr int64_t kSearches = 256;
 
 // Descends any number of searches. A writer may have emptied a leaf that one ends at.
 inline void search(const Tree& tree, double* prefix, int64_t* leaf, int64_t n, int64_t density) {
