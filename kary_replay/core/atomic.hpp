@@ -96,8 +96,55 @@ inline void write_word(char* row, const char* from) {
     store_release(reinterpret_cast<Word*>(row), word);  // [row-word] pairs with read_word's acquire
 }
 
-// Moves one field of one row, from the row (kRead) or to it. The field is always cut into the same
-// words: as wide as its place is aligned (rows begin on 8-byte boundaries), then narrower ones.
+// Moves one field of one row, from the row (kRead) or to it.
+#if KARY_PAIRS
+// x86-64 keeps loads in order among each other, and stores, whatever their width; so only the
+// compiler must be kept from moving them. That a wide one may be torn does no harm: the reader's
+// second look tells. The last bytes are moved together with some before them, a second time.
+// Nothing here becomes a call of memcpy, whose stores may come in any order.
+struct alignas(1) Wide { char bytes[16]; };
+
+inline void move_wide(char* to, const char* from) {
+    __m128i wide;
+    __asm__ volatile("movdqu %1, %0" : "=x"(wide) : "m"(*reinterpret_cast<const Wide*>(from)));
+    __asm__ volatile("movdqu %1, %0" : "=m"(*reinterpret_cast<Wide*>(to)) : "x"(wide));
+}
+
+// Moves sizeof(Word) to twice as many bytes.
+template <class Word>
+inline void move_two(char* to, const char* from, int64_t nbytes) {
+    Word first, last;
+    const int64_t at = nbytes - static_cast<int64_t>(sizeof(Word));
+    std::memcpy(&first, from, sizeof(Word));
+    std::memcpy(&last, from + at, sizeof(Word));
+    std::memcpy(to, &first, sizeof(Word));
+    std::memcpy(to + at, &last, sizeof(Word));
+}
+
+template <bool kRead>
+inline void move_field(char* row, char* value, int64_t offset, int64_t nbytes) {
+    constexpr int64_t kWide = sizeof(Wide);
+    char* to = kRead ? value : row + offset;
+    const char* from = kRead ? row + offset : value;
+    __asm__ volatile("" ::: "memory");  // [row-word] as in read_word and write_word; so below
+    if (nbytes >= kWide) {
+        int64_t at = 0;
+        for (; at + kWide < nbytes; at += kWide) move_wide(to + at, from + at);
+        move_wide(to + nbytes - kWide, from + nbytes - kWide);
+    } else if (nbytes >= 8) {
+        move_two<uint64_t>(to, from, nbytes);
+    } else if (nbytes >= 4) {
+        move_two<uint32_t>(to, from, nbytes);
+    } else if (nbytes >= 2) {
+        move_two<uint16_t>(to, from, nbytes);
+    } else {
+        *to = *from;
+    }
+    __asm__ volatile("" ::: "memory");
+}
+#else
+// The field is always cut into the same words: as wide as its place is aligned (rows begin on
+// 8-byte boundaries), then narrower ones.
 template <class Word, bool kRead>
 inline void move_words(char* row, char* value, int64_t nbytes) {
     const auto move = [&](auto word, int64_t at) {
@@ -120,6 +167,7 @@ inline void move_field(char* row, char* value, int64_t offset, int64_t nbytes) {
     else if ((offset & 1) == 0) move_words<uint16_t, kRead>(row, value, nbytes);
     else move_words<uint8_t, kRead>(row, value, nbytes);
 }
+#endif
 
 inline void read_field(char* row, char* value, int64_t offset, int64_t nbytes) {
     move_field<true>(row, value, offset, nbytes);
@@ -131,13 +179,12 @@ inline void read_field_ahead(char* row, char* value, int64_t offset, int64_t nby
                              const char* next) {
     constexpr int64_t kLine = 64;
     int64_t at = 0;
-    if ((offset & 7) == 0) {
-        for (; at + kLine <= nbytes; at += kLine) {
-            prefetch_far(next + at);
-            move_words<uint64_t, true>(row + offset + at, value + at, kLine);
-        }
+    for (; at + kLine <= nbytes; at += kLine) {
+        prefetch_far(next + at);
+        move_field<true>(row, value + at, offset + at, kLine);
     }
-    for (int64_t rest = at; rest < nbytes; rest += kLine) prefetch_far(next + rest);
+    if (at == nbytes) return;
+    prefetch_far(next + at);
     move_field<true>(row, value + at, offset + at, nbytes - at);
 }
 

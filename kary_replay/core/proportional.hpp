@@ -18,6 +18,7 @@
 
 #include "noise.hpp"
 #include "philox.hpp"
+#include "power.hpp"
 #include "selector.hpp"
 #include "sum_tree.hpp"
 
@@ -49,18 +50,15 @@ class Proportional : public Selector {
     // N and the total cancel then, so the masses are enough.
     void weigh(const double* mass, int64_t n, double beta, float* weight) const override {
         const double share = load_relaxed(&header_->uniform_share);
-        const double smallest = *std::min_element(mass, mass + n);
+        const double smallest = smallest_of(mass, n);
         // others may have taken all rows out meanwhile
-        const double total = std::fmax(total_of(tree_), smallest);
+        const double total = share > 0 ? std::fmax(total_of(tree_), smallest) : smallest;
         const double by_mass =
-            (1 - share) * static_cast<double>(load_relaxed(&header_->n_with_mass));
+            share > 0 ? (1 - share) * static_cast<double>(load_relaxed(&header_->n_with_mass)) : 1;
+        if (raise(mass, by_mass / total, share, -beta, weight, n) == 0) return;
         for (int64_t i = 0; i < n; ++i) {
-            const double ratio =
-                share > 0 ? 1 / (mass[i] / total * by_mass + share) : smallest / mass[i];
-            // float32 is precise enough for a float32 weight, where it can hold the ratio at all
-            weight[i] = ratio > 1e-37
-                            ? std::pow(static_cast<float>(ratio), static_cast<float>(beta))
-                            : static_cast<float>(std::pow(ratio, beta));
+            weight[i] =
+                static_cast<float>(std::pow(mass[i] / total * by_mass + share, -beta));
         }
     }
 

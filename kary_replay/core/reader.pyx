@@ -379,7 +379,8 @@ cdef class Reader:
 
 cdef void _prefetch_row(const char* row, Py_ssize_t row_nbytes) noexcept nogil:
     """Ask for the first cache lines of a row."""
-    cdef Py_ssize_t end = min(row_nbytes, <Py_ssize_t>PREFETCHED), offset
-    for offset in range(0, end, 64):
-        prefetch_far(row + offset)
-    prefetch_far(row + end - 1)
+    cdef const char* end = row + min(row_nbytes, <Py_ssize_t>PREFETCHED)
+    while row < end:
+        prefetch_far(row)
+        row += 64
+    prefetch_far(end - 1)
