@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from .buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
-from .core.block import BUILD
+from .core.block import BUILD, INSTRUCTIONS
 from .types import Field
 from .version import VERSION
 
@@ -48,6 +48,7 @@ def about() -> str:
         "system": platform.platform(),
         "processor": model,
         "features": features,
+        "computing with": INSTRUCTIONS,
         "cores": f"{cores} of {os.cpu_count()} usable",
         "shared memory": _shared_memory(),
     }

@@ -12,7 +12,7 @@ from ..core.slots import PROPORTIONAL, RANKED
 from ..core.sum_tree import SumTree
 from ..fields import Fields
 from ..types import Batch, UniformShare
-from ..validation import as_float64, as_fraction, as_positive, as_share
+from ..validation import as_fraction, as_positive, as_share
 from .replay_buffer import ReplayBuffer
 
 __all__ = ["PrioritizedReplayBuffer"]
@@ -253,9 +253,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         O(B · (bytes of a row + K · log_K(capacity))), GIL released; the lock is held for the tree,
         not for the copy.
         """
-        columns, n = self._columns(fields)
-        priorities = None if priority is None else self._priorities(priority, n)
-        return self._writer.add(columns, n, priorities)
+        return self._writer.add(self._by_leaf(fields) if self._nested else fields, priority)
 
     def sample(self, batch_size: int, *, stratified: bool = True, unique: bool = False) -> Batch:
         """Draw ``batch_size`` rows with probability P(i), with replacement.
@@ -335,25 +333,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     @classmethod
     def _selection(cls, options: dict[str, Any]) -> int:
         return RANKED if options.get("prioritization") == "rank" else PROPORTIONAL
-
-    def _priorities(self, priority: npt.ArrayLike, n: int) -> npt.NDArray[np.float64]:
-        """Return checked raw priorities of n rows."""
-        given = as_float64("priority", priority)
-        if given.ndim and given.shape[0] != n:
-            raise ValueError(
-                f"priority must be one number or have length {n}, got {given.shape[0]}"
-            )
-        # a copy: what is checked is what is used
-        priorities = np.array(np.broadcast_to(given, (n,)))
-        limit = self.tree.max_mass
-        bad = np.flatnonzero(~((priorities > 0) & (priorities <= limit)))
-        if bad.size:
-            value = priorities[bad[0]]
-            raise ValueError(
-                f"priority must be finite, above 0, at most {limit:.3g}, "
-                f"got {value} at position {bad[0]}"
-            )
-        return priorities
 
     def __getstate__(self) -> dict[str, Any]:
         return {

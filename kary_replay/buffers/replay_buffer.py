@@ -345,8 +345,7 @@ class ReplayBuffer:
         thread's ``sample`` draws each of them whole or not at all. A slot that a slower thread is
         still writing is skipped.
         """
-        columns, n = self._columns(fields)
-        return self._writer.add(columns, n, None)
+        return self._writer.add(self._by_leaf(fields) if self._nested else fields)
 
     def sample(self, batch_size: int, *, unique: bool = False) -> Batch:
         """Draw ``batch_size`` rows uniformly and independently, with replacement.
@@ -576,19 +575,16 @@ class ReplayBuffer:
         """Take over what ``__getstate__`` returned; the slots are there, and new."""
         snapshots.restore(self._slots, state["storage"])
 
-    def _columns(self, fields: dict[str, Any]) -> tuple[list[npt.NDArray[Any]], int]:
-        """Return the checked columns in the order of the leaves, and B."""
-        len(self._fields)  # refuses a closed buffer, whatever it was given
-        if self._nested or len(fields) != len(self._fields):
-            refuse_unknown(fields, self._fields)
-            try:
-                fields = {
-                    name: look_up(fields, path)
-                    for name, path in zip(self._names, self._paths, strict=True)
-                }
-            except KeyError as error:
-                raise missing(error.args[0]) from None
-        return self._writer.columns(fields)
+    def _by_leaf(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return the values of nested fields by the names of the leaves."""
+        refuse_unknown(fields, self._fields)
+        try:
+            return {
+                name: look_up(fields, path)
+                for name, path in zip(self._names, self._paths, strict=True)
+            }
+        except KeyError as error:
+            raise missing(error.args[0]) from None
 
     def _batch(self, columns: dict[str, Any]) -> Batch:
         """Return what the reader drew, nested like the fields."""

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "atomic.hpp"
+#include "power.hpp"
 
 namespace kary {
 
@@ -163,7 +164,7 @@ inline bool is_settled(const Header* header) {
 }
 // For holders of the lock, when alpha or the largest priority has changed.
 inline void renew_max_mass(Header* header) {
-    header->max_mass = std::pow(header->max_priority, header->alpha);
+    header->max_mass = raise(header->max_priority, header->alpha);
 }
 
 }  // namespace kary

@@ -1,4 +1,5 @@
 BUILD: dict[str, str]
+INSTRUCTIONS: str
 
 class Block:
     @property

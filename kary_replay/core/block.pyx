@@ -45,6 +45,9 @@ cdef extern from *:
     const char* KARY_REPLAY_COMPILER
     const char* KARY_REPLAY_FLAGS
 
+cdef extern from "power.hpp" namespace "kary":
+    const char* instructions()
+
 cdef extern from "<errno.h>" nogil:
     int ERROR "errno"
 
@@ -53,6 +56,9 @@ cdef extern from "forks.hpp" namespace "kary" nogil:
     bint note_attachment(Attachment* attachment)
     void forget_attachment(Attachment* attachment)
 
+
+INSTRUCTIONS = instructions().decode()
+"""What powers are computed with; the numbers are the same with any (power.hpp)."""
 
 BUILD = {"compiler": KARY_REPLAY_COMPILER.decode(), "flags": KARY_REPLAY_FLAGS.decode()}
 

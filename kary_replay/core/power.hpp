@@ -1,4 +1,4 @@
-// Importance weights of many rows at once: powers in single precision.
+// Powers of many numbers at once: masses are priority ** alpha, weights are ratio ** -beta.
 //
 // The C library computes powers one by one. The loop here has no branch and no table, so it runs in
 // vector registers, as wide as the processor has them. It is made of additions, multiplications,
@@ -10,9 +10,11 @@
 //     s = (m - 1) / (m + 1)                   log2 m = 2 / ln 2 · atanh s
 //     n = the integer next to a · log2 x      x^a = 2^n · 2^f, |f| ≤ ½
 //
-// The product k · a may need 7 bits before the point, and f would lack them behind it. So the
-// exponent is the sum of 12 bits, whose product with k is exact, and of a rest.
+// The product k · a may need 11 bits before the point, and f would lack them behind it. So the
+// exponent is the sum of its first bits, whose product with k is exact, and of a rest.
 #pragma once
+#include <cfloat>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -31,70 +33,133 @@ inline const char* instructions() {
 inline const char* instructions() { return "those of every processor"; }
 #endif
 
-inline uint32_t bits_of(float x) {
-    uint32_t bits;
+// What floating-point numbers are made of, and the series below: of double for masses, of float for
+// importance weights, which are floats.
+template <class Real>
+struct Format;
+
+template <>
+struct Format<double> {
+    using Bits = uint64_t;
+    using Integer = int64_t;
+    static constexpr int kFraction = 52, kBias = 1023;
+    static constexpr Bits kSqrtHalf = 0x3fe6a09e667f3bcd, kRest = 0x1fff;
+    static constexpr double kToInteger = 0x1.8p52;
+    static constexpr double kAtanh[] = {1.0 / 3,  1.0 / 5,  1.0 / 7,  1.0 / 9,  1.0 / 11,
+                                        1.0 / 13, 1.0 / 15, 1.0 / 17, 1.0 / 19, 1.0 / 21};
+    static constexpr double kExp[] = {1.0 / 2,       1.0 / 6,        1.0 / 24,        1.0 / 120,
+                                      1.0 / 720,     1.0 / 5040,     1.0 / 40320,     1.0 / 362880,
+                                      1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600,
+                                      1.0 / 6227020800};
+};
+
+template <>
+struct Format<float> {
+    using Bits = uint32_t;
+    using Integer = int32_t;
+    static constexpr int kFraction = 23, kBias = 127;
+    static constexpr Bits kSqrtHalf = 0x3f3504f3, kRest = 0xfff;
+    static constexpr float kToInteger = 0x1.8p23f;
+    static constexpr float kAtanh[] = {1.f / 3, 1.f / 5, 1.f / 7, 1.f / 9};
+    static constexpr float kExp[] = {1.f / 2,   1.f / 6,   1.f / 24,
+                                     1.f / 120, 1.f / 720, 1.f / 5040};
+};
+
+template <class Real>
+inline typename Format<Real>::Bits bits_of(Real x) {
+    typename Format<Real>::Bits bits;
     std::memcpy(&bits, &x, sizeof bits);
     return bits;
 }
-inline float of_bits(uint32_t bits) {
-    float x;
+template <class Real>
+inline Real of_bits(typename Format<Real>::Bits bits) {
+    Real x;
     std::memcpy(&x, &bits, sizeof x);
     return x;
 }
 
-template <int N>
-inline float polynomial(const float (&coefficient)[N], float x) {
-    float value = coefficient[N - 1];
-#pragma GCC unroll 8
+template <class Real, int N>
+inline Real polynomial(const Real (&coefficient)[N], Real x) {
+    Real value = coefficient[N - 1];
+#pragma GCC unroll 16
     for (int i = N - 2; i >= 0; --i) value = value * x + coefficient[i];
     return value;
 }
 
 // An exponent, and the two parts that it is the sum of.
+template <class Real>
 struct Exponent {
-    float whole, high, low;
+    Real whole, high, low;
 
-    explicit Exponent(double a) : whole(static_cast<float>(a)) {
-        high = of_bits(bits_of(whole) & ~0xfffu);
-        low = static_cast<float>(a - high);
+    explicit Exponent(double a) : whole(static_cast<Real>(a)) {
+        high = of_bits<Real>(bits_of(whole) & ~Format<Real>::kRest);
+        low = static_cast<Real>(a - high);
     }
 };
 
-// What `power` raises: so x and the result are normal numbers.
-constexpr double kLeastBase = 1e-37, kMostBase = 1e37;
+// x^a where x and the result are normal numbers, |a| ≤ 1. At most 2 units in the last place off.
+template <class Real>
+inline Real power(Real x, const Exponent<Real>& a) {
+    using F = Format<Real>;
+    using Bits = typename F::Bits;
+    constexpr Real kLn2 = static_cast<Real>(0x1.62e42fefa39efp-1);
+    constexpr Real kTwoOverLn2 = static_cast<Real>(0x1.71547652b82fep1);
+    constexpr Bits kOne = Bits{F::kBias} << F::kFraction;
+    constexpr Bits kExponentBits = (Bits{2 * F::kBias + 1}) << F::kFraction;
+    // a sum with it ends in the integer next to the other number, and has its bits
+    constexpr Real kToInteger = F::kToInteger;
+    constexpr Real kPowerOfTwo = kToInteger / 3 * 2;
 
-// x^a for such an x, and |a| ≤ 1. The relative error is below 2e-7.
-inline float power(float x, const Exponent& a) {
+    const Bits bits = bits_of(x), up = bits + (kOne - F::kSqrtHalf);
+    const Real m = of_bits<Real>(bits - (up & kExponentBits) + kOne);
+    const Real k = of_bits<Real>(up >> F::kFraction | bits_of(kPowerOfTwo)) -
+                   (kPowerOfTwo + static_cast<Real>(F::kBias));
+
     // Taylor's series, up to the last term that is felt: (atanh(s) / s - 1) / s² in s², and
     // (e^g - 1 - g) / g² in g
-    constexpr float kAtanh[] = {1.f / 3, 1.f / 5, 1.f / 7, 1.f / 9};
-    constexpr float kExp[] = {1.f / 2, 1.f / 6, 1.f / 24, 1.f / 120, 1.f / 720, 1.f / 5040};
-    constexpr float kLn2 = 0x1.62e42fefa39efp-1f, kTwoOverLn2 = 0x1.71547652b82fep1f;
-    constexpr float kToInteger = 0x1.8p23f;  // the sum with it ends in the integer next to a number
-    constexpr uint32_t kOne = 0x3f800000, kSqrtHalf = 0x3f3504f3, kExponentBits = 0x7f800000;
+    const Real s = (m - 1) / (m + 1), square = s * s;
+    const Real log2_m = kTwoOverLn2 * s * (1 + square * polynomial(F::kAtanh, square));
+    const Real exact = k * a.high, rest = k * a.low + a.whole * log2_m;
+    const Real moved = exact + rest + kToInteger, n = moved - kToInteger;
+    const Real g = ((exact - n) + rest) * kLn2;
+    const Real two_to_n = of_bits<Real>((bits_of(moved) + F::kBias) << F::kFraction);
+    return (1 + (g + g * g * polynomial(F::kExp, g))) * two_to_n;
+}
 
-    const uint32_t bits = bits_of(x), up = bits + (kOne - kSqrtHalf);
-    const float m = of_bits(bits - (up & kExponentBits) + kOne);
-    const float k = static_cast<float>(static_cast<int32_t>(up >> 23) - 127);
+// Raises a number above 0 to an exponent of 0 to 1: 0 and 1 are exact.
+inline double raise(double x, double a) {
+    if (a == 0) return 1;
+    if (a == 1) return x;
+    constexpr double kMany = 0x1p54;  // numbers too small to be normal get leading bits by it
+    return x < DBL_MIN ? power(x * kMany, Exponent<double>(a)) * std::exp2(-54 * a)
+                       : power(x, Exponent<double>(a));
+}
 
-    const float s = (m - 1) / (m + 1), square = s * s;
-    const float log2_m = kTwoOverLn2 * s * (1 + square * polynomial(kAtanh, square));
-    const float exact = k * a.high, rest = k * a.low + a.whole * log2_m;
-    const float n = (exact + rest + kToInteger) - kToInteger;
-    const float g = ((exact - n) + rest) * kLn2;
-    const float two_to_n = of_bits(static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23);
-    return (1 + (g + g * g * polynomial(kExp, g))) * two_to_n;
+// The same of n numbers.
+[[maybe_unused]] KARY_CLONES static int64_t raise_normal(const double* x, double a, double* result,
+                                                         int64_t n) {
+    const Exponent<double> exponent(a);
+    int64_t n_small = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        n_small += x[i] < DBL_MIN;
+        result[i] = power(x[i], exponent);
+    }
+    return n_small;
+}
+inline void raise(const double* x, double a, double* result, int64_t n) {
+    if (0 < a && a < 1 && raise_normal(x, a, result, n) == 0) return;
+    for (int64_t i = 0; i < n; ++i) result[i] = raise(x[i], a);
 }
 
 // result[i] = (x[i] · factor + summand)^a, |a| ≤ 1. Returns how many of the bases are too large or
 // too small for that: their results mean nothing.
 [[maybe_unused]] KARY_CLONES static int64_t raise(const double* x, double factor, double summand,
                                                   double a, float* result, int64_t n) {
-    const Exponent exponent(a);
+    const Exponent<float> exponent(a);
     int64_t n_beyond = 0;
     for (int64_t i = 0; i < n; ++i) {
         const double base = x[i] * factor + summand;
-        n_beyond += !(base >= kLeastBase && base <= kMostBase);
+        n_beyond += !(base >= 1e-37 && base <= 1e37);
         result[i] = power(static_cast<float>(base), exponent);
     }
     return n_beyond;

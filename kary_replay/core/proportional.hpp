@@ -135,16 +135,18 @@ class Proportional : public Selector {
     double prepare(const Handle* handle, const double* priority, double* mass,
                    int64_t n) const override {
         const double alpha = load_relaxed(&header_->alpha);  // `update` looks again, under the lock
+        for (int64_t i = 0; i < n; ++i) ask_for(handle[i].index);  // and meanwhile computes
+        raise(priority, alpha, mass, n);
+        const double* parents = tree_.level[tree_.n_levels - 2];
         for (int64_t i = 0; i < n; ++i) {
-            ask_for(handle[i].index);  // and meanwhile computes
-            mass[i] = std::pow(priority[i], alpha);
+            prefetch_far(parents + (handle[i].index >> tree_.log2_arity));
         }
         return alpha;
     }
     void update(int64_t* slot, const double* given, double* mass, int64_t n,
                 double alpha) override {
         if (alpha != header_->alpha) {
-            for (int64_t i = 0; i < n; ++i) mass[i] = std::pow(given[i], header_->alpha);
+            raise(given, header_->alpha, mass, n);
         }
         learn_noise(header_, leaf, total_of(tree_), slot, given, n);
         for (int64_t i = 0; i < n; ++i) {
@@ -160,7 +162,7 @@ class Proportional : public Selector {
             double kept = priority[slot[i]];
             if (mass[i] == 0) kept = 0;
             else if (alpha == 0) kept = kept > 0 ? kept : header_->max_priority;
-            else if (kept <= 0 || std::pow(kept, alpha) != mass[i])
+            else if (kept <= 0 || raise(kept, alpha) != mass[i])
                 kept = std::fmin(std::fmax(std::pow(mass[i], 1 / alpha), 5e-324), largest);
             store_relaxed(priority + slot[i], kept);  // [priority] see store
             set_leaf(slot[i], mass[i]);
@@ -195,7 +197,7 @@ class Proportional : public Selector {
     void derive() override {
         renew_max_mass(header_);
         for (int64_t slot = 0; slot < header_->n_started; ++slot) {
-            const double mass = may_have_mass(slot) ? std::pow(priority[slot], header_->alpha) : 0;
+            const double mass = may_have_mass(slot) ? raise(priority[slot], header_->alpha) : 0;
             if (mass != load_relaxed(leaf + slot)) set_leaf(slot, mass);
         }
         recount();

@@ -6,15 +6,19 @@ docs/concurrency.md argues why this is right. A writer copies its rows into slot
 reserved, holding no lock.
 """
 
+from cpython.dict cimport PyDict_GetItemWithError
+from cpython.ref cimport PyObject
 from libc.math cimport fabs
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy
 
+import numpy as np
+
 cimport numpy as cnp
 
 from ..errors import FieldError, IndexRangeError
-from ..fields import missing
+from ..fields import missing, refuse_unknown
 from ..types import HANDLE_DTYPE
 from ..validation import as_array, as_float64
 
@@ -28,6 +32,10 @@ cnp.import_array()
 
 cdef extern from "sweep.hpp" namespace "kary" nogil:
     bint needs_sweep(const Attachment* attachment, const Selector* selector)
+
+cdef extern from "words.hpp" namespace "kary" nogil:
+    cppclass Words:
+        int64_t* make(int64_t n)
 
 cdef enum:
     # Rows that are reserved together, which a death in the middle of the copy costs.
@@ -87,24 +95,83 @@ cdef class Writer:
     def __cinit__(self, Slots slots):
         self.slots = slots
 
-    def columns(self, dict values):
-        """Return the fields' values as contiguous columns, and their common B.
+    def add(self, dict values, priority=None, *, cnp.ndarray checked=None, cnp.ndarray handles=None):
+        """Write rows and return their slots.
 
-        B is 1 for one transition without a batch axis. Raises FieldError where a value is missing
-        or does not fit its field, or where the leading axes differ.
+        ``values`` has every field by name, of one row or with a leading axis B; ``priority`` is as
+        for PrioritizedReplayBuffer.add. ``checked`` may stand in its place: float64 [B], see
+        Slots.publish. ``handles``, if given, is a contiguous array [B] of HANDLE_DTYPE, which gets
+        the rows' handles. Raises FieldError where a value is missing or does not fit its field, or
+        where the leading axes differ.
         """
         cdef Slots slots = self.slots
-        cdef list columns = []
+        cdef Words columns, scratch
+        cdef char** column = <char**>columns.make(slots.n_fields)
+        cdef int64_t n = 0, piece
+        cdef cnp.npy_intp n_slots
+        cdef cnp.ndarray index
+        cdef const double* raw = NULL
+        cdef Handle* handle = NULL
+        if column != NULL:
+            n = n_slots = self.gather(values, column)
+        piece = max(<int64_t>1, <int64_t>(PIECE_NBYTES // slots.row_nbytes))
+        piece = min(n, min(<int64_t>PIECE_ROWS, piece))
+        cdef int64_t* spare = scratch.make(piece)
+        if column == NULL or spare == NULL:
+            raise MemoryError(f"no memory for a batch of {n}; use a smaller one")
+        slots.block.enter()
+        if priority is not None:
+            checked = self.priorities(priority, n)
+        if checked is not None:
+            raw = <const double*>cnp.PyArray_DATA(checked)
+        if handles is not None:
+            handle = <Handle*>cnp.PyArray_DATA(handles)
+        index = cnp.PyArray_EMPTY(1, &n_slots, cnp.NPY_INT64, 0)
+        with nogil:
+            self.write(<int64_t*>cnp.PyArray_DATA(index), n, piece, column, raw, handle, spare)
+        return index
+
+    def priorities(self, priority, int64_t n):
+        """Return the checked raw priorities of n rows."""
+        given = as_float64("priority", priority)
+        if given.ndim and given.shape[0] != n:
+            raise ValueError(
+                f"priority must be one number or have length {n}, got {given.shape[0]}"
+            )
+        # a copy: what is checked is what is used
+        priorities = np.array(np.broadcast_to(given, (n,)))
+        cdef double limit = self.slots.selector.largest
+        bad = np.flatnonzero(~((priorities > 0) & (priorities <= limit)))
+        if bad.size:
+            value = priorities[bad[0]]
+            raise ValueError(
+                f"priority must be finite, above 0, at most {limit:.3g}, "
+                f"got {value} at position {bad[0]}"
+            )
+        return priorities
+
+    cdef int64_t gather(self, dict values, char** column) except -1:
+        """Find the fields' values as contiguous columns, and return their common B.
+
+        B is 1 for one row without a batch axis. An array that had to be made takes the place of the
+        value in ``values``, which keeps it.
+        """
+        cdef Slots slots = self.slots
         cdef int64_t n = 0, rows
+        cdef PyObject* found
         cdef int f
+        if len(values) != slots.n_fields:
+            refuse_unknown(values, dict.fromkeys(slots.names))
         for f in range(slots.n_fields):
             name = slots.names[f]
-            value = values.get(name)
-            if value is None and name not in values:
+            found = PyDict_GetItemWithError(values, name)
+            if found == NULL:
                 raise missing(name)
+            value = <object>found
             rows = _rows_of(value, slots.places + f)
             if rows == -2:
                 value, batch_size = slots.fields[f].cast(name, value)
+                values[name] = value
                 rows = -1 if batch_size is None else batch_size
             if f == 0:
                 n = rows
@@ -113,57 +180,28 @@ cdef class Writer:
                     f"{name} has {_say_rows(rows)}, {slots.names[0]} has {_say_rows(n)}: "
                     "give all fields the same leading axis"
                 )
-            columns.append(value)
-        return columns, 1 if n == -1 else n
+            column[f] = <char*>cnp.PyArray_DATA(value)
+        return 1 if n == -1 else n
 
-    def add(self, list columns, int64_t n, priorities, cnp.ndarray handles=None):
-        """Write n rows and return their slots.
+    cdef void write(
+        self, int64_t* slot, int64_t n, int64_t piece, char** column, const double* priority,
+        Handle* handle, int64_t* scratch,
+    ) noexcept nogil:
+        """Write n rows, ``piece`` of them at a time, and tell their slots.
 
-        ``columns`` holds one contiguous array per field. ``priorities`` is None or a checked
-        float64 array [n], see Slots.publish. ``handles``, if given, is a contiguous array [n] of
-        HANDLE_DTYPE, which gets the rows' handles.
+        ``scratch`` is [piece]; ``priority`` as for Slots.publish; ``handle`` may be NULL.
         """
-        cdef Slots slots = self.slots
-        cdef cnp.npy_intp dims = n
-        slots.block.enter()
-        index = cnp.PyArray_EMPTY(1, &dims, cnp.NPY_INT64, 0)
-        if n == 0:
-            return index
-        cdef int64_t* slot = <int64_t*>cnp.PyArray_DATA(index)
-        cdef const double* priority = NULL
-        cdef Handle* handle = NULL
-        cdef int64_t piece = max(<int64_t>1, <int64_t>(PIECE_NBYTES // slots.row_nbytes))
-        piece = min(n, min(<int64_t>PIECE_ROWS, piece))
-        cdef char** column = <char**>malloc(
-            slots.n_fields * sizeof(char*) + piece * sizeof(int64_t)
-        )
-        cdef int64_t* scratch = <int64_t*>(column + slots.n_fields)
         cdef int64_t first = 0, taken
-        cdef int f
-        if column == NULL:
-            raise MemoryError(f"no memory for a batch of {n}; use a smaller one")
-        if handles is not None:
-            handle = <Handle*>cnp.PyArray_DATA(handles)
-        for f in range(slots.n_fields):
-            array = columns[f]
-            assert cnp.PyArray_NBYTES(array) == n * slots.places[f].nbytes, \
-                "a column does not fit its field"
-            column[f] = <char*>cnp.PyArray_DATA(array)
-        if priorities is not None:
-            priority = <const double*>cnp.PyArray_DATA(priorities)
-        with nogil:
-            while first < n:
-                taken = slots.reserve(slot + first, min(piece, n - first), scratch)
-                if taken == 0:  # every slot is another writer's, or writers are paused
-                    sched_yield()
-                    continue
-                self.write_rows(slot, taken, column, first, handle)
-                slots.publish(
-                    slot + first, taken, priority + first if priority != NULL else NULL, scratch
-                )
-                first += taken
-        free(column)
-        return index
+        while first < n:
+            taken = self.slots.reserve(slot + first, min(piece, n - first), scratch)
+            if taken == 0:  # every slot is another writer's, or writers are paused
+                sched_yield()
+                continue
+            self.write_rows(slot, taken, column, first, handle)
+            self.slots.publish(
+                slot + first, taken, priority + first if priority != NULL else NULL, scratch
+            )
+            first += taken
 
     cdef void write_rows(self, const int64_t* slot, int64_t n, char** column, int64_t first,
                          Handle* handle) noexcept nogil:

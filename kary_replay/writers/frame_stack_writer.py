@@ -272,7 +272,9 @@ class FrameStackWriter:
         n = len(columns[0])
         handles = np.empty(n, HANDLE_DTYPE)
         index = self._buffer._writer.add(
-            [np.ascontiguousarray(column) for column in columns], n, priorities, handles
+            dict(zip(self._buffer._names, columns, strict=True)),
+            checked=priorities,
+            handles=handles,
         )
         return index, handles.view(np.int64).reshape(n, 2)
 
@@ -311,7 +313,7 @@ class _WindowBuffer:
         priorities = None
         if self._priority is not None:
             given = {name: column for name, column in rows.items() if name not in WINDOW_FIELDS}
-            priorities = self._buffer._priorities(self._priority(given), n)
+            priorities = self._buffer._writer.priorities(self._priority(given), n)
         self.written = rows, priorities
         return np.empty(n, np.int64)
 

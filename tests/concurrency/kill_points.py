@@ -198,10 +198,10 @@ class Trial:
     def calls(self):
         """What a victim may be doing: everything that changes the buffer."""
         fields = self.rows.make(np.arange(10**6, 10**6 + N_ROWS))
-        columns, n = self.buffer._columns({**fields, "body": fields["body"].copy()})
-        given = priority(np.arange(10**6, 10**6 + n), 1) if self.prioritized else None
+        fields["body"] = fields["body"].copy()
+        given = priority(np.arange(10**6, 10**6 + N_ROWS), 1) if self.prioritized else None
         slots, writer = self.buffer._slots, self.buffer._writer
-        calls = {"add": lambda: writer.add(columns, n, given)}
+        calls = {"add": lambda: writer.add(fields, given)}
         calls["reset"] = slots.reset
         calls["snapshot"] = lambda: snapshots.snapshot(slots)
         calls["check_invariants"] = lambda: snapshots.check_invariants(slots)

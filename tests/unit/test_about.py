@@ -33,6 +33,7 @@ def test_every_line_has_a_name_and_a_value():
         "system",
         "processor",
         "features",
+        "computing with",
         "cores",
         "shared memory",
     } <= set(shown)
