@@ -130,9 +130,8 @@ inline Real power(Real x, const Exponent<Real>& a) {
 inline double raise(double x, double a) {
     if (a == 0) return 1;
     if (a == 1) return x;
-    constexpr double kMany = 0x1p54;  // numbers too small to be normal get leading bits by it
-    return x < DBL_MIN ? power(x * kMany, Exponent<double>(a)) * std::exp2(-54 * a)
-                       : power(x, Exponent<double>(a));
+    // numbers too small to be normal lack leading bits, and so may the result
+    return x < DBL_MIN ? std::pow(x, a) : power(x, Exponent<double>(a));
 }
 
 // The same of n numbers.
