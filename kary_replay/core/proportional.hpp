@@ -178,7 +178,7 @@ class Proportional : public Selector {
     void derive_masses(double alpha, const double* priority, double* mass, int64_t n, double*,
                        double*) const override {
         for (int64_t i = 0; i < n; ++i) {
-            if (mass[i] > 0) mass[i] = std::pow(priority[i], alpha);
+            if (mass[i] > 0) mass[i] = raise(priority[i], alpha);
         }
     }
     // By `leaf` alone, for just the rows that have mass get another: no look at the generations,
@@ -217,7 +217,7 @@ class Proportional : public Selector {
     // The mass of a priority above 0 that a slot has just got.
     virtual double new_mass(int64_t /*slot*/, double given) {
         if (given == header_->max_priority) return header_->max_mass;
-        return std::pow(given, header_->alpha);
+        return raise(given, header_->alpha);
     }
     // Stores a leaf; the sums above are the caller's.
     void set_leaf(int64_t slot, double mass) {
