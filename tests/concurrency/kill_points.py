@@ -201,7 +201,7 @@ class Trial:
         fields["body"] = fields["body"].copy()
         given = priority(np.arange(10**6, 10**6 + N_ROWS), 1) if self.prioritized else None
         slots, writer = self.buffer._slots, self.buffer._writer
-        calls = {"add": lambda: writer.add(fields, given)}
+        calls = {"add": lambda: writer.add(fields, checked=given)}
         calls["reset"] = slots.reset
         calls["snapshot"] = lambda: snapshots.snapshot(slots)
         calls["check_invariants"] = lambda: snapshots.check_invariants(slots)
