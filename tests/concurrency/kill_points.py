@@ -23,6 +23,7 @@ import numpy as np
 
 import kary_replay as kr
 from kary_replay.core import snapshots
+from kary_replay.fields import leaves_of
 
 # run as a program
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
@@ -198,7 +199,12 @@ class Trial:
     def calls(self):
         """What a victim may be doing: everything that changes the buffer."""
         fields = self.rows.make(np.arange(10**6, 10**6 + N_ROWS))
-        fields["body"] = fields["body"].copy()
+        fields = {  # as they are stored, so that nothing of it is done in a victim
+            name: np.array(value, field.dtype)
+            for (name, value), (_, field) in zip(
+                self.buffer._by_leaf(fields).items(), leaves_of(self.buffer.fields), strict=True
+            )
+        }
         given = priority(np.arange(10**6, 10**6 + N_ROWS), 1) if self.prioritized else None
         slots, writer = self.buffer._slots, self.buffer._writer
         calls = {"add": lambda: writer.add(fields, checked=given)}
@@ -318,9 +324,9 @@ class Recorder:
     def __init__(self, writer):
         self.writer = writer
 
-    def add(self, *args):
-        self.args = args
-        return self.writer.add(*args)
+    def add(self, *args, **options):
+        self.args, self.options = args, options
+        return self.writer.add(*args, **options)
 
 
 class AddFrames:
@@ -334,7 +340,7 @@ class AddFrames:
         writer = buffer._writer
         buffer._writer = recorder = Recorder(writer)
         self.actor.step()
-        self.add = lambda: writer.add(*recorder.args)
+        self.add = lambda: writer.add(*recorder.args, **recorder.options)
 
     def __call__(self):
         self.add()
