@@ -18,6 +18,7 @@ drawn (their mass is 0).
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -217,7 +218,14 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
             "the rows of a FrameReplayBuffer come from a FrameStackWriter: use its reset and add"
         )
 
-    def sample(self, batch_size: int, *, stratified: bool = True, unique: bool = False) -> Batch:
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        stratified: bool = True,
+        unique: bool = False,
+        out: Mapping[str, Any] | None = None,
+    ) -> Batch:
         """Draw ``batch_size`` transitions with probability mass_i / total.
 
         Parameters
@@ -247,7 +255,16 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
         lock: only a transition whose frames are gone loses its mass under the lock, and another one
         is drawn.
         """
-        return super().sample(batch_size, stratified=stratified, unique=unique)
+        return super().sample(batch_size, stratified=stratified, unique=unique, out=out)
+
+    def _arrays_of(self, out: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        if not isinstance(out, (Batch, Mapping)):
+            return super()._arrays_of(out)
+        given = dict(out)
+        frames = {"frame": given.pop("frames")} if "frames" in given else {}
+        for view in ("observation", "next_observation"):  # of the frames
+            given.pop(view, None)
+        return super()._arrays_of({**frames, **given})
 
     def _batch(self, columns: dict[str, Any]) -> Batch:
         """Return what the reader drew, as observations."""

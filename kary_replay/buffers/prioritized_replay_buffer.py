@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -255,7 +256,14 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """
         return self._writer.add(self._by_leaf(fields) if self._nested else fields, priority)
 
-    def sample(self, batch_size: int, *, stratified: bool = True, unique: bool = False) -> Batch:
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        stratified: bool = True,
+        unique: bool = False,
+        out: Mapping[str, Any] | None = None,
+    ) -> Batch:
         """Draw ``batch_size`` rows with probability P(i), with replacement.
 
         Parameters
@@ -269,6 +277,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         unique : bool
             True: without replacement. The rows are drawn one after the other, each with probability
             P(i) / (sum of P over the rows not drawn yet); there are no strata then.
+        out : Batch or mapping, optional
+            Where the batch goes; see ReplayBuffer.sample.
 
         Returns
         -------
@@ -283,7 +293,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             If there is no row with mass.
         ValueError, TypeError
             If batch_size is not an integer of at least 1, or more than there are rows with mass and
-            ``unique`` is set.
+            ``unique`` is set; if an array of ``out`` does not fit, and nothing is drawn then.
+        FieldError
+            If ``out`` names what the batch does not have.
 
         Notes
         -----
@@ -292,7 +304,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         repeats draws of rows that are in the batch already; where these hold nearly all the mass,
         it draws from a tree without them, which costs O(K · log_K(capacity)) a row.
         """
-        return self._batch(self._reader.sample(batch_size, stratified, unique))
+        arrays = self._arrays_of(out)
+        return self._batch(self._reader.sample(batch_size, stratified, unique, arrays))
 
     def update_priorities(self, handle: npt.NDArray[np.void], td_error: npt.ArrayLike) -> int:
         """Set priorities to |td_error| + priority_epsilon.

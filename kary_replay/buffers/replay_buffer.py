@@ -155,6 +155,8 @@ class ReplayBuffer:
         self._slots = Slots(
             layout.capacity, self._names, leaves, layout.selection, seed, shared, directory, file
         )
+        weights = () if self._slots.tree is None else ("importance_weight",)
+        self._own_columns = (*weights, "index", "handle")  # of a batch, beside the fields
         self._reader = self._new_reader()
         self._writer = Writer(self._slots)
 
@@ -347,7 +349,9 @@ class ReplayBuffer:
         """
         return self._writer.add(self._by_leaf(fields) if self._nested else fields)
 
-    def sample(self, batch_size: int, *, unique: bool = False) -> Batch:
+    def sample(
+        self, batch_size: int, *, unique: bool = False, out: Mapping[str, Any] | None = None
+    ) -> Batch:
         """Draw ``batch_size`` rows uniformly and independently, with replacement.
 
         Parameters
@@ -356,6 +360,11 @@ class ReplayBuffer:
             B, at least 1.
         unique : bool
             True: without replacement, no row twice in the batch.
+        out : Batch or mapping, optional
+            Where the batch goes: a former batch of that size, or arrays by the names that its
+            columns have, nested likewise; what is not there is made. It spares the system the work
+            of finding fresh memory for large rows, and fills pinned memory. No two arrays may
+            overlap, and no other thread may use them meanwhile.
 
         Returns
         -------
@@ -368,14 +377,17 @@ class ReplayBuffer:
             If there is no row.
         ValueError, TypeError
             If batch_size is not an integer of at least 1, or more than there are rows and
-            ``unique`` is set.
+            ``unique`` is set; if an array of ``out`` has another shape or dtype, is not contiguous
+            or read-only (nothing is drawn then, nor written).
+        FieldError
+            If ``out`` names what the batch does not have.
 
         Notes
         -----
         O(B · bytes of a row), with the GIL released and no lock. A row that another thread
         overwrites during the copy is drawn again.
         """
-        return self._batch(self._reader.sample(batch_size, False, unique))
+        return self._batch(self._reader.sample(batch_size, False, unique, self._arrays_of(out)))
 
     def take(self, index: npt.ArrayLike) -> Batch:
         """Return the rows of slots of your choice, as `sample` would return them.
@@ -585,6 +597,22 @@ class ReplayBuffer:
             }
         except KeyError as error:
             raise missing(error.args[0]) from None
+
+    def _arrays_of(self, out: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """Return the arrays of a batch to be filled, by the names of the leaves."""
+        if out is None:
+            return None
+        if not isinstance(out, (Batch, Mapping)):
+            raise TypeError(f"out must be a batch or a mapping, got {type(out).__name__}")
+        fields = dict(out)
+        arrays = {name: fields.pop(name) for name in self._own_columns if name in fields}
+        refuse_unknown(fields, self._fields)
+        for name, path in zip(self._names, self._paths, strict=True):
+            try:
+                arrays[name] = look_up(fields, path)
+            except KeyError:  # made anew
+                continue
+        return arrays
 
     def _batch(self, columns: dict[str, Any]) -> Batch:
         """Return what the reader drew, nested like the fields."""

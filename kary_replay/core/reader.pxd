@@ -24,7 +24,9 @@ cdef class Reader:
     cdef Slots slots
 
     cdef int drawn_shape(self, int f, cnp.npy_intp* shape) noexcept nogil
-    cdef dict collect(self, int64_t n, const int64_t* given, bint stratified, bint unique)
+    cdef dict collect(
+        self, int64_t n, const int64_t* given, bint stratified, bint unique, dict out
+    )
     cdef int read_given(self, Draw* batch, const int64_t* slot) noexcept nogil
     cdef int read_batch(self, Draw* batch, Remainder* rest) noexcept nogil
     cdef int read_again(self, Draw* batch, int64_t i, Remainder* rest) noexcept nogil

@@ -10,7 +10,9 @@ says: proportional.hpp descends the tree of sum_tree.hpp, uniform.hpp picks any 
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
+
+import numpy as np
 
 cimport numpy as cnp
 
@@ -31,6 +33,8 @@ cdef extern from "numpy/arrayobject.h":
     cnp.ndarray PyArray_Empty(int n_axes, cnp.npy_intp* shape, cnp.dtype dtype, int fortran)
 
 cdef cnp.dtype HANDLE = HANDLE_DTYPE
+cdef cnp.dtype FLOAT32 = np.dtype(np.float32)
+cdef cnp.dtype INT64 = np.dtype(np.int64)
 
 cdef enum:
     MAX_BATCH = 1 << 30
@@ -49,10 +53,29 @@ cdef enum:
     NO_ROW = 5
 
 
-cdef cnp.ndarray _empty(int n_axes, cnp.npy_intp* shape, cnp.dtype dtype):
-    """Return a new array, its content undefined."""
-    Py_INCREF(dtype)
-    return PyArray_Empty(n_axes, shape, dtype, 0)
+cdef cnp.ndarray _column(
+    str name, int n_axes, cnp.npy_intp* shape, cnp.dtype dtype, dict out
+):
+    """Return the array of ``out`` with that name if there is one, else a new one."""
+    cdef cnp.ndarray array
+    if out is None or name not in out:
+        Py_INCREF(dtype)
+        return PyArray_Empty(n_axes, shape, dtype, 0)
+    given = out[name]
+    wanted = f"{dtype}{[shape[axis] for axis in range(n_axes)]}"
+    if not isinstance(given, cnp.ndarray):
+        raise TypeError(f"out: {name} must be an array {wanted}, got {type(given).__name__}")
+    array = given
+    if (
+        cnp.PyArray_NDIM(array) != n_axes or array.dtype != dtype
+        or memcmp(cnp.PyArray_DIMS(array), shape, n_axes * sizeof(shape[0])) != 0
+    ):
+        raise ValueError(
+            f"out: {name} must be an array {wanted}, got {array.dtype}{list(given.shape)}"
+        )
+    if not cnp.PyArray_ISCARRAY(array):
+        raise ValueError(f"out: {name} must be contiguous, aligned and writeable")
+    return array
 
 
 cdef class Reader:
@@ -61,14 +84,15 @@ cdef class Reader:
     def __cinit__(self, Slots slots, *_):
         self.slots = slots
 
-    def sample(self, batch_size, bint stratified, bint unique=False):
-        """Draw rows; return a dict of new arrays: the fields, the weights, index and handle.
+    def sample(self, batch_size, bint stratified, bint unique=False, dict out=None):
+        """Draw rows; return a dict of arrays: the fields, the weights, index and handle.
 
         The importance weights are there where slots have masses. With ``unique``, rows are drawn
-        one after the other from those that are not in the batch yet.
+        one after the other from those that are not in the batch yet. The arrays are new, but for
+        those of ``out``, by the same names.
         """
         cdef int64_t n = as_count("batch_size", batch_size, MAX_BATCH)
-        return self.collect(n, NULL, stratified and not unique, unique)
+        return self.collect(n, NULL, stratified and not unique, unique, out)
 
     def take(self, index):
         """Read the rows of the slots ``index`` [B]; return what ``sample`` does.
@@ -87,10 +111,12 @@ cdef class Reader:
                     f"index {given[i]} is out of range: "
                     f"it must be in 0 … {self.slots.capacity - 1}"
                 )
-        return self.collect(n, given, False, False)
+        return self.collect(n, given, False, False, None)
 
-    cdef dict collect(self, int64_t n, const int64_t* given, bint stratified, bint unique):
-        """Read n rows, of the given slots or of drawn ones, into new arrays."""
+    cdef dict collect(
+        self, int64_t n, const int64_t* given, bint stratified, bint unique, dict out
+    ):
+        """Read n rows, of the given slots or of drawn ones, into arrays of ``out`` or new ones."""
         cdef Slots slots = self.slots
         cdef cnp.npy_intp dims[32]
         cdef cnp.ndarray array
@@ -114,18 +140,19 @@ cdef class Reader:
             for f in range(slots.n_fields):
                 # From C, not from the Field: each Python object touched here is a cache line that
                 # threads pass around.
-                array = _empty(
-                    self.drawn_shape(f, dims + 1) + 1, dims, <cnp.dtype>slots.places[f].dtype
+                array = _column(
+                    slots.names[f], self.drawn_shape(f, dims + 1) + 1, dims,
+                    <cnp.dtype>slots.places[f].dtype, out,
                 )
                 batch.column[f] = <char*>cnp.PyArray_DATA(array)
                 arrays[slots.names[f]] = array
             if slots.tree is not None:
-                array = cnp.PyArray_EMPTY(1, dims, cnp.NPY_FLOAT32, 0)
+                array = _column("importance_weight", 1, dims, FLOAT32, out)
                 weight = <float*>cnp.PyArray_DATA(array)
                 arrays["importance_weight"] = array
-            arrays["index"] = array = cnp.PyArray_EMPTY(1, dims, cnp.NPY_INT64, 0)
+            arrays["index"] = array = _column("index", 1, dims, INT64, out)
             index = <int64_t*>cnp.PyArray_DATA(array)
-            arrays["handle"] = array = _empty(1, dims, HANDLE)
+            arrays["handle"] = array = _column("handle", 1, dims, HANDLE, out)
             batch.handle = <Handle*>cnp.PyArray_DATA(array)
             with nogil:
                 self.slots.settle()
