@@ -16,31 +16,36 @@ if sanitizer:
     flags += [f"-fsanitize={sanitizer}", "-g", "-O1", "-fno-omit-frame-pointer"]
 
 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-modules = [
-    "block",
-    "sum_tree",
-    "slots",
-    "snapshots",
-    "reader",
-    "frame_reader",
-    "writer",
-]
+modules = {
+    "kary_replay/core": [
+        "block",
+        "sum_tree",
+        "slots",
+        "snapshots",
+        "reader",
+        "frame_reader",
+        "writer",
+    ],
+    "kary_replay/algorithms/updates": ["native"],
+}
 extensions = [
     Extension(
-        f"kary_replay.core.{name}",
-        [f"kary_replay/core/{name}.pyx"],
+        f"{folder.replace('/', '.')}.{name}",
+        [f"{folder}/{name}.pyx"],
         language="c++",
-        include_dirs=["kary_replay/core", np.get_include()],
+        include_dirs=[folder, np.get_include()],
         define_macros=[
             ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
             ("KARY_REPLAY_FLAGS", f'"{" ".join(flags)}"'),
         ],
-        depends=sorted(glob.glob("kary_replay/core/*.hpp")),
+        depends=sorted(glob.glob(f"{folder}/*.hpp")),
         # Python's own flags ask for debugging symbols, which take a fifth of the compiler's time.
-        extra_compile_args=flags if sanitizer else [*flags, "-g0"],
+        # GCC notes wherever it passes a vector that its older versions passed otherwise.
+        extra_compile_args=[*flags, "-Wno-psabi", *([] if sanitizer else ["-g0"])],
         extra_link_args=[f"-fsanitize={sanitizer}"] if sanitizer else [],
     )
-    for name in modules
+    for folder, names in modules.items()
+    for name in names
 ]
 
 setup(

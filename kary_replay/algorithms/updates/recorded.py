@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .captured import Captured
 from .operations import graph_of
+from .translation import NativeProgram, translated
 
 __all__ = ["PROGRAMS", "Function", "Recorded"]
 
@@ -62,11 +63,13 @@ class Recorded:
         tensors = leaves(inputs)
         device = tensors[0].device.type
         casts = torch.is_autocast_enabled(device)
-        kind = (casts, *[(tensor.shape, tensor.dtype) for tensor in tensors])
+        kind = (casts, *[(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors])
         program = self.programs.get(kind)
         if program is None:
             with RECORDING:
                 program = self.programs[kind] = self._record(inputs, tensors)
+        if isinstance(program, NativeProgram):
+            return program(*tensors)
         # an operation takes a fifth longer with the bookkeeping of no_grad
         with torch.inference_mode(), without_autocast(device) if casts else nullcontext():
             return program(*tensors)
@@ -103,6 +106,11 @@ class Recorded:
             return PROGRAMS[device](graph, tensors)
 
 
+def compiled(graph: Any, tensors: list[Tensor]) -> Function:
+    """Return a recorded graph as a native program, or else as one of TorchScript."""
+    return translated(graph, tensors) or scripted(graph, tensors)
+
+
 def scripted(graph: Any, tensors: list[Tensor]) -> Any:
     """Return a recorded graph as a program of TorchScript."""
     if any(is_list_of_bools(argument) for node in graph.graph.nodes for argument in node.args):
@@ -117,7 +125,7 @@ def scripted(graph: Any, tensors: list[Tensor]) -> Any:
         return trace(graph, tuple(tensors), check_trace=False)
 
 
-PROGRAMS: dict[str, Callable[[Any, list[Tensor]], Function]] = {"cpu": scripted, "cuda": Captured}
+PROGRAMS: dict[str, Callable[[Any, list[Tensor]], Function]] = {"cpu": compiled, "cuda": Captured}
 """What makes a recorded graph run, by the device that its tensors are on."""
 
 

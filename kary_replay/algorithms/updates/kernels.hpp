@@ -1,0 +1,593 @@
+// What the operations of a native program do, for one set of vector instructions.
+//
+// native.hpp includes this file once for each set, with KARY_SET, the name of a namespace,
+// KARY_WIDTH, the numbers in a vector of that set, and KARY_PANEL, the vectors side by side in a
+// tile of a product. There is no #pragma once for that reason.
+//
+// A number of a product is one chain of multiplications and additions in the order of k. All else
+// is computed in vectors of 16 numbers, whatever the set, which the compiler takes apart. So the
+// sets that have fused multiplication and addition give the same bits.
+
+namespace kary::KARY_SET {
+
+typedef float Vector __attribute__((vector_size(4 * KARY_WIDTH)));
+typedef Vector Unaligned __attribute__((aligned(4)));
+typedef std::int32_t Lanes __attribute__((vector_size(4 * KARY_WIDTH)));
+typedef float Wide __attribute__((vector_size(64)));
+typedef Wide UnalignedWide __attribute__((aligned(4)));
+typedef std::int32_t WideLanes __attribute__((vector_size(64)));
+
+constexpr std::int64_t kWidth = KARY_WIDTH;
+constexpr std::int64_t kPanel = KARY_WIDTH * KARY_PANEL;  // columns of a tile
+constexpr std::int64_t kRows = 6;                         // of a tile: all of it is in registers
+constexpr std::int64_t kDepth = 256;  // rows of a panel that are used before the next ones
+constexpr std::int64_t kWide = 16;
+
+KARY_INLINE Vector load(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
+KARY_INLINE void store(float* to, Vector value) { *reinterpret_cast<Unaligned*>(to) = value; }
+KARY_INLINE Vector load_part(const float* from, std::int64_t n) {
+    Vector value = {};
+    std::memcpy(&value, from, n * sizeof(float));
+    return value;
+}
+KARY_INLINE Wide load_wide(const float* from) {
+    return *reinterpret_cast<const UnalignedWide*>(from);
+}
+KARY_INLINE void store_wide(float* to, Wide value) {
+    *reinterpret_cast<UnalignedWide*>(to) = value;
+}
+KARY_INLINE Wide load_wide_part(const float* from, std::int64_t n) {
+    Wide value = {};
+    std::memcpy(&value, from, n * sizeof(float));
+    return value;
+}
+
+KARY_INLINE Wide load_up_to(const float* from, std::int64_t n) {
+    return n >= kWide ? load_wide(from) : load_wide_part(from, n);
+}
+KARY_INLINE void store_up_to(float* to, Wide value, std::int64_t n) {
+    if (n >= kWide)
+        store_wide(to, value);
+    else
+        std::memcpy(to, &value, n * sizeof(float));
+}
+
+// ------------------------------------------------------------------------------------- products
+
+template <int R, int V>
+KARY_KERNEL void tile(const Product& p, std::int64_t row, std::int64_t column, std::int64_t begin,
+                      std::int64_t depth, const float* b, std::int64_t b_row, const float* bias) {
+    const float* a = p.a + row * p.a_row + begin * p.a_column;
+    float* c = p.c + row * p.c_row + column;
+    const std::int64_t rest = std::min(p.n - column, V * kWidth) - (V - 1) * kWidth;
+    Vector sum[R][V];
+    KARY_UNROLL for (int i = 0; i < R; ++i) {
+        KARY_UNROLL for (int v = 0; v < V; ++v) {
+            const float* from = c + i * p.c_row + v * kWidth;
+            if (begin == 0)
+                sum[i][v] = Vector{};
+            else
+                sum[i][v] = v < V - 1 || rest == kWidth ? load(from) : load_part(from, rest);
+        }
+    }
+    for (std::int64_t k = 0; k < depth; ++k) {
+        Vector right[V];
+        KARY_UNROLL for (int v = 0; v < V; ++v) right[v] = load(b + k * b_row + v * kWidth);
+        KARY_UNROLL for (int i = 0; i < R; ++i) {
+            const Vector left = a[i * p.a_row + k * p.a_column] - Vector{};
+            KARY_UNROLL for (int v = 0; v < V; ++v) sum[i][v] += left * right[v];
+        }
+    }
+    const bool last = begin + depth == p.k;
+    KARY_UNROLL for (int i = 0; i < R; ++i) {
+        KARY_UNROLL for (int v = 0; v < V; ++v) {
+            const bool whole = v < V - 1 || rest == kWidth;
+            Vector value = sum[i][v];
+            if (last) {
+                if (bias) value += load(bias + v * kWidth);
+                if (p.relu) value = value < 0 ? Vector{} : value;
+                if (p.mask) {
+                    const float* at = p.mask + (row + i) * p.mask_row + column + v * kWidth;
+                    value = (whole ? load(at) : load_part(at, rest)) <= 0 ? Vector{} : value;
+                }
+            }
+            float* to = c + i * p.c_row + v * kWidth;
+            if (whole)
+                store(to, value);
+            else
+                std::memcpy(to, &value, rest * sizeof(float));
+        }
+    }
+}
+
+template <int V>
+void panel(const Product& p, std::int64_t column) {
+    alignas(64) float bias[kPanel] = {};
+    const bool has_bias = p.bias != nullptr;
+    if (has_bias)
+        std::memcpy(bias, p.bias + column, std::min(p.n - column, kPanel) * sizeof(float));
+    const float* b = p.b_row ? p.b + column : p.b + column * p.k;
+    const std::int64_t b_row = p.b_row ? p.b_row : V * kWidth;
+    const float* const row_bias = has_bias ? bias : nullptr;
+    for (std::int64_t begin = 0; begin < p.k; begin += kDepth) {
+        const std::int64_t depth = std::min(kDepth, p.k - begin);
+        const float* from = b + begin * b_row;
+        std::int64_t row = 0;
+        for (; row + kRows <= p.m; row += kRows)
+            tile<kRows, V>(p, row, column, begin, depth, from, b_row, row_bias);
+        switch (p.m - row) {
+            case 5: tile<5, V>(p, row, column, begin, depth, from, b_row, row_bias); break;
+            case 4: tile<4, V>(p, row, column, begin, depth, from, b_row, row_bias); break;
+            case 3: tile<3, V>(p, row, column, begin, depth, from, b_row, row_bias); break;
+            case 2: tile<2, V>(p, row, column, begin, depth, from, b_row, row_bias); break;
+            case 1: tile<1, V>(p, row, column, begin, depth, from, b_row, row_bias); break;
+            default: break;
+        }
+    }
+}
+
+static void multiply(const Product& p) {
+    for (std::int64_t column = 0; column < p.n; column += kPanel) {
+        const std::int64_t vectors = (std::min(p.n - column, kPanel) + kWidth - 1) / kWidth;
+        switch (vectors) {
+            case 1: panel<1>(p, column); break;
+            case 2: panel<2>(p, column); break;
+            case 3: panel<3>(p, column); break;
+            default: panel<4>(p, column); break;
+        }
+    }
+}
+
+// Rows become columns: each stage interleaves the first half of the rows with the second.
+KARY_INLINE void transpose(Vector rows[kWidth]) {
+    for (int stage = 1; stage < kWidth; stage *= 2) {
+        Vector next[kWidth];
+        KARY_UNROLL for (int i = 0; i < kWidth / 2; ++i) {
+            const Vector one = rows[i], two = rows[i + kWidth / 2];
+#if KARY_WIDTH == 16
+            next[2 * i] = KARY_SHUFFLE(one, two, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22,
+                                       7, 23);
+            next[2 * i + 1] = KARY_SHUFFLE(one, two, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29,
+                                           14, 30, 15, 31);
+#elif KARY_WIDTH == 8
+            next[2 * i] = KARY_SHUFFLE(one, two, 0, 8, 1, 9, 2, 10, 3, 11);
+            next[2 * i + 1] = KARY_SHUFFLE(one, two, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+            next[2 * i] = KARY_SHUFFLE(one, two, 0, 4, 1, 5);
+            next[2 * i + 1] = KARY_SHUFFLE(one, two, 2, 6, 3, 7);
+#endif
+        }
+        KARY_UNROLL for (int i = 0; i < kWidth; ++i) rows[i] = next[i];
+    }
+}
+
+// to[j][i] = from[i][j] for i < n_rows, j < n_columns; rows of `from` and of `to` are contiguous.
+static void transposed(const float* from, std::int64_t from_row, std::int64_t n_rows,
+                       std::int64_t n_columns, float* to, std::int64_t to_row) {
+    std::int64_t i = 0;
+    for (; i + kWidth <= n_rows; i += kWidth) {
+        std::int64_t j = 0;
+        for (; j + kWidth <= n_columns; j += kWidth) {
+            Vector rows[kWidth];
+            KARY_UNROLL for (int r = 0; r < kWidth; ++r) rows[r] = load(from + (i + r) * from_row + j);
+            transpose(rows);
+            KARY_UNROLL for (int r = 0; r < kWidth; ++r) store(to + (j + r) * to_row + i, rows[r]);
+        }
+        for (; j < n_columns; ++j)
+            for (int r = 0; r < kWidth; ++r) to[j * to_row + i + r] = from[(i + r) * from_row + j];
+    }
+    for (; i < n_rows; ++i)
+        for (std::int64_t j = 0; j < n_columns; ++j) to[j * to_row + i] = from[i * from_row + j];
+}
+
+// Packs B (k × n) for `multiply`. What is between the last column and the next whole vector is 0.
+static void pack(const float* b, std::int64_t row, std::int64_t column, std::int64_t k,
+                 std::int64_t n, float* to) {
+    for (std::int64_t first = 0; first < n; first += kPanel) {
+        const std::int64_t columns = std::min(kPanel, n - first);
+        const std::int64_t width = (columns + kWidth - 1) / kWidth * kWidth;
+        const float* from = b + first * column;
+        float* panel = to + first * k;
+        if (width > columns)
+            for (std::int64_t i = 0; i < k; ++i)
+                std::memset(panel + i * width + columns, 0, (width - columns) * sizeof(float));
+        if (row == 1) {
+            transposed(from, column, columns, k, panel, width);
+            continue;
+        }
+        for (std::int64_t i = 0; i < k; ++i) {
+            if (column == 1)
+                std::memcpy(panel + i * width, from + i * row, columns * sizeof(float));
+            else
+                for (std::int64_t j = 0; j < columns; ++j)
+                    panel[i * width + j] = from[i * row + j * column];
+        }
+    }
+}
+
+KARY_INLINE float sum_of(Wide value) {
+    float lanes[kWide];
+    std::memcpy(lanes, &value, sizeof lanes);
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+KARY_INLINE float dot(const float* a, const float* b, std::int64_t n) {
+    Wide sums[2] = {};
+    std::int64_t i = 0;
+    for (; i + 2 * kWide <= n; i += 2 * kWide) {
+        sums[0] += load_wide(a + i) * load_wide(b + i);
+        sums[1] += load_wide(a + i + kWide) * load_wide(b + i + kWide);
+    }
+    for (; i < n; i += kWide) {
+        const std::int64_t rest = std::min(kWide, n - i);
+        sums[0] += load_wide_part(a + i, rest) * load_wide_part(b + i, rest);
+    }
+    return sum_of(sums[0] + sums[1]);
+}
+
+// ------------------------------------------------------------------------------------ functions
+// Cephes' polynomials (Moshier, https://www.netlib.org/cephes/), within 2 units in the last place.
+
+KARY_INLINE Wide wide(float value) { return value - Wide{}; }
+
+KARY_INLINE Wide exponential(Wide x) {
+    Wide bounded = x > 89.0f ? wide(89.0f) : x;
+    bounded = bounded < -104.0f ? wide(-104.0f) : bounded;
+    const Wide scaled = bounded * 1.44269504088896341f;
+    const WideLanes n = __builtin_convertvector(scaled + (scaled < 0 ? wide(-0.5f) : wide(0.5f)),
+                                                WideLanes);
+    const Wide whole = __builtin_convertvector(n, Wide);
+    const Wide r = (bounded - whole * 0.693359375f) - whole * -2.12194440e-4f;
+    Wide y = wide(1.9875691500e-4f);
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * (r * r) + r + 1.0f;
+    // in two factors, so that results below the smallest normal number, and 2^128, come out right
+    const WideLanes half = n >> 1;
+    const Wide result = y * (Wide)((half + 127) << 23) * (Wide)((n - half + 127) << 23);
+    return x != x ? x : result;
+}
+
+KARY_INLINE Wide logarithm(Wide x) {
+    const Wide scale = x < 1.17549435e-38f ? wide(8388608.0f) : wide(1.0f);
+    const Wide normal = x * scale;
+    WideLanes bits = (WideLanes)normal;
+    WideLanes exponent = ((bits >> 23) & 255) - 126;
+    Wide m = (Wide)((bits & 0x007fffff) | 0x3f000000);  // 0.5 to 1
+    const WideLanes small = (WideLanes)(m < 0.707106781186547524f);
+    exponent += small;  // which is -1 where it holds
+    m = (m < 0.707106781186547524f ? m + m : m) - 1.0f;
+    Wide e = __builtin_convertvector(exponent, Wide);
+    e = x < 1.17549435e-38f ? e - 23.0f : e;
+    const Wide z = m * m;
+    Wide y = wide(7.0376836292e-2f);
+    y = y * m - 1.1514610310e-1f;
+    y = y * m + 1.1676998740e-1f;
+    y = y * m - 1.2420140846e-1f;
+    y = y * m + 1.4249322787e-1f;
+    y = y * m - 1.6668057665e-1f;
+    y = y * m + 2.0000714765e-1f;
+    y = y * m - 2.4999993993e-1f;
+    y = y * m + 3.3333331174e-1f;
+    y = y * m * z;
+    y = y + e * -2.12194440e-4f - 0.5f * z;
+    Wide result = m + y + e * 0.693359375f;
+    const float infinity = __builtin_inff();
+    result = x == infinity ? x : result;
+    result = x == 0 ? wide(-infinity) : result;
+    result = x < 0 ? wide(__builtin_nanf("")) : result;
+    return x != x ? x : result;
+}
+
+KARY_INLINE Wide magnitude(Wide x) { return (Wide)((WideLanes)x & 0x7fffffff); }
+
+KARY_INLINE Wide hyperbolic_tangent(Wide x) {
+    const Wide size = magnitude(x);
+    const Wide z = x * x;
+    Wide y = wide(-5.70498872745e-3f);
+    y = y * z + 2.06390887954e-2f;
+    y = y * z - 5.37397155531e-2f;
+    y = y * z + 1.33314422036e-1f;
+    y = y * z - 3.33332819422e-1f;
+    const Wide near = y * z * x + x;
+    const Wide far = 1.0f - 2.0f / (exponential(size + size) + 1.0f);
+    return size < 0.625f ? near : (Wide)((WideLanes)far | ((WideLanes)x & (-2147483647 - 1)));
+}
+
+// log(1 + exp(x)), where nothing is lost if exp(x) is small
+KARY_INLINE Wide softplus(Wide x) {
+    const Wide y = exponential(x > 20.0f ? wide(20.0f) : x);
+    const Wide u = y + 1.0f;
+    const Wide result = logarithm(u) + (y - (u - 1.0f)) / u;
+    return x > 20.0f ? x : result;
+}
+
+KARY_INLINE Wide square_root(Wide x) {
+    float lanes[kWide];
+    std::memcpy(lanes, &x, sizeof lanes);
+    for (int i = 0; i < kWide; ++i) lanes[i] = __builtin_sqrtf(lanes[i]);
+    return load_wide(lanes);
+}
+
+KARY_INLINE Wide one_where(WideLanes condition) {
+    return (Wide)(condition & (WideLanes)wide(1.0f));
+}
+
+// ------------------------------------------------------------------------------------ each number
+
+// to[i] = f(a[i], b[i], c[i]); an operand with step 0 is one number for all i.
+template <class Function>
+KARY_INLINE void each(const Elementwise& e, Function function) {
+    const float* const from[3] = {e.a, e.b, e.c};
+    const std::int64_t step[3] = {e.a_step, e.b_step, e.c_step};
+    Wide x[3] = {};
+    for (int o = 0; o < 3; ++o)
+        if (from[o] && !step[o]) x[o] = wide(*from[o]);
+    for (std::int64_t i = 0; i < e.n; i += kWide) {
+        const std::int64_t rest = e.n - i;
+        for (int o = 0; o < 3; ++o)
+            if (step[o]) x[o] = load_up_to(from[o] + i, rest);
+        store_up_to(e.to + i, function(x[0], x[1], x[2]), rest);
+    }
+}
+
+static void elementwise(Code code, const Elementwise& e) {
+    const float s = e.first, t = e.second;
+    switch (code) {
+#define KARY_EACH(name, expression) \
+    case Code::name: each(e, [=](Wide a, Wide b, Wide c) -> Wide { \
+        (void)a; (void)b; (void)c; return expression; }); break;
+        KARY_EACH(kAdd, a + b)
+        KARY_EACH(kSubtract, a - b)
+        KARY_EACH(kMultiply, a * b)
+        KARY_EACH(kDivide, a / b)
+        KARY_EACH(kAddNumber, a + s)
+        KARY_EACH(kMultiplyNumber, a * s)
+        KARY_EACH(kDivideNumber, a / s)
+        KARY_EACH(kNumberMinus, s - a)
+        KARY_EACH(kNegate, -a)
+        KARY_EACH(kMagnitude, magnitude(a))
+        KARY_EACH(kSquare, a * a)
+        KARY_EACH(kReciprocal, 1.0f / a)
+        KARY_EACH(kExponential, exponential(a))
+        KARY_EACH(kLogarithm, logarithm(a))
+        KARY_EACH(kTangent, hyperbolic_tangent(a))
+        KARY_EACH(kSoftplus, softplus(a))
+        KARY_EACH(kRelu, a < 0 ? Wide{} : a)
+        KARY_EACH(kAtLeast, a < s ? wide(s) : a)
+        KARY_EACH(kAtMost, a > s ? wide(s) : a)
+        KARY_EACH(kBetween, (a < s ? wide(s) : a) > t ? wide(t) : (a < s ? wide(s) : a))
+        KARY_EACH(kEqual, one_where(a == b))
+        KARY_EACH(kNotBelowNumber, one_where(a >= s))
+        KARY_EACH(kNotAboveNumber, one_where(a <= s))
+        KARY_EACH(kWhere, a != 0 ? b : c)
+        KARY_EACH(kThresholdGradient, b <= s ? Wide{} : a)
+        KARY_EACH(kTangentGradient, a * (1.0f - b * b))
+        KARY_EACH(kSquaredErrorGradient, s * (b - c) * a)
+        // softplus' = z / (1 + z) with z = exp(x), as 1 / (1 + exp(-x)), which cannot overflow
+        KARY_EACH(kSoftplusGradient, b > 20.0f ? a : a / (1.0f + exponential(-b)))
+        KARY_EACH(kHuberGradient, (b - c <= -s ? wide(-s) : b - c >= s ? wide(s) : b - c) * (a * t))
+#undef KARY_EACH
+        default: break;
+    }
+}
+
+// ----------------------------------------------------------------------------------- the optimizer
+
+static void adam(const Adam& a) {
+    const Wide rest_1 = wide(a.rest_1), beta_2 = wide(a.beta_2), rest_2 = wide(a.rest_2);
+    const Wide root = wide(a.root), epsilon = wide(a.epsilon), size = wide(a.step_size);
+    for (std::int64_t i = 0; i < a.n; i += kWide) {
+        const std::int64_t rest = a.n - i;
+        const Wide gradient = load_up_to(a.gradient + i, rest);
+        Wide mean = load_up_to(a.mean + i, rest);
+        mean += rest_1 * (gradient - mean);
+        const Wide square =
+            load_up_to(a.square + i, rest) * beta_2 + rest_2 * gradient * gradient;
+        const Wide step = size * mean / (square_root(square) / root + epsilon);
+        store_up_to(a.mean + i, mean, rest);
+        store_up_to(a.square + i, square, rest);
+        store_up_to(a.parameters + i, load_up_to(a.parameters + i, rest) - step, rest);
+    }
+}
+
+// to += share * (from - to); a share of 1 copies
+static void approach(float* to, const float* from, std::int64_t n, float share) {
+    if (share < 0.5f)
+        for (std::int64_t i = 0; i < n; ++i) to[i] += share * (from[i] - to[i]);
+    else
+        for (std::int64_t i = 0; i < n; ++i) to[i] = from[i] - (from[i] - to[i]) * (1.0f - share);
+}
+
+// -------------------------------------------------------------------------------------- reductions
+
+template <bool kLeast>
+KARY_INLINE Wide extreme(Wide so_far, Wide value) {
+    const WideLanes better = kLeast ? (WideLanes)(value < so_far) : (WideLanes)(value > so_far);
+    return (better | (WideLanes)(value != value)) ? value : so_far;  // no number is kept
+}
+
+// to[o][i] = the sum, mean, least or greatest of from[o][r][i] over r
+static void reduce(Code code, const Reduction& d) {
+    for (std::int64_t o = 0; o < d.outer; ++o) {
+        const float* const from = d.from + o * d.n * d.step;
+        float* const to = d.to + o * d.inner;
+        std::int64_t i = 0;
+        for (; i + kWide <= d.inner; i += kWide) {
+            Wide value = load_wide(from + i);
+            for (std::int64_t r = 1; r < d.n; ++r) {
+                const Wide next = load_wide(from + r * d.step + i);
+                value = code == Code::kLeast      ? extreme<true>(value, next)
+                        : code == Code::kGreatest ? extreme<false>(value, next)
+                                                  : value + next;
+            }
+            if (code == Code::kMean) value = value / float(d.n);
+            store_wide(to + i, value);
+        }
+        if (d.step == 1 && d.inner == 1 && d.n >= kWide && (code == Code::kSum || code == Code::kMean)) {
+            Wide sums = load_wide(from);
+            std::int64_t r = kWide;
+            for (; r + kWide <= d.n; r += kWide) sums += load_wide(from + r);
+            float value = sum_of(sums);
+            for (; r < d.n; ++r) value += from[r];
+            to[0] = code == Code::kMean ? value / float(d.n) : value;
+            continue;
+        }
+        const std::int64_t rest = d.inner - i;  // fewer than kWide
+        float values[kWide];
+        for (std::int64_t j = 0; j < rest; ++j) values[j] = from[i + j];
+        for (std::int64_t r = 1; r < d.n; ++r)
+            for (std::int64_t j = 0; j < rest; ++j) {
+                const float next = from[r * d.step + i + j];
+                float& value = values[j];
+                if (code == Code::kSum || code == Code::kMean)
+                    value += next;
+                else if ((code == Code::kLeast ? next < value : next > value) || next != next)
+                    value = next;
+            }
+        for (std::int64_t j = 0; j < rest; ++j)
+            to[i + j] = code == Code::kMean ? values[j] / float(d.n) : values[j];
+    }
+}
+
+// -------------------------------------------------------------------------------------- rows
+
+static void softmax(const Rows& r) {
+    for (std::int64_t row = 0; row < r.n; ++row) {
+        const float* const from = r.from + row * r.width;
+        float* const to = r.to + row * r.width;
+        float greatest = from[0];
+        for (std::int64_t i = 1; i < r.width; ++i)
+            greatest = from[i] > greatest || from[i] != from[i] ? from[i] : greatest;
+        float total = 0;
+        for (std::int64_t i = 0; i < r.width; i += kWide) {
+            const std::int64_t n = std::min(kWide, r.width - i);
+            const Wide shifted = load_wide_part(from + i, n) - greatest;
+            float lanes[kWide];
+            store_wide(lanes, exponential(shifted));
+            for (std::int64_t j = 0; j < n; ++j) total += lanes[j];
+            std::memcpy(to + i, r.logarithmic ? (const void*)&shifted : lanes, n * sizeof(float));
+        }
+        float last[kWide];
+        store_wide(last, logarithm(wide(total)));
+        if (r.logarithmic)
+            for (std::int64_t i = 0; i < r.width; ++i) to[i] -= last[0];
+        else
+            for (std::int64_t i = 0; i < r.width; ++i) to[i] /= total;
+    }
+}
+
+// the gradient of a logarithmic softmax, by that of its outcome (`from`), and its outcome
+static void softmax_gradient(const Rows& r) {
+    for (std::int64_t row = 0; row < r.n; ++row) {
+        const float* const gradient = r.from + row * r.width;
+        const float* const outcome = r.other + row * r.width;
+        float* const to = r.to + row * r.width;
+        float total = 0;
+        for (std::int64_t i = 0; i < r.width; ++i) total += gradient[i];
+        for (std::int64_t i = 0; i < r.width; i += kWide) {
+            const std::int64_t n = std::min(kWide, r.width - i);
+            const Wide value = load_wide_part(gradient + i, n) -
+                               exponential(load_wide_part(outcome + i, n)) * total;
+            std::memcpy(to + i, &value, n * sizeof(float));
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------ the program
+
+// Copies between places of any strides; what is contiguous on both sides, in one piece.
+static void copy(const Copy& c) {
+    for (std::int64_t i = 0; i < c.shape[0]; ++i)
+        for (std::int64_t j = 0; j < c.shape[1]; ++j) {
+            const float* from = c.from + i * c.from_step[0] + j * c.from_step[1];
+            float* to = c.to + i * c.to_step[0] + j * c.to_step[1];
+            const std::int64_t n = c.shape[2], m = c.shape[3];
+            if (c.from_step[2] == 1 && c.to_step[3] == 1 && n >= kWidth && m >= kWidth) {
+                transposed(from, c.from_step[3], m, n, to, c.to_step[2]);
+                continue;
+            }
+            for (std::int64_t k = 0; k < n; ++k, from += c.from_step[2], to += c.to_step[2])
+                if (c.to_step[3] == 1 && c.from_step[3] == 1 && m >= kWide)
+                    std::memcpy(to, from, m * sizeof(float));
+                else
+                    for (std::int64_t l = 0; l < m; ++l)
+                        to[l * c.to_step[3]] = from[l * c.from_step[3]];
+        }
+}
+
+static void batch_multiply(const BatchProduct& p) {
+    for (std::int64_t i = 0; i < p.batch; ++i)
+        for (std::int64_t row = 0; row < p.m; ++row)
+            for (std::int64_t column = 0; column < p.n; ++column) {
+                const float* a = p.a + i * p.a_batch + row * p.a_row;
+                const float* b = p.b + i * p.b_batch + column * p.b_column;
+                float sum = 0;
+                if (p.a_column == 1 && p.b_row == 1)
+                    sum = dot(a, b, p.k);
+                else
+                    for (std::int64_t k = 0; k < p.k; ++k)
+                        sum += a[k * p.a_column] * b[k * p.b_row];
+                p.to[(i * p.m + row) * p.n + column] = sum;
+            }
+}
+
+static void greatest_of_rows(const Rows& r) {
+    for (std::int64_t row = 0; row < r.n; ++row) {
+        const float* const from = r.from + row * r.width;
+        std::int64_t best = 0;
+        for (std::int64_t i = 1; i < r.width; ++i)
+            if (from[i] > from[best] || (from[i] != from[i] && from[best] == from[best])) best = i;
+        r.to[row] = float(best);
+    }
+}
+
+static void dots(const Product& p) {
+    for (std::int64_t row = 0; row < p.m; ++row)
+        for (std::int64_t column = 0; column < p.n; ++column) {
+            float value = dot(p.a + row * p.a_row, p.b + column * p.b_row, p.k);
+            if (p.bias) value += p.bias[column];
+            p.c[row * p.c_row + column] = p.relu && value < 0 ? 0.0f : value;
+        }
+}
+
+static bool run(const Operation* operations, std::int64_t n, char* const* memory) {
+    for (const Operation* o = operations; o < operations + n; ++o) {
+        switch (o->code) {
+            case Code::kProduct: multiply(product_of(*o, memory)); break;
+            case Code::kDots: dots(product_of(*o, memory)); break;
+            case Code::kBatchProduct: batch_multiply(batch_product_of(*o, memory)); break;
+            case Code::kPack: {
+                const Copy c = copy_of(*o, memory);
+                pack(c.from, c.from_step[2], c.from_step[3], c.shape[2], c.shape[3], c.to);
+                break;
+            }
+            case Code::kCopy: copy(copy_of(*o, memory)); break;
+            case Code::kSum:
+            case Code::kMean:
+            case Code::kLeast:
+            case Code::kGreatest: reduce(o->code, reduction_of(*o, memory)); break;
+            case Code::kNorm: {
+                const Rows r = rows_of(*o, memory);
+                *r.to = __builtin_sqrtf(dot(r.from, r.from, r.width));
+                break;
+            }
+            case Code::kGreatestOfRows: greatest_of_rows(rows_of(*o, memory)); break;
+            case Code::kSoftmax: softmax(rows_of(*o, memory)); break;
+            case Code::kSoftmaxGradient: softmax_gradient(rows_of(*o, memory)); break;
+            case Code::kSelect:
+            case Code::kPut:
+                if (!chosen(o->code == Code::kPut, choice_of(*o, memory))) return false;
+                break;
+            default: elementwise(o->code, elementwise_of(*o, memory)); break;
+        }
+    }
+    return true;
+}
+
+}  // namespace kary::KARY_SET

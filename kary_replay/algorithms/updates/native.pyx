@@ -1,0 +1,165 @@
+# distutils: language = c++
+"""Programs of operations on float32 numbers, run without Python and without torch.
+
+`translation.py` makes them of recorded graphs. Memory comes as addresses: this module knows no
+tensors, and torch is not needed to compile it.
+"""
+
+from libc.math cimport pow, sqrt
+from libc.stdint cimport int64_t, uintptr_t
+from libc.string cimport memcpy
+
+import threading
+
+import numpy as np
+
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+
+cdef extern from "native.hpp" namespace "kary" nogil:
+    const int kWords
+    const int kNumberOfSets
+
+    cppclass Code:
+        pass
+
+    struct Operation:
+        int64_t code
+        int64_t word[20]
+        double number[2]
+
+    struct Step "kary::Adam":
+        float* parameters
+        float* mean
+        float* square
+        const float* gradient
+        int64_t n
+        float rest_1
+        float beta_2
+        float rest_2
+        float root
+        float epsilon
+        float step_size
+
+    struct Set:
+        const char* name
+        bint (*usable)() noexcept nogil
+        bint (*run)(const Operation*, int64_t, char**) noexcept nogil
+        void (*adam)(const Step&) noexcept nogil
+        void (*approach)(float*, const float*, int64_t, float) noexcept nogil
+
+    const Set kSets[]
+
+__all__ = ["SETS", "WORDS", "Program", "adam", "approach", "use"]
+
+WORDS = kWords
+SETS = tuple(kSets[i].name.decode() for i in range(kNumberOfSets) if kSets[i].usable())
+"""The sets of vector instructions that this processor can run, the best first."""
+
+cdef const Set* chosen = NULL
+
+
+def use(str name):
+    """Run all programs with a set of vector instructions; return which one they had.
+
+    Raises
+    ------
+    ValueError
+        If this processor does not have it.
+    """
+    global chosen
+    if name not in SETS:
+        raise ValueError(f"instructions must be one of {', '.join(SETS)}, got {name!r}")
+    former = None if chosen is NULL else chosen.name.decode()
+    for i in range(kNumberOfSets):
+        if kSets[i].name.decode() == name:
+            chosen = &kSets[i]
+    return former
+
+
+use(SETS[0])
+
+
+cdef class Program:
+    """A list of operations.
+
+    Parameters
+    ----------
+    words : int64 [n, 1 + WORDS]
+        The code of each operation and its arguments, as native.hpp describes them.
+    numbers : float64 [n, 2]
+        Their arguments that are no integers.
+    n_pieces : int
+        How many pieces of memory they work on.
+    """
+
+    cdef Operation* operations
+    cdef char** memory
+    cdef readonly int n_operations, n_pieces
+    cdef object lock
+
+    def __cinit__(self, words, numbers, int n_pieces):
+        cdef int64_t[:, ::1] word = np.ascontiguousarray(words, np.int64)
+        cdef double[:, ::1] number = np.ascontiguousarray(numbers, np.float64)
+        self.n_operations, self.n_pieces = word.shape[0], n_pieces
+        if word.shape[1] != 1 + kWords or number.shape[0] != word.shape[0] or number.shape[1] != 2:
+            raise ValueError(f"words must be [n, {1 + kWords}] and numbers [n, 2], got "
+                             f"{np.shape(words)} and {np.shape(numbers)}")
+        self.operations = <Operation*>PyMem_Malloc(self.n_operations * sizeof(Operation) + 1)
+        self.memory = <char**>PyMem_Malloc(n_pieces * sizeof(char*) + 1)
+        if self.operations is NULL or self.memory is NULL:
+            raise MemoryError
+        for i in range(self.n_operations):
+            memcpy(&self.operations[i].code, &word[i, 0], sizeof(int64_t))
+            memcpy(self.operations[i].word, &word[i, 1], kWords * sizeof(int64_t))
+            memcpy(self.operations[i].number, &number[i, 0], 2 * sizeof(double))
+        self.lock = threading.Lock()
+
+    def __dealloc__(self):
+        PyMem_Free(self.operations)
+        PyMem_Free(self.memory)
+
+    def run(self, list pieces):
+        """Carry out the operations.
+
+        Parameters
+        ----------
+        pieces : list of functions
+            Each returns the address of a piece of memory, as ``Tensor.data_ptr`` does.
+
+        Raises
+        ------
+        IndexError
+            If an index that the operations read is out of range.
+        """
+        cdef bint done = False
+        if len(pieces) != self.n_pieces:
+            raise ValueError(f"the program works on {self.n_pieces} pieces, got {len(pieces)}")
+        with self.lock:
+            for i in range(self.n_pieces):
+                self.memory[i] = <char*><uintptr_t>pieces[i]()
+            with nogil:
+                done = chosen.run(self.operations, self.n_operations, self.memory)
+        if not done:
+            raise IndexError("an index is out of range: actions count from 0")
+
+
+def adam(uintptr_t parameters, uintptr_t gradient, uintptr_t mean, uintptr_t square, int64_t n,
+         double n_steps, double learning_rate, double beta_1, double beta_2, double epsilon):
+    """Take the step number ``n_steps`` of Adam with n float32 numbers at each address.
+
+    Kingma & Ba (2015), arXiv:1412.6980, algorithm 1, in the form of ``torch.optim.Adam``.
+    """
+    cdef Step step
+    step.parameters, step.gradient = <float*>parameters, <float*>gradient
+    step.mean, step.square, step.n = <float*>mean, <float*>square, n
+    step.rest_1, step.beta_2, step.rest_2 = 1 - beta_1, beta_2, 1 - beta_2
+    step.root = sqrt(1 - pow(beta_2, n_steps))
+    step.epsilon, step.step_size = epsilon, learning_rate / (1 - pow(beta_1, n_steps))
+    with nogil:
+        chosen.adam(step)
+
+
+def approach(uintptr_t to, uintptr_t source, int64_t n, double share):
+    """Move n float32 numbers by a share of the way to others; a share of 1 copies them."""
+    with nogil:
+        chosen.approach(<float*>to, <const float*>source, n, share)
