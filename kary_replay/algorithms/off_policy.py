@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from ..buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
@@ -15,7 +14,7 @@ from ..types import Field
 from ..validation import as_count, as_fraction
 from ..writers.n_step import NStepWriter
 from .algorithm import Algorithm, Options, Tensors, check_above_0
-from .updates.minimizer import flatten, take_up
+from .updates.minimizer import flatten, move_towards, take_up
 
 __all__ = ["OffPolicy", "OffPolicyOptions"]
 
@@ -91,9 +90,8 @@ class OffPolicy(Algorithm):
         """Count an update, and move the target networks if it is time."""
         self.n_updates += 1
         if self.n_updates % self.options.target_interval == 0:
-            with torch.no_grad():
-                for name, target in self.targets.items():
-                    target.lerp_(self.minimizers[name].flat, self.options.tau)
+            for name, target in self.targets.items():
+                move_towards(target, self.minimizers[name].flat, self.options.tau)
 
     def state_dict(self) -> dict[str, Any]:
         targets = {name: target.clone() for name, target in self.targets.items()}

@@ -5,8 +5,9 @@ they compute. Three things help, and none changes a result:
 
 - the parameters of a network are views of one vector, so that the optimizer, the averaging over
   learners, target networks and publishing take one operation each, whatever the number of layers;
-- the loss and its gradient are recorded once, as a list of torch's own operations, and from then on
-  run by TorchScript's interpreter, or as one CUDA graph, without Python and without autograd;
+- the loss and its gradient are recorded once, as a list of torch's own operations, and from then
+  on run without Python and without autograd: on a CPU as a native program, or by TorchScript's
+  interpreter where it has operations that native programs do not know; on a GPU as one CUDA graph;
 - Adam is fused.
 """
 
@@ -19,9 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .native import adam, approach
 from .recorded import PROGRAMS, Function, Recorded
 
-__all__ = ["Minimizer", "Share", "flatten", "take_up"]
+__all__ = ["Minimizer", "Share", "flatten", "move_towards", "take_up"]
+
+ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,23 @@ def take_up(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
             )
     for name, tensor in tensors.items():
         tensor.copy_(state[name])
+
+
+def is_native(*tensors: Tensor) -> bool:
+    """Return whether native code can work on tensors: on a CPU, float32 and contiguous."""
+    return all(
+        tensor.is_cpu and tensor.dtype == torch.float32 and tensor.is_contiguous()
+        for tensor in tensors
+    )
+
+
+def move_towards(target: Tensor, source: Tensor, share: float) -> None:
+    """Move a vector by a share of the way to another one, in place; a share of 1 copies it."""
+    if is_native(target, source):
+        approach(target.data_ptr(), source.data_ptr(), len(target), share)
+    else:
+        with torch.no_grad():
+            target.lerp_(source, share)
 
 
 class Minimizer:
@@ -137,10 +158,28 @@ class Minimizer:
         """
         self._inputs = inputs
         gradient, *others = self._compute(*inputs)
-        with torch.inference_mode():
-            if self._average is not None:
+        if self._average is not None:
+            with torch.inference_mode():
                 self._average(gradient)
                 gradient = self._clipped(gradient)
+        self._adam(gradient)
+        return tuple([other.clone() for other in others])
+
+    def _adam(self, gradient: Tensor) -> None:
+        """Take a step of Adam along a gradient."""
+        if is_native(self.flat, gradient):
+            adam(
+                self.flat.data_ptr(),
+                gradient.data_ptr(),
+                self._mean.data_ptr(),
+                self._square.data_ptr(),
+                len(gradient),
+                self._n_steps.data_ptr(),
+                self.learning_rate,
+                **ADAM,
+            )
+            return
+        with torch.inference_mode():
             self._n_steps += 1
             # torch.optim.Adam(fused=True) comes down to this. What it does around it takes 90 µs,
             # half of an update.
@@ -152,14 +191,11 @@ class Minimizer:
                 [],
                 [self._n_steps],
                 lr=self.learning_rate,
-                beta1=0.9,
-                beta2=0.999,
                 weight_decay=0.0,
-                eps=1e-8,
                 amsgrad=False,
                 maximize=False,
+                **ADAM,
             )
-        return tuple([other.clone() for other in others])
 
     def figures(self) -> dict[str, float]:
         """Return the loss of the last step's rows now, and the length of its gradient.

@@ -144,17 +144,19 @@ cdef class Program:
 
 
 def adam(uintptr_t parameters, uintptr_t gradient, uintptr_t mean, uintptr_t square, int64_t n,
-         double n_steps, double learning_rate, double beta_1, double beta_2, double epsilon):
-    """Take the step number ``n_steps`` of Adam with n float32 numbers at each address.
+         uintptr_t n_steps, double learning_rate, double beta1, double beta2, double eps):
+    """Take a step of Adam with n float32 numbers at each address, and count it in ``n_steps``.
 
     Kingma & Ba (2015), arXiv:1412.6980, algorithm 1, in the form of ``torch.optim.Adam``.
     """
+    cdef float* count = <float*>n_steps
     cdef Step step
     step.parameters, step.gradient = <float*>parameters, <float*>gradient
     step.mean, step.square, step.n = <float*>mean, <float*>square, n
-    step.rest_1, step.beta_2, step.rest_2 = 1 - beta_1, beta_2, 1 - beta_2
-    step.root = sqrt(1 - pow(beta_2, n_steps))
-    step.epsilon, step.step_size = epsilon, learning_rate / (1 - pow(beta_1, n_steps))
+    count[0] += 1
+    step.rest_1, step.beta_2, step.rest_2 = 1 - beta1, beta2, 1 - beta2
+    step.root = sqrt(1 - pow(beta2, count[0]))
+    step.epsilon, step.step_size = eps, learning_rate / (1 - pow(beta1, count[0]))
     with nogil:
         chosen.adam(step)
 
