@@ -5,7 +5,8 @@
 // tile of a product. There is no #pragma once for that reason.
 //
 // A number of a product is one chain of multiplications and additions in the order of k. All else
-// is computed in vectors of 16 numbers, whatever the set, which the compiler takes apart. So the
+// is computed in vectors of 16 numbers, whatever the set, which the compiler takes apart. Products
+// are added to what is no product itself, so that the compiler has no choice what to fuse. So the
 // sets that have fused multiplication and addition give the same bits.
 
 namespace kary::KARY_SET {
@@ -145,16 +146,16 @@ KARY_INLINE void transpose(Vector rows[kWidth]) {
         KARY_UNROLL for (int i = 0; i < kWidth / 2; ++i) {
             const Vector one = rows[i], two = rows[i + kWidth / 2];
 #if KARY_WIDTH == 16
-            next[2 * i] = KARY_SHUFFLE(one, two, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22,
+            next[2 * i] = KARY_SHUFFLE(Lanes, one, two, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22,
                                        7, 23);
-            next[2 * i + 1] = KARY_SHUFFLE(one, two, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29,
+            next[2 * i + 1] = KARY_SHUFFLE(Lanes, one, two, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29,
                                            14, 30, 15, 31);
 #elif KARY_WIDTH == 8
-            next[2 * i] = KARY_SHUFFLE(one, two, 0, 8, 1, 9, 2, 10, 3, 11);
-            next[2 * i + 1] = KARY_SHUFFLE(one, two, 4, 12, 5, 13, 6, 14, 7, 15);
+            next[2 * i] = KARY_SHUFFLE(Lanes, one, two, 0, 8, 1, 9, 2, 10, 3, 11);
+            next[2 * i + 1] = KARY_SHUFFLE(Lanes, one, two, 4, 12, 5, 13, 6, 14, 7, 15);
 #else
-            next[2 * i] = KARY_SHUFFLE(one, two, 0, 4, 1, 5);
-            next[2 * i + 1] = KARY_SHUFFLE(one, two, 2, 6, 3, 7);
+            next[2 * i] = KARY_SHUFFLE(Lanes, one, two, 0, 4, 1, 5);
+            next[2 * i + 1] = KARY_SHUFFLE(Lanes, one, two, 2, 6, 3, 7);
 #endif
         }
         KARY_UNROLL for (int i = 0; i < kWidth; ++i) rows[i] = next[i];
@@ -176,8 +177,9 @@ static void transposed(const float* from, std::int64_t from_row, std::int64_t n_
         for (; j < n_columns; ++j)
             for (int r = 0; r < kWidth; ++r) to[j * to_row + i + r] = from[(i + r) * from_row + j];
     }
-    for (; i < n_rows; ++i)
-        for (std::int64_t j = 0; j < n_columns; ++j) to[j * to_row + i] = from[i * from_row + j];
+    const std::int64_t rest = n_rows - i;
+    for (std::int64_t j = 0; j < n_columns; ++j)
+        for (std::int64_t r = i; r < i + rest; ++r) to[j * to_row + r] = from[r * from_row + j];
 }
 
 // Packs B (k × n) for `multiply`. What is between the last column and the next whole vector is 0.
@@ -206,11 +208,11 @@ static void pack(const float* b, std::int64_t row, std::int64_t column, std::int
 }
 
 KARY_INLINE float sum_of(Wide value) {
-    float lanes[kWide];
-    std::memcpy(lanes, &value, sizeof lanes);
-    for (int half = 8; half; half /= 2)
-        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-    return lanes[0];
+    value += KARY_SHUFFLE(WideLanes, value, value, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6,
+                          7);
+    value += KARY_SHUFFLE(WideLanes, value, value, 4, 5, 6, 7, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
+    value += KARY_SHUFFLE(WideLanes, value, value, 2, 3, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1);
+    return value[0] + value[1];
 }
 
 KARY_INLINE float dot(const float* a, const float* b, std::int64_t n) {
@@ -274,9 +276,9 @@ KARY_INLINE Wide logarithm(Wide x) {
     y = y * m + 2.0000714765e-1f;
     y = y * m - 2.4999993993e-1f;
     y = y * m + 3.3333331174e-1f;
-    y = y * m * z;
-    y = y + e * -2.12194440e-4f - 0.5f * z;
-    Wide result = m + y + e * 0.693359375f;
+    Wide result = z * (y * m - 0.5f) + m;
+    result = result + e * -2.12194440e-4f;
+    result = result + e * 0.693359375f;
     const float infinity = __builtin_inff();
     result = x == infinity ? x : result;
     result = x == 0 ? wide(-infinity) : result;
@@ -380,16 +382,16 @@ static void elementwise(Code code, const Elementwise& e) {
 // ----------------------------------------------------------------------------------- the optimizer
 
 static void adam(const Adam& a) {
-    const Wide rest_1 = wide(a.rest_1), beta_2 = wide(a.beta_2), rest_2 = wide(a.rest_2);
+    const Wide rest_1 = wide(a.rest_1), rest_2 = wide(a.rest_2);
     const Wide root = wide(a.root), epsilon = wide(a.epsilon), size = wide(a.step_size);
     for (std::int64_t i = 0; i < a.n; i += kWide) {
         const std::int64_t rest = a.n - i;
         const Wide gradient = load_up_to(a.gradient + i, rest);
         Wide mean = load_up_to(a.mean + i, rest);
         mean += rest_1 * (gradient - mean);
-        const Wide square =
-            load_up_to(a.square + i, rest) * beta_2 + rest_2 * gradient * gradient;
-        const Wide step = size * mean / (square_root(square) / root + epsilon);
+        Wide square = load_up_to(a.square + i, rest);
+        square += rest_2 * (gradient * gradient - square);
+        const Wide step = size * mean / (square_root(square) * root + epsilon);
         store_up_to(a.mean + i, mean, rest);
         store_up_to(a.square + i, square, rest);
         store_up_to(a.parameters + i, load_up_to(a.parameters + i, rest) - step, rest);
@@ -412,46 +414,67 @@ KARY_INLINE Wide extreme(Wide so_far, Wide value) {
     return (better | (WideLanes)(value != value)) ? value : so_far;  // no number is kept
 }
 
-// to[o][i] = the sum, mean, least or greatest of from[o][r][i] over r
-static void reduce(Code code, const Reduction& d) {
+KARY_INLINE float extreme(Code code, float so_far, float value) {
+    const bool better = code == Code::kLeast ? value < so_far : value > so_far;
+    return better || value != value ? value : so_far;
+}
+
+// the sum, least or greatest of n numbers side by side
+KARY_INLINE float reduce_row(Code code, const float* from, std::int64_t n) {
+    float value = from[0];
+    std::int64_t i = 1;
+    if (code != Code::kSum && code != Code::kMean) {
+        for (; i < n; ++i) value = extreme(code, value, from[i]);
+        return value;
+    }
+    if (n >= kWide) {
+        Wide sums = load_wide(from);
+        for (i = kWide; i + kWide <= n; i += kWide) sums += load_wide(from + i);
+        value = sum_of(sums);
+    }
+    for (; i < n; ++i) value += from[i];
+    return value;
+}
+
+// the same of n rows, for some vectors of columns
+template <int V>
+KARY_INLINE void reduce_columns(Code code, const Reduction& d, const float* from, float* to) {
+    Wide value[V];
+    KARY_UNROLL for (int v = 0; v < V; ++v) value[v] = load_wide(from + v * kWide);
+    for (std::int64_t r = 1; r < d.n; ++r)
+        KARY_UNROLL for (int v = 0; v < V; ++v) {
+            const Wide next = load_wide(from + r * d.inner + v * kWide);
+            value[v] = code == Code::kLeast      ? extreme<true>(value[v], next)
+                       : code == Code::kGreatest ? extreme<false>(value[v], next)
+                                                 : value[v] + next;
+        }
+    KARY_UNROLL for (int v = 0; v < V; ++v) store_wide(to + v * kWide, value[v]);
+}
+
+template <Code code>
+void reduce(const Reduction& d) {
     for (std::int64_t o = 0; o < d.outer; ++o) {
-        const float* const from = d.from + o * d.n * d.step;
+        const float* const from = d.from + o * d.n * d.inner;
         float* const to = d.to + o * d.inner;
-        std::int64_t i = 0;
-        for (; i + kWide <= d.inner; i += kWide) {
-            Wide value = load_wide(from + i);
-            for (std::int64_t r = 1; r < d.n; ++r) {
-                const Wide next = load_wide(from + r * d.step + i);
-                value = code == Code::kLeast      ? extreme<true>(value, next)
-                        : code == Code::kGreatest ? extreme<false>(value, next)
-                                                  : value + next;
-            }
-            if (code == Code::kMean) value = value / float(d.n);
-            store_wide(to + i, value);
+        if (d.inner == 1) {
+            *to = reduce_row(code, from, d.n);
+        } else {
+            std::int64_t i = 0;
+            for (; i + 4 * kWide <= d.inner; i += 4 * kWide)
+                reduce_columns<4>(code, d, from + i, to + i);
+            for (; i + kWide <= d.inner; i += kWide) reduce_columns<1>(code, d, from + i, to + i);
+            const std::int64_t rest = d.inner - i;
+            for (std::int64_t j = i; j < i + rest; ++j) to[j] = from[j];
+            for (std::int64_t r = 1; r < d.n; ++r)
+                for (std::int64_t j = i; j < i + rest; ++j) {
+                    const float next = from[r * d.inner + j];
+                    to[j] = code == Code::kSum || code == Code::kMean
+                                ? to[j] + next
+                                : extreme(code, to[j], next);
+                }
         }
-        if (d.step == 1 && d.inner == 1 && d.n >= kWide && (code == Code::kSum || code == Code::kMean)) {
-            Wide sums = load_wide(from);
-            std::int64_t r = kWide;
-            for (; r + kWide <= d.n; r += kWide) sums += load_wide(from + r);
-            float value = sum_of(sums);
-            for (; r < d.n; ++r) value += from[r];
-            to[0] = code == Code::kMean ? value / float(d.n) : value;
-            continue;
-        }
-        const std::int64_t rest = d.inner - i;  // fewer than kWide
-        float values[kWide];
-        for (std::int64_t j = 0; j < rest; ++j) values[j] = from[i + j];
-        for (std::int64_t r = 1; r < d.n; ++r)
-            for (std::int64_t j = 0; j < rest; ++j) {
-                const float next = from[r * d.step + i + j];
-                float& value = values[j];
-                if (code == Code::kSum || code == Code::kMean)
-                    value += next;
-                else if ((code == Code::kLeast ? next < value : next > value) || next != next)
-                    value = next;
-            }
-        for (std::int64_t j = 0; j < rest; ++j)
-            to[i + j] = code == Code::kMean ? values[j] / float(d.n) : values[j];
+        if (code == Code::kMean)
+            for (std::int64_t i = 0; i < d.inner; ++i) to[i] /= float(d.n);
     }
 }
 
@@ -568,10 +591,10 @@ static bool run(const Operation* operations, std::int64_t n, char* const* memory
                 break;
             }
             case Code::kCopy: copy(copy_of(*o, memory)); break;
-            case Code::kSum:
-            case Code::kMean:
-            case Code::kLeast:
-            case Code::kGreatest: reduce(o->code, reduction_of(*o, memory)); break;
+            case Code::kSum: reduce<Code::kSum>(reduction_of(*o, memory)); break;
+            case Code::kMean: reduce<Code::kMean>(reduction_of(*o, memory)); break;
+            case Code::kLeast: reduce<Code::kLeast>(reduction_of(*o, memory)); break;
+            case Code::kGreatest: reduce<Code::kGreatest>(reduction_of(*o, memory)); break;
             case Code::kNorm: {
                 const Rows r = rows_of(*o, memory);
                 *r.to = __builtin_sqrtf(dot(r.from, r.from, r.width));

@@ -138,15 +138,15 @@ inline Copy copy_of(const Operation& o, char* const* memory) {
     return c;
 }
 
-// of (outer × n × inner) contiguous numbers over the middle; step is inner
+// of (outer × n × inner) contiguous numbers over the middle
 struct Reduction {
     const float* from;
     float* to;
-    std::int64_t outer, n, inner, step;
+    std::int64_t outer, n, inner;
 };
 
 inline Reduction reduction_of(const Operation& o, char* const* memory) {
-    return {place(o, 0, memory), place(o, 2, memory), o.word[4], o.word[5], o.word[6], o.word[6]};
+    return {place(o, 0, memory), place(o, 2, memory), o.word[4], o.word[5], o.word[6]};
 }
 
 // contiguous rows
@@ -201,7 +201,7 @@ struct Adam {
     float *parameters, *mean, *square;
     const float* gradient;
     std::int64_t n;
-    float rest_1, beta_2, rest_2, root, epsilon, step_size;
+    float rest_1, rest_2, root, epsilon, step_size;  // rest: 1 - beta; root: of 1 / (1 - beta_2^t)
 };
 
 }  // namespace kary
@@ -210,10 +210,10 @@ struct Adam {
 #define KARY_KERNEL static __attribute__((noinline))
 #if defined(__clang__)
 #define KARY_UNROLL _Pragma("clang loop unroll(full)")
-#define KARY_SHUFFLE(one, two, ...) __builtin_shufflevector(one, two, __VA_ARGS__)
+#define KARY_SHUFFLE(lanes, one, two, ...) __builtin_shufflevector(one, two, __VA_ARGS__)
 #else
 #define KARY_UNROLL _Pragma("GCC unroll 32")
-#define KARY_SHUFFLE(one, two, ...) __builtin_shuffle(one, two, Lanes{__VA_ARGS__})
+#define KARY_SHUFFLE(lanes, one, two, ...) __builtin_shuffle(one, two, lanes{__VA_ARGS__})
 // All that passes a vector wider than the registers is inlined.
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif

@@ -34,7 +34,6 @@ cdef extern from "native.hpp" namespace "kary" nogil:
         const float* gradient
         int64_t n
         float rest_1
-        float beta_2
         float rest_2
         float root
         float epsilon
@@ -154,8 +153,8 @@ def adam(uintptr_t parameters, uintptr_t gradient, uintptr_t mean, uintptr_t squ
     step.parameters, step.gradient = <float*>parameters, <float*>gradient
     step.mean, step.square, step.n = <float*>mean, <float*>square, n
     count[0] += 1
-    step.rest_1, step.beta_2, step.rest_2 = 1 - beta1, beta2, 1 - beta2
-    step.root = sqrt(1 - pow(beta2, count[0]))
+    step.rest_1, step.rest_2 = 1 - beta1, 1 - beta2
+    step.root = 1 / sqrt(1 - pow(beta2, count[0]))
     step.epsilon, step.step_size = eps, learning_rate / (1 - pow(beta1, count[0]))
     with nogil:
         chosen.adam(step)

@@ -331,7 +331,7 @@ class Translation:
             if value.dtype not in (torch.float32, torch.bool) and node.target not in COUNTS:
                 raise UntranslatableError(f"{node.target} returns {value.dtype}")
             OPERATIONS[node.target](self, node)
-        elif value is not None or any(user.target is not operator.getitem for user in node.users):
+        elif value is not None or node.target._schema.is_mutable:  # type: ignore[union-attr]
             raise UntranslatableError(f"{node.target} is not known")
 
     def _view(self, node: Node, source: Node) -> None:
