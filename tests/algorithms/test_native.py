@@ -1,0 +1,363 @@
+"""Native programs compute what torch does, with any set of instructions that the processor has."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from algorithm_runs import NAMES, make, make_batch, parameters  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from kary_replay.algorithms.updates import native, translation  # noqa: E402
+from kary_replay.algorithms.updates.recorded import Recorded, leaves  # noqa: E402
+
+# Rounding of two float32 computations, by the largest number: sums of 256 terms, in other orders.
+CLOSE = 3e-6
+ALGORITHMS = {
+    "dqn": ("dqn", {}),
+    "dqn with one network": ("dqn", {"double": False}),
+    "dqn by TD error": ("dqn", {"prioritize_by": "td_error", "huber_delta": 0.3}),
+    "dqn clipped": ("dqn", {"max_gradient_norm": 1e-3}),
+    "dqn dueling": ("dqn", {"dueling": True}),
+    "dqn distributional": ("dqn", {"n_atoms": 51}),
+    "dqn distributional, dueling": ("dqn", {"n_atoms": 5, "dueling": True}),
+    "ddpg": ("ddpg", {}),
+    "td3": ("td3", {}),
+    "sac": ("sac", {}),
+    "sac with a fixed temperature": ("sac", {"ent_coef": 0.1}),
+}
+
+
+@pytest.fixture(params=native.SETS)
+def instructions(request):
+    """Run the test with each set of instructions that this processor has."""
+    former = native.use(request.param)
+    yield request.param
+    native.use(former)
+
+
+def distance(one, other):
+    """Return the greatest difference, as a share of the largest number."""
+    size = other.double().abs().max().clamp(min=1e-30)
+    return float((one.double() - other.double()).abs().max() / size)
+
+
+def compared(algorithm, batch, n_steps=3):
+    """Train without recordings; return how far the programs' gradients are from autograd's."""
+    distances = []
+    for minimizer in algorithm.minimizers.values():
+        recorded, plain = Recorded(minimizer._gradient), minimizer._gradient
+
+        def compute(*inputs, recorded=recorded, plain=plain):
+            found, expected = recorded(*inputs), plain(*inputs)
+            (program,) = recorded.programs.values()
+            assert isinstance(program, translation.NativeProgram)
+            distances.append(distance(found[0], expected[0]))
+            for one, other in zip(found[1:], expected[1:], strict=True):
+                # a difference of numbers near 1, in the divergence of a distribution
+                distances.append(min(distance(one, other), float((one - other).abs().max())))
+            return expected
+
+        minimizer._compute = compute
+    for _ in range(n_steps):
+        algorithm.update(batch)
+    return distances
+
+
+@pytest.mark.parametrize("n_rows", [1, 2, 37, 64, 256])
+@pytest.mark.parametrize("hidden", [(), (1,), (16, 8), (70, 33), (64, 64), (256, 256)])
+@pytest.mark.parametrize("kind", ALGORITHMS)
+def test_gradients_are_those_of_autograd(kind, hidden, n_rows):
+    name, options = ALGORITHMS[kind]
+    algorithm = make(name, hidden=hidden, **options)
+    assert max(compared(algorithm, make_batch(algorithm, n_rows))) < CLOSE
+
+
+@pytest.mark.parametrize("kind", ALGORITHMS)
+def test_gradients_with_every_set_of_instructions(kind, instructions):
+    name, options = ALGORITHMS[kind]
+    algorithm = make(name, hidden=(70, 33), **options)
+    assert max(compared(algorithm, make_batch(algorithm, 37))) < CLOSE
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [
+        (torch.ops.aten.tanh_backward.default, "ddpg"),
+        (torch.ops.aten.threshold_backward.default, "dqn"),
+        (torch.ops.aten.huber_loss_backward.default, "dqn"),
+        (torch.ops.aten.softplus.default, "sac"),
+        (torch.ops.aten.amin.default, "td3"),
+    ],
+)
+def test_a_planted_fault_is_noticed(monkeypatch, operation, name):
+    def faulty(t, node):
+        """Return the first operand in place of the result."""
+        place = t._dense(t._floats(node.args[0]))
+        n_dims = node.meta["val"].dim()
+        t._copy(place if n_dims == len(place.shape) else place.columns(0, 1), t._result(node))
+
+    def faulty_minimum(t, node):
+        t.reduce("greatest", node, t._floats(node.args[0]), node.args[1])
+
+    def unmasked(t, node):
+        t.product(*map(t.matrix, node.args[0].args), t._result(node))
+
+    faults = {
+        torch.ops.aten.amin.default: faulty_minimum,
+        torch.ops.aten.threshold_backward.default: unmasked,
+    }
+    monkeypatch.setitem(translation.OPERATIONS, operation, faults.get(operation, faulty))
+    algorithm = make(name)
+    assert max(compared(algorithm, make_batch(algorithm))) > 100 * CLOSE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_stays_with_that_by_torch(name):
+    recorded, plain = make(name, record=True), make(name)
+    before = parameters(plain).clone()
+    for seed in range(20):
+        errors = [algorithm.update(make_batch(algorithm, 12, seed)) for algorithm in (recorded, plain)]
+        torch.testing.assert_close(*errors, rtol=1e-3, atol=1e-4)
+    moved = (parameters(plain) - before).abs().max()
+    assert (parameters(recorded) - parameters(plain)).abs().max() < 0.01 * moved
+
+
+def trained(name, n=5, **options):
+    algorithm = make(name, record=True, hidden=(70, 33), **options)
+    for seed in range(n):
+        algorithm.update(make_batch(algorithm, 37, seed))
+    return parameters(algorithm)
+
+
+@pytest.mark.parametrize("kind", ALGORITHMS)
+def test_the_same_run_gives_the_same_bits(kind):
+    name, options = ALGORITHMS[kind]
+    assert torch.equal(trained(name, **options), trained(name, **options))
+
+
+@pytest.mark.skipif("AVX2" not in native.SETS, reason="there are no two sets that fuse")
+@pytest.mark.parametrize("kind", ALGORITHMS)
+def test_sets_that_fuse_multiplication_and_addition_give_the_same_bits(kind):
+    name, options = ALGORITHMS[kind]
+    former, results = native.use("AVX2"), []
+    try:
+        for instructions in native.SETS:
+            native.use(instructions)
+            results.append(trained(name, **options))
+    finally:
+        native.use(former)
+    *fused, portable = results
+    assert all(torch.equal(fused[0], other) for other in fused)
+    torch.testing.assert_close(fused[0], portable, rtol=1e-3, atol=1e-4)
+
+
+FUNCTIONS = {
+    "exp": torch.exp,
+    "log": torch.log,
+    "tanh": torch.tanh,
+    "softplus": F.softplus,
+    "reciprocal": torch.reciprocal,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_to_the_last_digits(name, instructions):
+    rng = np.random.default_rng(0)
+    numbers = [rng.normal(size=20_000) * 10.0**exponent for exponent in (-30, -6, -2, 0, 1, 2)]
+    numbers += [[0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 1e-40, 3e38, 88.7, -87.3, -103.0, 20.0]]
+    x = torch.from_numpy(np.concatenate(numbers).astype(np.float32))
+    x = x.abs() if name == "log" else x
+    recorded = Recorded(lambda x: (FUNCTIONS[name](x),))
+    (found,) = recorded(x)
+    assert isinstance(next(iter(recorded.programs.values())), translation.NativeProgram)
+    exact = FUNCTIONS[name](x.double())
+    expected = exact.float()
+    finite = torch.isfinite(expected)
+    assert torch.equal(torch.isnan(found), torch.isnan(expected))
+    assert torch.equal(found[~finite & ~torch.isnan(expected)], expected[~finite & ~torch.isnan(expected)])
+    unit = np.spacing(expected[finite].abs().numpy()).astype(np.float64)
+    units = (found[finite].double() - exact[finite]).abs().numpy() / unit
+    assert units.max() < 4, x[finite][units.argmax()]
+
+
+SIZES = st.one_of(st.integers(1, 70), st.sampled_from([128, 257, 300]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(m=SIZES, k=SIZES, n=SIZES, form=st.sampled_from(["x w", "x w'", "x' w", "x' w'", "layer"]))
+def test_products_of_all_sizes(m, k, n, form):
+    generator = torch.Generator().manual_seed(m + 1000 * k + 1000_000 * n)
+    x, w = (torch.randn(size, generator=generator) for size in ((m, k), (k, n)))
+    bias = torch.randn(n, generator=generator)
+    if form == "layer":
+        arguments = x, w.t().contiguous(), bias
+        function = lambda x, w, bias: (F.linear(x, w, bias).relu(),)  # noqa: E731
+    else:
+        left, right = form.split()
+        arguments = (
+            x.t().contiguous() if "'" in left else x,
+            w.t().contiguous() if "'" in right else w,
+        )
+
+        def function(x, w):
+            return ((x.t() if "'" in left else x) @ (w.t() if "'" in right else w),)
+
+    (expected,) = function(*(argument.double() for argument in arguments))
+    for name in native.SETS:
+        former = native.use(name)
+        recorded = Recorded(function)
+        (found,) = recorded(*arguments)
+        native.use(former)
+        assert isinstance(next(iter(recorded.programs.values())), translation.NativeProgram)
+        assert float((found - expected).abs().max()) < 1e-6 * k + 1e-5
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("shape", [(5, 3, 70), (40, 2, 1), (1, 64, 6), (3, 100, 17)])
+def test_reductions(axes, shape, instructions):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+    def function(x):
+        return x.sum(axes), x.mean(axes, keepdim=True), x.amin(axes), x.amax(axes), x.norm()
+
+    recorded = Recorded(function)
+    found = recorded(x)
+    assert isinstance(next(iter(recorded.programs.values())), translation.NativeProgram)
+    for one, other in zip(found, function(x), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_no_number_is_passed_on(instructions):
+    x = torch.tensor([[1.0, float("nan"), -2.0], [0.5, 3.0, -1.0]])
+
+    def function(x):
+        return (
+            x.relu(), x.clamp(-1, 1), x.clamp(min=0), x.clamp(max=0), x.amin(1), x.amax(0),
+            x.sum(1), x.abs(), x.exp(), x.tanh(), F.softplus(x), F.linear(x, x).relu(),
+        )  # fmt: skip
+
+    for one, other in zip(Recorded(function)(x), function(x), strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True)
+
+
+def test_views_slices_and_copies(instructions):
+    x = torch.arange(48.0).view(2, 3, 8)
+
+    def function(x):
+        first, second = x.chunk(2, dim=2)
+        wide = torch.cat([second, first * 2], 2)
+        return (
+            wide + 0,
+            torch.cat([x[:, 1, 2:5], x[:, 0, :3]], 1) * x[:, 2, :6],
+            x.transpose(0, 1).transpose(1, 2)[1] + x[:, 0].t(),
+            torch.cat([x[0], x[1]]).sum(0) - x[1, 2, 3],
+            (x[0, :, :1].expand(3, 8) - x[1]) / (1 + x[0]),
+            x.neg().abs(),
+        )
+
+    for one, other in zip(Recorded(function)(x), function(x), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_an_action_that_there_is_not(instructions):
+    algorithm = make("dqn", record=True)
+    batch = make_batch(algorithm)
+    algorithm.update(batch)
+    for action in (3, -1, 2**40):
+        wrong = {**batch, "action": batch["action"].clone()}
+        wrong["action"][5] = action
+        before = parameters(algorithm).clone()
+        with pytest.raises(IndexError, match="an index is out of range"):
+            algorithm.update(wrong)
+        assert torch.equal(before, parameters(algorithm))
+    algorithm.update(batch)
+
+
+def test_parameters_that_get_other_memory():
+    linear = nn.Linear(3, 20)
+    recorded = Recorded(lambda x: (linear(x) * 1,))
+    x = torch.randn(4, 3)
+    recorded(x)
+    linear.weight.data = torch.randn(20, 3)
+    torch.testing.assert_close(recorded(x)[0], linear(x).detach())
+
+
+def test_inputs_in_another_layout_are_recorded_anew():
+    recorded = Recorded(lambda x: (x * 2 + x.sum(1, keepdim=True),))
+    x = torch.randn(6, 8)
+    for part in (x, x[:, :5], x[:, 1:6], x[::2, :5], x[:, :5].contiguous()):
+        torch.testing.assert_close(recorded(part)[0], part * 2 + part.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (torch.sin(x),),
+        lambda x: (x.double() * 2,),
+        lambda x: (F.conv1d(x.view(1, 4, 2), torch.ones(3, 4, 1)),),
+        lambda x: (x.cumsum(0),),
+        lambda x: (x + torch.rand(4, 2),),
+        lambda x: (x.add(x, alpha=2),),
+        lambda x: (x.argmax(1),),
+        lambda x: (x,),
+    ],
+)
+def test_what_is_not_known_is_run_by_torch(function):
+    recorded = Recorded(function)
+    x = torch.randn(4, 2)
+    recorded(x)  # which carries it out several times
+    for _ in range(2):
+        torch.manual_seed(0)
+        (found,) = recorded(x)
+        torch.manual_seed(0)
+        assert torch.equal(found, function(x)[0])
+    assert not isinstance(next(iter(recorded.programs.values())), translation.NativeProgram)
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 1003])
+def test_adam_is_that_of_torch(n, instructions):
+    torch.manual_seed(0)
+    ours = [torch.randn(n), torch.zeros(n), torch.zeros(n), torch.zeros(())]
+    theirs = [tensor.clone() for tensor in ours]
+    for _ in range(5):
+        gradient = torch.randn(n)
+        addresses = [tensor.data_ptr() for tensor in (ours[0], gradient, *ours[1:3])]
+        native.adam(*addresses, n, ours[3].data_ptr(), 1e-2, 0.9, 0.999, 1e-8)
+        theirs[3] += 1
+        torch._fused_adam_(
+            *[[tensor] for tensor in (theirs[0], gradient, *theirs[1:3])], [], [theirs[3]],
+            lr=1e-2, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, amsgrad=False,
+            maximize=False,
+        )  # fmt: skip
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("share", [0.005, 0.5, 0.9, 1.0])
+def test_approach_is_lerp(share, instructions):
+    torch.manual_seed(0)
+    ours, source = torch.randn(1003), torch.randn(1003)
+    theirs = ours.clone().lerp_(source, share)
+    native.approach(ours.data_ptr(), source.data_ptr(), 1003, share)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+    assert share < 1 or torch.equal(ours, source)
+
+
+def test_instructions_that_there_are_not():
+    with pytest.raises(ValueError, match="instructions must be one of .*portable, got 'MMX'"):
+        native.use("MMX")
+    with pytest.raises(ValueError, match=r"words must be \[n, "):
+        native.Program(np.zeros((2, 3), np.int64), np.zeros((2, 2)), 1)
+
+
+def test_leaves_are_what_programs_are_called_with():
+    algorithm = make("sac", record=True)
+    algorithm.update(make_batch(algorithm))
+    for minimizer in algorithm.minimizers.values():
+        (program,) = minimizer._compute.programs.values()
+        assert isinstance(program, translation.NativeProgram)
+        first = [tensor.clone() for tensor in program(*leaves(minimizer._inputs))]
+        assert all(map(torch.equal, program(*leaves(minimizer._inputs)), first))
