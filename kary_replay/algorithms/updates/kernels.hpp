@@ -127,7 +127,7 @@ void panel(const Product& p, std::int64_t column) {
     }
 }
 
-static void multiply(const Product& p) {
+static void multiply_rows(const Product& p) {
     for (std::int64_t column = 0; column < p.n; column += kPanel) {
         const std::int64_t vectors = (std::min(p.n - column, kPanel) + kWidth - 1) / kWidth;
         switch (vectors) {
@@ -136,6 +136,47 @@ static void multiply(const Product& p) {
             case 3: panel<3>(p, column); break;
             default: panel<4>(p, column); break;
         }
+    }
+}
+
+KARY_INLINE bool is_zero(const float* row, std::int64_t n) {
+    for (std::int64_t i = 0; i < std::min(n, kWide); ++i)
+        if (row[i] != 0) return false;
+    WideLanes differs = {};
+    for (std::int64_t i = 0; i < n; i += kWide)
+        differs |= (WideLanes)(load_up_to(row + i, n - i) != 0);
+    for (int i = 0; i < kWide; ++i)
+        if (differs[i]) return false;
+    return true;
+}
+
+// Leaves out the rows of A that are 0 if those are many, as in the gradient of the lesser of two
+// critics. The others are moved together, and their products then to where they belong.
+static void multiply(const Product& p) {
+    if (!p.spare) return multiply_rows(p);
+    std::int32_t* const kept = reinterpret_cast<std::int32_t*>(p.spare + p.m * p.k);
+    std::int64_t n_kept = 0;
+    for (std::int64_t row = 0; row < p.m; ++row)
+        if (!is_zero(p.a + row * p.a_row, p.k)) kept[n_kept++] = std::int32_t(row);
+    if (n_kept > p.m - p.m / 8) return multiply_rows(p);
+    for (std::int64_t i = 0; i < n_kept; ++i)
+        std::memcpy(p.spare + i * p.k, p.a + kept[i] * p.a_row, p.k * sizeof(float));
+    Product q = p;
+    q.a = p.spare, q.a_row = p.k, q.m = n_kept, q.mask = nullptr;
+    multiply_rows(q);
+    std::int64_t end = p.m;
+    for (std::int64_t i = n_kept - 1; i >= -1; --i) {
+        const std::int64_t row = i < 0 ? -1 : kept[i];
+        for (std::int64_t r = row + 1; r < end; ++r)
+            std::memset(p.c + r * p.c_row, 0, p.n * sizeof(float));
+        if (i < 0) break;
+        const float *from = p.c + i * p.c_row, *mask = p.mask + row * p.mask_row;
+        float* const to = p.c + row * p.c_row;
+        for (std::int64_t j = 0; j < p.n; j += kWide) {
+            const Wide value = load_up_to(from + j, p.n - j);
+            store_up_to(to + j, load_up_to(mask + j, p.n - j) <= 0 ? Wide{} : value, p.n - j);
+        }
+        end = row;
     }
 }
 

@@ -58,7 +58,7 @@ enum class Code : std::int64_t {
     kHuberGradient,
 };
 
-constexpr int kWords = 20;
+constexpr int kWords = 21;
 
 // As a row of the tables that translation.py writes. A place is two words: the number of a piece of
 // memory, or -1 for none, and an offset in numbers.
@@ -101,12 +101,13 @@ struct Product {
     std::int64_t mask_row;
     bool relu;
     std::int64_t m, n, k;
+    float* spare;  // for the rows of A, and their numbers, if some may be left out
 };
 
 inline Product product_of(const Operation& o, char* const* memory) {
     return {place(o, 0, memory), o.word[2], o.word[3], place(o, 4, memory), o.word[6],
             place(o, 7, memory), o.word[9], place(o, 10, memory), place(o, 12, memory), o.word[14],
-            o.word[15] != 0, o.word[16], o.word[17], o.word[18]};
+            o.word[15] != 0, o.word[16], o.word[17], o.word[18], place(o, 19, memory)};
 }
 
 struct BatchProduct {

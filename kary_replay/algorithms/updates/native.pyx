@@ -24,7 +24,7 @@ cdef extern from "native.hpp" namespace "kary" nogil:
 
     struct Operation:
         int64_t code
-        int64_t word[20]
+        int64_t word[21]
         double number[2]
 
     struct Step "kary::Adam":

@@ -447,7 +447,7 @@ class Translation:
         if n <= FEW and a_column == 1 and b_row == 1 and k > 1 and mask is None:
             b_row = b_column  # the rows of the transposed matrix
             words = [a, a_row, a_column, b, b_row, to, to.strides[0], bias, mask, 0, int(relu)]
-            self._emit("dots", *words, m, n, k)
+            self._emit("dots", *words, m, n, k, None)
             return
         if plain and n * _padded(m) < 0.8 * m * _padded(n):
             other = self._new((n, m))
@@ -460,7 +460,8 @@ class Translation:
             b, step = self._packed(b), 0
         words = [a, a_row, a_column, b, step, to, to.strides[0], bias]
         words += [mask, 0 if mask is None else mask.strides[0], int(relu)]
-        self._emit("product", *words, m, n, k)
+        leaves_out = mask is not None and a_column == 1 and k >= LANE
+        self._emit("product", *words, m, n, k, self._new((m * k + m,)) if leaves_out else None)
 
     def _packed(self, b: Place) -> Place:
         key = "packed", b
