@@ -6,7 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt
-SOURCES := $(wildcard kary_replay/core/*.pyx kary_replay/core/*.pxd kary_replay/core/*.hpp)
+SOURCES := $(wildcard $(foreach suffix,pyx pxd hpp,kary_replay/core/*.$(suffix) \
+	kary_replay/native/*.$(suffix)))
 
 # `make wheel` builds a wheel for each version of these that is there.
 WHEEL_PYTHONS ?= $(PYTHON) python3.10 python3.11 python3.12 python3.13 \

@@ -26,7 +26,7 @@ modules = {
         "frame_reader",
         "writer",
     ],
-    "kary_replay/algorithms/updates": ["native"],
+    "kary_replay/native": ["program"],
 }
 extensions = [
     Extension(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from .buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
 from .core.block import BUILD, INSTRUCTIONS
+from .native.program import SETS, in_use
 from .types import Field
 from .version import VERSION
 
@@ -48,7 +49,8 @@ def about() -> str:
         "system": platform.platform(),
         "processor": model,
         "features": features,
-        "computing with": INSTRUCTIONS,
+        "powers": f"with {INSTRUCTIONS} instructions",
+        "native programs": f"with {in_use()} instructions, of {', '.join(SETS)}",
         "cores": f"{cores} of {os.cpu_count()} usable",
         "shared memory": _shared_memory(),
     }

@@ -26,11 +26,11 @@ namespace kary {
     !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) && !defined(KARY_PORTABLE)
 #define KARY_CLONES __attribute__((target_clones("avx2", "default")))
 inline const char* instructions() {
-    return __builtin_cpu_supports("avx2") ? "AVX2" : "those of every processor";
+    return __builtin_cpu_supports("avx2") ? "AVX2" : "portable";
 }
 #else
 #define KARY_CLONES
-inline const char* instructions() { return "those of every processor"; }
+inline const char* instructions() { return "portable"; }
 #endif
 
 // What floating-point numbers are made of, and the series below: of double for masses, of float for

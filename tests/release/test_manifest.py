@@ -12,23 +12,28 @@ from kary_replay import cli, version
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "kary_replay"
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-COMPILED = sorted(path.stem for path in (PACKAGE / "core").glob("*.pyx"))
+COMPILED = sorted(
+    (path.parent.name, path.stem)
+    for folder in ("core", "native")
+    for path in (PACKAGE / folder).glob("*.pyx")
+)
 
 
 def test_the_package_says_that_it_is_typed():
     assert (PACKAGE / "py.typed").is_file()
 
 
-@pytest.mark.parametrize("name", COMPILED)
-def test_a_compiled_module_is_compiled_and_has_stubs(name):
-    module = importlib.import_module(f"kary_replay.core.{name}")
+@pytest.mark.parametrize(("folder", "name"), COMPILED)
+def test_a_compiled_module_is_compiled_and_has_stubs(folder, name):
+    module = importlib.import_module(f"kary_replay.{folder}.{name}")
     assert not module.__file__.endswith(".py")
-    assert (PACKAGE / "core" / f"{name}.pyi").is_file()
+    assert (PACKAGE / folder / f"{name}.pyi").is_file()
     assert f'"{name}"' in (ROOT / "setup.py").read_text(encoding="utf-8")
 
 
 def test_there_are_no_stubs_of_nothing():
-    assert sorted(path.stem for path in PACKAGE.rglob("*.pyi")) == COMPILED
+    stubs = [(path.parent.name, path.stem) for path in PACKAGE.rglob("*.pyi")]
+    assert sorted(stubs) == COMPILED
 
 
 def test_every_folder_of_the_package_is_packed():

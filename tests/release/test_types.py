@@ -41,8 +41,9 @@ def test_the_users_program_runs():
 
 def test_the_stubs_say_what_is_there():
     compiled = [
-        f"kary_replay.core.{path.stem}"
-        for path in sorted((ROOT / "kary_replay/core").glob("*.pyi"))
+        f"kary_replay.{folder}.{path.stem}"
+        for folder in ("core", "native")
+        for path in sorted((ROOT / "kary_replay" / folder).glob("*.pyi"))
     ]
     done = run(
         "mypy.stubtest",

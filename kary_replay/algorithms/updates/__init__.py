@@ -1,1 +1,1 @@
-"""How an update is run: step by step, recorded with TorchScript, or captured as a CUDA graph."""
+"""How an update is run: step by step, as a native program, by TorchScript, or as a CUDA graph."""

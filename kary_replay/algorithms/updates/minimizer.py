@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .native import adam, approach
+from ...native.program import adam, approach
 from .recorded import PROGRAMS, Function, Recorded
 
 __all__ = ["Minimizer", "Share", "flatten", "move_towards", "take_up"]
 
-ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+ADAM: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
 
 
 @dataclass(frozen=True)

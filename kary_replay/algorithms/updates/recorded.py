@@ -1,6 +1,7 @@
 """Functions of tensors, recorded once and then run without Python and without autograd.
 
-On a CPU TorchScript's interpreter runs a recording, on a GPU it is one CUDA graph.
+On a CPU a recording becomes a native program, or TorchScript's interpreter runs it if it has what
+native programs do not know. On a GPU it is one CUDA graph.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ RECORDING = threading.Lock()  # torch's tracers keep their state in globals
 class Recorded:
     """A function that is recorded at its first call, and replayed at all later ones.
 
-    Inputs of other shapes or dtypes are recorded anew.
+    Inputs of other shapes, strides or dtypes are recorded anew.
 
     Parameters
     ----------
@@ -45,10 +46,10 @@ class Recorded:
 
     Notes
     -----
-    The same operations on the same numbers give the same results, bit for bit; but for
-    ``torch.addmm`` onto a matrix, which TorchScript rounds once more. The tensors that are returned
-    are for use under ``torch.inference_mode``; outside, clone them, and on a GPU also if they are
-    to outlast the next call.
+    The same operations on the same numbers give the same results: to within rounding by a native
+    program, and bit for bit otherwise, but for ``torch.addmm`` onto a matrix, which TorchScript
+    rounds once more. The tensors that are returned are for use under ``torch.inference_mode``;
+    outside, clone them, and also if they are to outlast the next call.
 
     At the first call the function is carried out up to three times, so it should change nothing
     besides what it returns. Values that it takes out of torch, as by ``numpy`` or ``tolist``, stay

@@ -1,4 +1,4 @@
-"""Recorded graphs as native programs: what native.pyx runs without torch's dispatch.
+"""Recorded graphs as native programs: what `kary_replay.native` runs without torch's dispatch.
 
 The shapes, strides and dtypes of a recording are known, so all that torch finds out at each call is
 decided once: where each tensor lies, which views are no work at all, and what can be done together.
@@ -18,20 +18,59 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .native import WORDS, Program
+from ...native.program import WORDS, Program
 
 __all__ = ["NativeProgram", "UntranslatableError", "translated"]
 
 aten: Any = torch.ops.aten
-Node = torch.fx.Node
-# The order is that of the codes in native.hpp.
-CODES = (
-    "product dots batch_product pack copy sum mean least greatest norm greatest_of_rows softmax "
-    "softmax_gradient select put add subtract multiply divide add_number multiply_number "
-    "divide_number number_minus negate magnitude square reciprocal exponential logarithm tangent "
-    "softplus relu at_least at_most between equal not_below_number not_above_number where "
-    "threshold_gradient tangent_gradient squared_error_gradient softplus_gradient huber_gradient"
-).split()
+Node = Any  # torch.fx.Node, whose arguments have types that are too wide to work with
+# The order is that of the codes in native/program.hpp.
+CODES = [
+    "product",
+    "dots",
+    "batch_product",
+    "pack",
+    "copy",
+    "sum",
+    "mean",
+    "least",
+    "greatest",
+    "norm",
+    "greatest_of_rows",
+    "softmax",
+    "softmax_gradient",
+    "select",
+    "put",
+    "add",
+    "subtract",
+    "multiply",
+    "divide",
+    "add_number",
+    "multiply_number",
+    "divide_number",
+    "number_minus",
+    "negate",
+    "magnitude",
+    "square",
+    "reciprocal",
+    "exponential",
+    "logarithm",
+    "tangent",
+    "softplus",
+    "relu",
+    "at_least",
+    "at_most",
+    "between",
+    "equal",
+    "not_below_number",
+    "not_above_number",
+    "where",
+    "threshold_gradient",
+    "tangent_gradient",
+    "squared_error_gradient",
+    "softplus_gradient",
+    "huber_gradient",
+]
 LANE = 16  # numbers in the widest vector; buffers begin at multiples of it
 # operations whose results depend on the shapes of tensors, and not on their values
 OF_SHAPES = {
@@ -137,9 +176,7 @@ class NativeProgram:
         self._constants = [tensor.data_ptr for tensor in translation.constants]
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        self._program.run(
-            self._own + [tensor.data_ptr for tensor in tensors] + self._constants
-        )
+        self._program.run(self._own + [tensor.data_ptr for tensor in tensors] + self._constants)
         return self._outputs
 
 
@@ -177,7 +214,7 @@ class Translation:
         for node in nodes:
             self._translate(node)
 
-    # ------------------------------------------------------------------ what the program consists of
+    # ----------------------------------------------------------------- what the program consists of
 
     def plan(self) -> int:
         """Give each buffer its offset; return how many numbers they need together.
@@ -207,10 +244,13 @@ class Translation:
             for buffer in ends.get(number, ()):
                 free.append((buffer.offset, -(-buffer.n // LANE) * LANE))
             free.sort()
-            for left, right in zip(free[:-1], free[1:], strict=True):
-                if left in free and sum(left) == right[0]:
-                    at = free.index(left)
-                    free[at : at + 2] = [(left[0], left[1] + right[1])]
+            joined: list[tuple[int, int]] = []
+            for offset, size in free:
+                if joined and sum(joined[-1]) == offset:
+                    joined[-1] = joined[-1][0], joined[-1][1] + size
+                else:
+                    joined.append((offset, size))
+            free = joined
         return max(end, LANE)
 
     def tables(self) -> tuple[Any, Any]:
@@ -275,8 +315,8 @@ class Translation:
         if dim != 0 or cat.kwargs or not cat.meta["val"].is_contiguous():
             return
         offset = 0
-        for part in parts:  # type: ignore[union-attr]
-            root, value = part, part.meta["val"]  # type: ignore[union-attr]
+        for part in parts:
+            root, value = part, part.meta["val"]
             while (source := _viewed(root)) is not None:
                 root = source
             whole = root.meta.get("val")
@@ -299,7 +339,7 @@ class Translation:
         value, found = node.meta["val"], []
         for user in node.users:
             if user.target is aten.slice.Tensor and len(user.args) == 4 and user.args[1] == 1:
-                found.append((user.args[2], min(user.args[3], value.shape[1])))  # type: ignore
+                found.append((user.args[2], min(user.args[3], value.shape[1])))
             elif user in self._wanted and user.meta["val"].shape == value.shape:
                 found.append(self._wanted[user])
             else:
@@ -316,7 +356,7 @@ class Translation:
             number = len([known for known in self._places if known.op == "placeholder"])
             self._places[node] = _outside(1 + number, value)
         elif node.op == "get_attr":
-            tensor = attrgetter(node.target)(self.graph)  # type: ignore[arg-type]
+            tensor = attrgetter(node.target)(self.graph)
             self.constants.append(tensor)
             self._places[node] = _outside(self.n_inputs + len(self.constants), tensor)
         elif node.op == "output":
@@ -331,7 +371,7 @@ class Translation:
             if value.dtype not in (torch.float32, torch.bool) and node.target not in COUNTS:
                 raise UntranslatableError(f"{node.target} returns {value.dtype}")
             OPERATIONS[node.target](self, node)
-        elif value is not None or node.target._schema.is_mutable:  # type: ignore[union-attr]
+        elif value is not None or node.target._schema.is_mutable:
             raise UntranslatableError(f"{node.target} is not known")
 
     def _view(self, node: Node, source: Node) -> None:
@@ -340,7 +380,7 @@ class Translation:
         place, value = self._places[source], node.meta["val"]
         if source in self._wanted:
             begin = node.args[2]
-            self._places[node] = place.columns(begin, begin + value.shape[1])  # type: ignore
+            self._places[node] = place.columns(begin, begin + value.shape[1])
             return
         offset = place.offset + value.storage_offset() - source.meta["val"].storage_offset()
         self._places[node] = replace(
@@ -348,9 +388,9 @@ class Translation:
         )
 
     def _return(self, node: Node) -> None:
-        for result in node.args[0]:  # type: ignore[union-attr]
+        for result in node.args[0]:
             place = self._place(result)
-            if not isinstance(place.holder, Buffer) or result.meta["val"].dtype != torch.float32:  # type: ignore[union-attr]
+            if not isinstance(place.holder, Buffer) or result.meta["val"].dtype != torch.float32:
                 raise UntranslatableError("a result that is an input, or no float32")
             place.holder.last = math.inf
             self.outputs.append(place)
@@ -391,9 +431,7 @@ class Translation:
     def _copy(self, source: Place, to: Place) -> None:
         """Copy a tensor to one of the same shape."""
         axes = [
-            axis
-            for axis in zip(to.shape, source.strides, to.strides, strict=True)
-            if axis[0] != 1
+            axis for axis in zip(to.shape, source.strides, to.strides, strict=True) if axis[0] != 1
         ]
         merged: list[tuple[int, int, int]] = []
         for size, from_step, to_step in axes:
@@ -489,7 +527,9 @@ class Translation:
         outer = math.prod(place.shape[: axes[0]])
         self._emit(code, place, self._result(node), outer, n, inner)
 
-    def rows(self, code: str, node: Node, place: Place, other: Place | None = None, flag: int = 0):  # type: ignore[no-untyped-def]
+    def rows(
+        self, code: str, node: Node, place: Place, other: Place | None = None, flag: int = 0
+    ) -> None:
         """Compute something of each row of a tensor, along its last axis."""
         place = self._dense(place)
         other = None if other is None else self._dense(other)
@@ -535,15 +575,14 @@ def _outside(number: int, tensor: Tensor) -> Place:
     return Place(number, 0, tuple(tensor.shape), tuple(tensor.stride()), is_integer)
 
 
-def _viewed(node: Any) -> Any:
+def _viewed(node: Node) -> Node:
     """Return the node of whose memory another one is a view, or None."""
     value = node.meta.get("val")
     if node.op != "call_function" or value is None:
         return None
-    source = node.args[0] if node.target is operator.getitem else node
-    if not isinstance(source, Node) or source.op != "call_function":
-        return None
-    if source.target._schema.is_mutable:  # type: ignore[union-attr]
+    source: Any = node.args[0] if node.target is operator.getitem else node
+    is_call = isinstance(source, torch.fx.Node) and source.op == "call_function"
+    if not is_call or source.target._schema.is_mutable:
         return None
     for parent in source.all_input_nodes:
         seen = parent.meta.get("val")
@@ -564,14 +603,14 @@ def _is_fixed(node: Node, fixed: set[Node]) -> bool:
     tags = getattr(node.target, "tags", ())
     if torch.Tag.nondeterministic_seeded in tags or node.target is operator.getitem:
         return False
-    if node.target._schema.is_mutable:  # type: ignore[union-attr]
+    if node.target._schema.is_mutable:
         return False
     return node.target in OF_SHAPES or all(parent in fixed for parent in node.all_input_nodes)
 
 
 # --------------------------------------------------------------------------------- the operations
 
-Rule = Callable[[Translation, Node], None]
+Rule = Callable[..., None]
 OPERATIONS: dict[Any, Rule] = {}
 # whose results are whole numbers up to the size of a tensor, which a float32 holds
 COUNTS = {aten.argmax.default, aten.sum.dim_IntList}
@@ -637,13 +676,13 @@ def _binary(t: Translation, node: Node) -> None:
     code, with_number = BINARY[node.target]
     is_bool, compares = node.meta["val"].dtype == torch.bool, node.target in COMPARISONS
     same(node, [is_bool], [compares])
-    if not isinstance(left, Node):
+    if not isinstance(left, torch.fx.Node):
         raise UntranslatableError(f"{node.target} of a number")
-    if isinstance(right, Node) and code:
+    if isinstance(right, torch.fx.Node) and code:
         t.elementwise(code, node, left, right)
-    elif node.target is aten.sub.Tensor and not isinstance(right, Node):
+    elif node.target is aten.sub.Tensor and not isinstance(right, torch.fx.Node):
         t.elementwise("add_number", node, left, numbers=(-right,))
-    elif with_number and not isinstance(right, Node):
+    elif with_number and not isinstance(right, torch.fx.Node):
         t.elementwise(with_number, node, left, numbers=(right,))
     else:
         raise UntranslatableError(f"{node.target} of such arguments")
@@ -745,7 +784,8 @@ def _threshold_gradient(t: Translation, node: Node) -> None:
     gradient, x, threshold = arguments(node)
     mask = t._dense(t._floats(x))
     if _is_masked(gradient):
-        t.product(*map(t.matrix, gradient.args), t._result(node), mask=mask)
+        a, b = map(t.matrix, gradient.args)
+        t.product(a, b, t._result(node), mask=mask)
     else:
         t.elementwise("threshold_gradient", node, gradient, x, numbers=(threshold,))
 
@@ -763,7 +803,7 @@ def _is_masked(node: Node) -> bool:
 
 
 @rule(aten.linear.default)
-def _linear(t: Translation, node: Node, relu: Node | None = None) -> None:
+def _linear(t: Translation, node: Node, relu: Node = None) -> None:
     (user, *others) = node.users
     if relu is None and not others and user.target is aten.relu.default:
         return  # computed with it

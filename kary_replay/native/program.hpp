@@ -1,4 +1,5 @@
-// Native programs: lists of operations on float32 numbers, as translation.py makes them.
+// Native programs: lists of operations on float32 numbers, as
+// algorithms/updates/translation.py makes them.
 //
 // A program knows pieces of memory by number: its own, then what it is given at each call. An
 // operation finds a tensor by such a number and an offset. Nothing is allocated while it runs.

@@ -1,8 +1,8 @@
 # distutils: language = c++
 """Programs of operations on float32 numbers, run without Python and without torch.
 
-`translation.py` makes them of recorded graphs. Memory comes as addresses: this module knows no
-tensors, and torch is not needed to compile it.
+`algorithms/updates/translation.py` makes them of recorded graphs. Memory comes as addresses: this
+module knows no tensors, and torch is not needed to compile it.
 """
 
 from libc.math cimport pow, sqrt
@@ -15,7 +15,7 @@ import numpy as np
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 
-cdef extern from "native.hpp" namespace "kary" nogil:
+cdef extern from "program.hpp" namespace "kary" nogil:
     const int kWords
     const int kNumberOfSets
 
@@ -48,13 +48,18 @@ cdef extern from "native.hpp" namespace "kary" nogil:
 
     const Set kSets[]
 
-__all__ = ["SETS", "WORDS", "Program", "adam", "approach", "use"]
+__all__ = ["SETS", "WORDS", "Program", "adam", "approach", "in_use", "use"]
 
 WORDS = kWords
 SETS = tuple(kSets[i].name.decode() for i in range(kNumberOfSets) if kSets[i].usable())
 """The sets of vector instructions that this processor can run, the best first."""
 
-cdef const Set* chosen = NULL
+cdef const Set* chosen = &kSets[kNumberOfSets - 1]
+
+
+def in_use():
+    """Return the set of vector instructions that programs are run with."""
+    return chosen.name.decode()
 
 
 def use(str name):
@@ -68,7 +73,7 @@ def use(str name):
     global chosen
     if name not in SETS:
         raise ValueError(f"instructions must be one of {', '.join(SETS)}, got {name!r}")
-    former = None if chosen is NULL else chosen.name.decode()
+    former = in_use()
     for i in range(kNumberOfSets):
         if kSets[i].name.decode() == name:
             chosen = &kSets[i]
@@ -84,7 +89,7 @@ cdef class Program:
     Parameters
     ----------
     words : int64 [n, 1 + WORDS]
-        The code of each operation and its arguments, as native.hpp describes them.
+        The code of each operation and its arguments, as program.hpp describes them.
     numbers : float64 [n, 2]
         Their arguments that are no integers.
     n_pieces : int

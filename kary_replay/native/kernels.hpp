@@ -1,6 +1,6 @@
 // What the operations of a native program do, for one set of vector instructions.
 //
-// native.hpp includes this file once for each set, with KARY_SET, the name of a namespace,
+// program.hpp includes this file once for each set, with KARY_SET, the name of a namespace,
 // KARY_WIDTH, the numbers in a vector of that set, and KARY_PANEL, the vectors side by side in a
 // tile of a product. There is no #pragma once for that reason.
 //
@@ -187,10 +187,10 @@ KARY_INLINE void transpose(Vector rows[kWidth]) {
         KARY_UNROLL for (int i = 0; i < kWidth / 2; ++i) {
             const Vector one = rows[i], two = rows[i + kWidth / 2];
 #if KARY_WIDTH == 16
-            next[2 * i] = KARY_SHUFFLE(Lanes, one, two, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22,
-                                       7, 23);
-            next[2 * i + 1] = KARY_SHUFFLE(Lanes, one, two, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29,
-                                           14, 30, 15, 31);
+            next[2 * i] = KARY_SHUFFLE(Lanes, one, two, 0, 16, 1, 17, 2, 18, 3, 19,  //
+                                       4, 20, 5, 21, 6, 22, 7, 23);
+            next[2 * i + 1] = KARY_SHUFFLE(Lanes, one, two, 8, 24, 9, 25, 10, 26, 11, 27,  //
+                                           12, 28, 13, 29, 14, 30, 15, 31);
 #elif KARY_WIDTH == 8
             next[2 * i] = KARY_SHUFFLE(Lanes, one, two, 0, 8, 1, 9, 2, 10, 3, 11);
             next[2 * i + 1] = KARY_SHUFFLE(Lanes, one, two, 4, 12, 5, 13, 6, 14, 7, 15);
@@ -211,7 +211,8 @@ static void transposed(const float* from, std::int64_t from_row, std::int64_t n_
         std::int64_t j = 0;
         for (; j + kWidth <= n_columns; j += kWidth) {
             Vector rows[kWidth];
-            KARY_UNROLL for (int r = 0; r < kWidth; ++r) rows[r] = load(from + (i + r) * from_row + j);
+            const float* at = from + i * from_row + j;
+            KARY_UNROLL for (int r = 0; r < kWidth; ++r) rows[r] = load(at + r * from_row);
             transpose(rows);
             KARY_UNROLL for (int r = 0; r < kWidth; ++r) store(to + (j + r) * to_row + i, rows[r]);
         }
@@ -249,8 +250,8 @@ static void pack(const float* b, std::int64_t row, std::int64_t column, std::int
 }
 
 KARY_INLINE float sum_of(Wide value) {
-    value += KARY_SHUFFLE(WideLanes, value, value, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6,
-                          7);
+    value += KARY_SHUFFLE(WideLanes, value, value, 8, 9, 10, 11, 12, 13, 14, 15,  //
+                          0, 1, 2, 3, 4, 5, 6, 7);
     value += KARY_SHUFFLE(WideLanes, value, value, 4, 5, 6, 7, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
     value += KARY_SHUFFLE(WideLanes, value, value, 2, 3, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1);
     return value[0] + value[1];

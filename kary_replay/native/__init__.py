@@ -1,0 +1,1 @@
+"""Programs of vector instructions, which know numbers and addresses and no framework."""
