@@ -84,7 +84,9 @@ class ActorCritic(OffPolicy):
 
     def rows(self, batch: Tensors) -> tuple[Any, ...]:
         """Return observation, action, reward, next observation and discount."""
-        action = batch["action"].reshape(-1, self.n_actions)
+        action = batch["action"]
+        if action.dim() != 2:
+            action = action.reshape(-1, self.n_actions)
         return (
             batch["observation"],
             action,

@@ -242,7 +242,8 @@ class Algorithm(ABC):
         They are this learner's part of what a single learner would draw for the whole batch.
         """
         whole = torch.randn(self.share.count * n_rows, n_columns, generator=self.generator)
-        return whole[self.share.rows(n_rows)].to(self.device)
+        part = whole if self.share.count == 1 else whole[self.share.rows(n_rows)]
+        return part.to(self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that training goes on from."""

@@ -144,6 +144,7 @@ class Minimizer:
         # of gradients, as Adam keeps them
         self._mean, self._square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         self._n_steps = torch.zeros((), device=self.flat.device)
+        self._is_native = is_native(self.flat)
         self._inputs: tuple[Any, ...] = ()  # of the last step
 
     @property
@@ -167,13 +168,13 @@ class Minimizer:
 
     def _adam(self, gradient: Tensor) -> None:
         """Take a step of Adam along a gradient."""
-        if is_native(self.flat, gradient):
+        if self._is_native:
             adam(
                 self.flat.data_ptr(),
                 gradient.data_ptr(),
                 self._mean.data_ptr(),
                 self._square.data_ptr(),
-                len(gradient),
+                self.flat.numel(),
                 self._n_steps.data_ptr(),
                 self.learning_rate,
                 **ADAM,
