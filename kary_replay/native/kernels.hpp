@@ -566,7 +566,22 @@ static void softmax_gradient(const Rows& r) {
 
 // ------------------------------------------------------------------------------------ the program
 
-// Copies between places of any strides; what is contiguous on both sides, in one piece.
+typedef float Four __attribute__((vector_size(16)));
+
+// Copies a row of at least one vector; the last two overlap.
+template <class Numbers>
+KARY_INLINE void copy_row(const float* from, float* to, std::int64_t n) {
+    constexpr std::int64_t size = sizeof(Numbers) / sizeof(float);
+    Numbers value;
+    for (std::int64_t i = 0; i + size < n; i += size) {
+        std::memcpy(&value, from + i, sizeof value);
+        std::memcpy(to + i, &value, sizeof value);
+    }
+    std::memcpy(&value, from + n - size, sizeof value);
+    std::memcpy(to + n - size, &value, sizeof value);
+}
+
+// Copies between places of any strides.
 static void copy(const Copy& c) {
     for (std::int64_t i = 0; i < c.shape[0]; ++i)
         for (std::int64_t j = 0; j < c.shape[1]; ++j) {
@@ -579,7 +594,9 @@ static void copy(const Copy& c) {
             }
             for (std::int64_t k = 0; k < n; ++k, from += c.from_step[2], to += c.to_step[2])
                 if (c.to_step[3] == 1 && c.from_step[3] == 1 && m >= kWide)
-                    std::memcpy(to, from, m * sizeof(float));
+                    copy_row<Wide>(from, to, m);
+                else if (c.to_step[3] == 1 && c.from_step[3] == 1 && m >= 4)
+                    copy_row<Four>(from, to, m);
                 else
                     for (std::int64_t l = 0; l < m; ++l)
                         to[l * c.to_step[3]] = from[l * c.from_step[3]];
