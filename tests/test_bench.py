@@ -3,6 +3,8 @@
 import json
 import math
 import sys
+import threading
+import time
 
 import pytest
 
@@ -371,6 +373,26 @@ def test_a_rival_in_another_process_takes_its_turn(environments):
         and remote.attempt("rllib", notes, 64) is not None
     )
     assert "could not load" in notes["RLlib"] and "numpy" in remote.status["RLlib"]
+
+
+def test_a_call_whose_threads_work_is_not_disturbed():
+    """A thread that waits for others of its process looks like one whose core was taken."""
+
+    def call():
+        def work():
+            end = time.thread_time() + 0.02
+            while time.thread_time() < end:
+                pass
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    def undisturbed(has_threads):
+        contender = Contender("", call, lambda n: [()] * n, has_threads=has_threads)
+        return any(not contender.timed(1, timing.nothing)[1] for _ in range(100))
+
+    assert undisturbed(True) and not undisturbed(False)
 
 
 def test_slow_first_calls_do_not_shorten_the_repetitions(monkeypatch):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from statistics import median, quantiles
-from time import perf_counter, thread_time
+from time import perf_counter, process_time, thread_time
 from typing import Any, TypeVar
 
 import numpy as np
@@ -43,6 +43,8 @@ class Contender:
     call: Callable[..., object]
     inputs: Callable[[int], Inputs]
     operations: int = 1  # what one call does; times are reported per operation
+    # whether other threads of this process work for the call, which waits for them
+    has_threads: bool = False
 
     def timed(self, n_calls: int, before: Before) -> tuple[float, bool]:
         """Seconds of one repetition, and whether another process got in between.
@@ -51,7 +53,7 @@ class Contender:
         """
         inputs = self.inputs(n_calls)
         before(self)
-        watch = Watch()
+        watch = Watch(self.has_threads)
         start = perf_counter()
         run(self.call, inputs)
         seconds = perf_counter() - start
@@ -179,13 +181,17 @@ def run(call: Callable[..., object], inputs: Inputs) -> None:
 
 
 class Watch:
-    """Tell whether this thread had a core to itself: its processor time is then the wall time."""
+    """Tell whether this thread had a core to itself: its processor time is then the wall time.
 
-    def __init__(self) -> None:
-        self._wall, self._processor = perf_counter(), thread_time()
+    Where a thread waits while others of its process work, theirs is counted, too.
+    """
+
+    def __init__(self, has_threads: bool = False) -> None:
+        self._clock = process_time if has_threads else thread_time
+        self._wall, self._processor = perf_counter(), self._clock()
 
     def disturbed(self) -> bool:
-        wall, processor = perf_counter() - self._wall, thread_time() - self._processor
+        wall, processor = perf_counter() - self._wall, self._clock() - self._processor
         return wall - processor > max(0.02 * wall, 20e-6)
 
 
@@ -278,7 +284,7 @@ def interleave(
             benchmark.stats.iterations = calls[ours.name] * ours.operations
             inputs = ours.inputs(calls[ours.name])
             prepared[ours.name][1](ours)
-            watch = Watch()
+            watch = Watch(ours.has_threads)
             return (ours.call, inputs), {}
 
         def teardown(*_: Any) -> None:
