@@ -110,7 +110,7 @@ bench-full: $(VENV)/built rivals-try
 
 # Rivals whose requirements clash have environments of their own, which share torch and NumPy with
 # the main one.
-RIVALS := rllib torchrl
+RIVALS := rllib torchrl sbx
 BOX2D = $(PIP_INSTALL) "gymnasium[box2d]>=1.0"  # for LunarLander
 
 rivals: $(RIVALS:%=.venv-rivals/%/installed)

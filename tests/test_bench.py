@@ -2,9 +2,11 @@
 
 import json
 import math
+import re
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ pytest.importorskip("tianshou")
 
 from bench import __main__ as suite
 from bench.harness import campaign, grid, timing
+from bench.harness.paths import ROOT
 from bench.harness.timing import Contender, Record, calibrate, interleave_windows, turns
 from bench.rivals import remote
 from bench.runs import large_batch, runner_ablation, runner_run, scaling
@@ -422,3 +425,62 @@ def test_a_rival_that_does_not_load_is_named_with_the_reason(environments, tmp_p
     (tmp_path / "rllib" / "installed").unlink()
     assert remote.attempt("rllib", {}, 64) is None
     assert remote.status["RLlib"] == "left out, not installed: make rivals"
+
+
+def test_make_rivals_knows_every_rival_with_an_environment():
+    made = re.search(r"^RIVALS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(made[1].split()) == set(remote.RIVALS) == set(remote.NAMES)
+    assert set(remote.BUFFERS) < set(remote.RIVALS)
+    for name in remote.RIVALS:
+        assert (ROOT / "bench" / "rivals" / f"requirements-{name}.txt").exists()
+
+
+ALGORITHMS = ("dqn", "td3", "sac")
+
+
+@pytest.fixture
+def sbx():
+    """Start SBX's process; where it is not installed, the test says so."""
+    if not remote.installed("sbx"):
+        pytest.skip("SBX is not installed: make rivals")
+    made = []
+
+    def make(*arguments):
+        made.append(remote.RemoteRival("sbx", *arguments))
+        return made[-1]
+
+    yield make
+    for rival in made:
+        rival.close()
+
+
+@pytest.mark.parametrize(("together", "operations"), [(1, 2), (4, 4)])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_sbx_takes_its_turn(sbx, algorithm, together, operations):
+    rival = sbx(algorithm, 8, 16)
+    contender = rival.train(together)
+    assert contender.operations == operations and contender.name.startswith("SBX, ")
+    first, later = (contender.timed(1, timing.nothing)[0] for _ in range(2))
+    assert 0 < later < first, "the first call compiles"
+    assert "sbx-rl" in rival.versions and "jax" in rival.versions
+
+
+def ticks_of_threads(process_id):
+    """Return how long each thread of a process has worked, in ticks of the system's clock."""
+    return {
+        task.name: sum(map(int, (task / "stat").read_text().rpartition(")")[2].split()[11:13]))
+        for task in Path("/proc", str(process_id), "task").iterdir()
+    }
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are counted in /proc")
+def test_sbx_works_in_one_thread_at_a_time(sbx):
+    """XLA's work is done by one thread, though two cores are there and products are large."""
+    rival = sbx("sac", 256, 256)
+    contender = rival.train(10)
+    contender.timed(2, timing.nothing)
+    before = ticks_of_threads(rival.process_id)
+    contender.timed(10, timing.nothing)
+    after = ticks_of_threads(rival.process_id)
+    worked = [ticks - before.get(task, 0) for task, ticks in after.items()]
+    assert max(worked) > 0.9 * sum(worked), worked

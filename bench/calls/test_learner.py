@@ -1,26 +1,25 @@
-"""A learner's whole update, its draw included: ours against SB3's, with the same network."""
+"""A learner's whole update, its draw included: ours against others', with the same network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import os
+from collections.abc import Callable, Iterator
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import stable_baselines3
 import torch
-from stable_baselines3.common.logger import configure
 
 import kary_replay as kr
-from bench.harness.timing import Contender
+from bench.harness.timing import Contender, Record, nothing
+from bench.rivals import remote
+from bench.rivals.sb3_learner import ENVS, FILLED, PERIOD, filled_model
 from kary_replay.algorithms import ALGORITHMS
 
 OURS, SB3 = "kary-replay", "SB3"
-ENVS = {"dqn": "CartPole-v1", "ddpg": "Pendulum-v1", "td3": "Pendulum-v1", "sac": "Pendulum-v1"}
 BATCHES = {"dqn": 64, "ddpg": 256, "td3": 256, "sac": 256}
-FILLED = 10_000  # transitions in the buffer
-PERIOD = 2  # TD3 updates its actor every other time: a call makes both kinds of update
+TOGETHER = 40  # updates in one call of SBX, which makes one program of them
 
 
 def ours(algorithm: str, units: int, batch_size: int) -> Callable[[], object]:
@@ -63,27 +62,7 @@ def ours(algorithm: str, units: int, batch_size: int) -> Callable[[], object]:
 
 def sb3(algorithm: str, units: int, batch_size: int) -> Callable[[], object]:
     """Return a call that makes one update of SB3's learner, stock settings."""
-    kind: Any = getattr(stable_baselines3, algorithm.upper())
-    env = gym.make(ENVS[algorithm])
-    model = kind(
-        "MlpPolicy",
-        env,
-        policy_kwargs={"net_arch": [units, units]},
-        buffer_size=FILLED,
-        seed=0,
-        device="cpu",
-    )
-    model.set_logger(configure(None, []))
-    rng = np.random.default_rng(0)
-    observation, reward = rng.standard_normal(env.observation_space.shape), rng.standard_normal(1)
-    env.action_space.seed(0)
-    for _ in range(FILLED):
-        following, action = (
-            rng.standard_normal(observation.shape),
-            np.array([env.action_space.sample()]),
-        )
-        model.replay_buffer.add(observation, following, action, reward, np.zeros(1), [{}])
-        observation, reward = following, rng.standard_normal(1)
+    model = filled_model(stable_baselines3, algorithm, units)
     return lambda: model.train(gradient_steps=1, batch_size=batch_size)
 
 
@@ -97,14 +76,43 @@ def contender(name: str, update: Callable[[], object]) -> Contender:
     return Contender(name, call, lambda n: [()] * n, operations=PERIOD)
 
 
+@pytest.fixture
+def one_core() -> Iterator[None]:
+    """Keep this process on one core, and with it those that start meanwhile.
+
+    A rival's libraries then find one core and start no threads for others, and whoever waits leaves
+    the core to the one whose turn it is.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    yield
+    os.sched_setaffinity(0, cores)
+
+
 @pytest.mark.parametrize("units", [64, 256])
 @pytest.mark.parametrize("algorithm", ENVS)
-def test_update(compare, algorithm, units):
+def test_update(compare, one_core, algorithm, units):
     torch.set_num_threads(1)
     batch_size = BATCHES[algorithm]
     parameters = {"algorithm": algorithm, "units": units, "batch": batch_size}
+    makers, notes = {OURS: ours, SB3: sb3}, {}
     candidates = [
-        contender(name, make(algorithm, units, batch_size))
-        for name, make in ((OURS, ours), (SB3, sb3))
+        contender(name, make(algorithm, units, batch_size)) for name, make in makers.items()
     ]
-    compare.times("learner: update", parameters, candidates[0], candidates[1:])
+    sbx = remote.attempt("sbx", notes, algorithm, units, batch_size)
+    try:
+        if sbx is not None:
+            candidates += [sbx.train(together) for together in (TOGETHER, 1)]
+            notes[sbx.name] = (
+                "SB3's interface in JAX, on the same uniform buffer. It makes one program of the "
+                "updates in a call of `train`, and draws all their batches before the first."
+            )
+        first = {each.name: [each.timed(1, nothing)[0]] for each in candidates}
+        compare.times("learner: update", parameters, candidates[0], candidates[1:], notes=notes)
+        compare.keep(Record("learner: first call", parameters, "s", OURS, first))
+    finally:
+        if sbx is not None:
+            sbx.close()

@@ -123,5 +123,9 @@ LEARNER = {  # docs/learner_benchmarks.md
     "learner: update": (
         "Draw a batch, make one update, set its priorities, all in one thread. SB3 runs "
         "`train(gradient_steps=1)` on its uniform buffer."
-    )
+    ),
+    "learner: first call": (
+        "Seconds of the first call, measured once. In it SBX compiles, and ours records its graph. "
+        "The call has two updates, or SBX's 40."
+    ),
 }

@@ -36,7 +36,7 @@ class Cast:
             )
         self._remote: list[remote.RemoteRival] = []
         most = RLLIB_SLOTS_SHORT if short else RLLIB_SLOTS
-        for environment in remote.RIVALS:
+        for environment in remote.BUFFERS:
             if environment == "rllib" and slots > most:
                 self.notes["RLlib"] = (
                     f"left out above {most:.0e} slots: filling it takes too long".replace(

@@ -24,9 +24,11 @@ ENVIRONMENTS = ROOT / ".venv-rivals"
 RIVALS = {  # environment -> class that wraps it
     "rllib": "bench.rivals.rllib_buffer:RllibBuffer",
     "torchrl": "bench.rivals.torchrl_buffer:TorchrlBuffer",
+    "sbx": "bench.rivals.sbx_learner:SbxLearner",
 }
+BUFFERS = ("rllib", "torchrl")  # those whose replay buffers are compared
 LEFT_OUT, NOT_INSTALLED = "left out", "not installed: make rivals"
-NAMES = {"rllib": "RLlib", "torchrl": "TorchRL"}
+NAMES = {"rllib": "RLlib", "torchrl": "TorchRL", "sbx": "SBX"}
 status: dict[str, str] = {}  # of those that were asked for: versions, or why it is left out
 
 
@@ -62,7 +64,7 @@ class RemoteContender:
 
 
 class RemoteRival:
-    """One rival in a process of its own; it has those of the four methods that its class has."""
+    """One rival in a process of its own; it has those of the methods that its class has."""
 
     versions = "its process did not start"
 
@@ -77,6 +79,7 @@ class RemoteRival:
             command, cwd=ROOT, pass_fds=[others.fileno()], env=quiet, stderr=subprocess.DEVNULL
         )
         others.close()
+        self.process_id = self._process.pid
         self._connection = Connection(mine.detach())
         try:
             self.versions = self.ask("versions")

@@ -11,8 +11,20 @@ from typing import Any
 from bench.harness.machine import without_folders
 from bench.harness.timing import Before, Contender, collector_off
 
-METHODS = ("sample", "update", "cycle", "add")
-LIBRARIES = ("ray", "torchrl", "tensordict", "torch", "numpy", "gymnasium")
+METHODS = ("sample", "update", "cycle", "add", "train")
+LIBRARIES = (
+    "ray",
+    "torchrl",
+    "tensordict",
+    "sbx-rl",
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "torch",
+    "numpy",
+    "gymnasium",
+)
 
 
 class Server:
