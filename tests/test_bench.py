@@ -13,12 +13,15 @@ import pytest
 pytest.importorskip("matplotlib")
 pytest.importorskip("pytest_benchmark")
 pytest.importorskip("tianshou")
+pytest.importorskip("torch")
+
+import torch
 
 from bench import __main__ as suite
 from bench.harness import campaign, grid, timing
 from bench.harness.paths import ROOT
 from bench.harness.timing import Contender, Record, calibrate, interleave_windows, turns
-from bench.rivals import remote
+from bench.rivals import compiled_learner, remote, sb3_learner
 from bench.runs import large_batch, runner_ablation, runner_run, scaling
 
 CAMPAIGNS = {"scaling": scaling, "large_batch": large_batch, "runner_ablation": runner_ablation}
@@ -436,6 +439,37 @@ def test_make_rivals_knows_every_rival_with_an_environment():
 
 
 ALGORITHMS = ("dqn", "td3", "sac")
+
+
+@pytest.fixture
+def one_thread():
+    """Keep torch from threads that would wait for each other where cores are shared."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n_threads)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_plain_updates_lower_the_error(algorithm, monkeypatch, one_thread):
+    """What torch.compile is given, as it is written: to compile it takes many seconds."""
+    monkeypatch.setattr(sb3_learner, "FILLED", 64)
+    losses = []
+    descend = compiled_learner.descend
+
+    def recorded(optimizer, loss):
+        losses.append(loss.item())
+        descend(optimizer, loss)
+
+    monkeypatch.setattr(compiled_learner, "descend", recorded)
+    update = compiled_learner.learner(algorithm, 64, 32, lambda update: update)
+    for _ in range(600):
+        update()
+    losses_per_cycle, updates_per_cycle = {"dqn": (1, 1), "td3": (3, 2), "sac": (3, 1)}[algorithm]
+    assert len(losses) == 600 // updates_per_cycle * losses_per_cycle
+    assert all(map(math.isfinite, losses))
+    critics = losses[::losses_per_cycle]
+    assert sum(critics[-20:]) < 0.8 * sum(critics[:20])
 
 
 @pytest.fixture

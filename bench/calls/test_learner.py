@@ -14,11 +14,13 @@ import torch
 import kary_replay as kr
 from bench.harness.timing import Contender, Record, nothing
 from bench.rivals import remote
+from bench.rivals.compiled_learner import MAKERS, compiled
 from bench.rivals.sb3_learner import ENVS, FILLED, PERIOD, filled_model
 from kary_replay.algorithms import ALGORITHMS
 
-OURS, SB3 = "kary-replay", "SB3"
+OURS, SB3, COMPILED = "kary-replay", "SB3", "CleanRL's way, torch.compile"
 BATCHES = {"dqn": 64, "ddpg": 256, "td3": 256, "sac": 256}
+SHORT_COMPILED = "dqn"  # in the short form; compiling all would take longer than all else
 TOGETHER = 40  # updates in one call of SBX, which makes one program of them
 
 
@@ -94,11 +96,18 @@ def one_core() -> Iterator[None]:
 
 @pytest.mark.parametrize("units", [64, 256])
 @pytest.mark.parametrize("algorithm", ENVS)
-def test_update(compare, one_core, algorithm, units):
+def test_update(compare, one_core, short, smoke, algorithm, units):
     torch.set_num_threads(1)
     batch_size = BATCHES[algorithm]
     parameters = {"algorithm": algorithm, "units": units, "batch": batch_size}
     makers, notes = {OURS: ours, SB3: sb3}, {}
+    if algorithm in MAKERS and (algorithm == SHORT_COMPILED or not (short or smoke)):
+        makers[COMPILED] = compiled
+        notes[COMPILED] = "the update in plain torch, on SB3's uniform buffer"
+    elif algorithm in MAKERS:
+        notes[COMPILED] = "left out of the short form but for DQN: compiling takes too long"
+    else:
+        notes[COMPILED] = "left out of DDPG, of which TD3 is the later form"
     candidates = [
         contender(name, make(algorithm, units, batch_size)) for name, make in makers.items()
     ]
