@@ -28,6 +28,9 @@ LIBRARIES = (
     "mujoco",
     "torch",
     "ray",
+    "sbx-rl",
+    "jax",
+    "jaxlib",
     "pytest-benchmark",
     "cython",
 )

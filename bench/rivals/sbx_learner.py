@@ -1,22 +1,10 @@
-"""SBX's learners, Stable-Baselines3's interface in JAX, in an environment of their own.
-
-XLA works with as many threads as this process finds cores, unless PJRT_NPROC says otherwise. It
-reads that when it starts, so that is set before the import. The flag beside it alone would not do:
-the work still goes round in several threads. But with one thread to share work with, nothing is
-gained by cutting products up, and the flag keeps XLA from it. The one thread is not the caller's,
-which waits.
-"""
+"""SBX's learners, Stable-Baselines3's interface in JAX, in an environment of their own."""
 
 from __future__ import annotations
 
-import os
+from bench.rivals.xla_threads import leave_one_thread
 
-ONE_THREAD = {
-    "PJRT_NPROC": "1",
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
-    "JAX_PLATFORMS": "cpu",
-}
-os.environ.update(ONE_THREAD)
+leave_one_thread()
 
 import sbx  # noqa: E402
 import torch  # noqa: E402

@@ -90,6 +90,7 @@ class Outcome:
     env_steps: int | None = None
     updates: int | None = None
     trained_seconds: float = 0.0  # all of it, up to the end of the last chunk
+    compile_seconds: float = 0.0  # before the first environment step, a part of the start-up
     curve: list[Evaluation] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -120,13 +121,23 @@ class Course:
         Greedy actions of such a module.
     settings
         Goes into the outcome as it is.
+    parameters
+        Copies what is to be the network's parameters, where another one is trained: tensors in
+        their order.
     """
 
     def __init__(
-        self, task: Task, network: torch.nn.Module, act: Act, settings: dict[str, Any]
+        self,
+        task: Task,
+        network: torch.nn.Module,
+        act: Act,
+        settings: dict[str, Any],
+        parameters: Callable[[], list[torch.Tensor]] | None = None,
     ) -> None:
         self._task, self._act = task, act
-        self._source = list(network.parameters())
+        self._parameters = parameters or (
+            lambda: [parameter.detach().clone() for parameter in network.parameters()]
+        )
         self._twin = deepcopy(network).eval()
         self._targets = list(self._twin.parameters())
         self._judge = Judge(task.env_id)
@@ -149,9 +160,7 @@ class Course:
         if env_steps < self._next:
             return True
         now = self.seconds()
-        self._kept.append(
-            (env_steps, updates, now, [parameter.detach().clone() for parameter in self._source])
-        )
+        self._kept.append((env_steps, updates, now, self._parameters()))
         self._next = (env_steps // self._task.snapshot_every + 1) * self._task.snapshot_every
         finished = env_steps >= self._task.budget
         if len(self._kept) < self._task.snapshots_per_chunk and not finished:

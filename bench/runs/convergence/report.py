@@ -22,7 +22,7 @@ from bench.harness.campaign import (
     times,
 )
 from bench.harness.paths import DOCS
-from bench.harness.plots import BLUE, ORANGE, PURPLE, SKY, STYLE
+from bench.harness.plots import BLUE, GREEN, ORANGE, PURPLE, SKY, STYLE
 from bench.harness.report import machine_text, markdown_table, write
 from bench.runs.convergence import tried
 from bench.runs.convergence.__main__ import IDENTITY, OUTPUT
@@ -30,11 +30,12 @@ from bench.runs.convergence.tasks import RIVALS, TASKS, Task
 
 NAMES = {
     "sb3": "Stable-Baselines3",
+    "sbx": "SBX",
     "tianshou": "Tianshou",
     "rllib": "RLlib",
     "runner": "kary-replay",
 }
-COLOURS = {"sb3": PURPLE, "tianshou": ORANGE, "rllib": SKY, "runner": BLUE}
+COLOURS = {"sb3": PURPLE, "sbx": GREEN, "tianshou": ORANGE, "rllib": SKY, "runner": BLUE}
 OTHERS = tuple(rival for rival in RIVALS if rival != "runner")
 LOGARITHMIC = 30  # times as long as the fastest: on a linear axis one would see the slowest alone
 FLOORS = {"LunarLander-v3": -400.0}  # where a curve starts so low that the rest would look flat
@@ -42,7 +43,8 @@ READING = (
     "Seconds of training until the mean return of 100 greedy episodes reaches the threshold: "
     "median over seeds, with quartiles in brackets. A run that never reached it counts as "
     "infinite. The clock runs from the first environment step and stands still while snapshots of "
-    "the policy are evaluated; start-up (imports, building, processes) is in a column of its own. "
+    "the policy are evaluated; start-up (imports, building, processes) is in a column of its own, "
+    "with SBX's compiling. "
     "The last column is the best of the rivals' medians over this one; its brackets say where nine "
     "in ten such ratios lie when the seeds of both sides are drawn anew, with replacement. How it "
     "is measured, and where everybody's settings come from: "
@@ -89,7 +91,7 @@ def table(records: Sequence[Record]) -> list[str]:
                     f"{len(solved)}/{len(runs)}",
                     f"{steps:,.0f}" if steps is not None else "–",
                     f"{updates:,.0f}" if updates is not None else "–",
-                    f"{_median(runs, 'startup_seconds') or float('nan'):.1f}",
+                    startup(runs),
                     faster(fastest, times(runs), with_interval=rival == "runner"),
                 ]
             )
@@ -104,6 +106,13 @@ def table(records: Sequence[Record]) -> list[str]:
         "faster than the best rival",
     ]
     return markdown_table(header, rows)
+
+
+def startup(runs: Sequence[Record]) -> str:
+    """Write the seconds of the start-up, and how many of them went into compiling."""
+    whole = f"{_median(runs, 'startup_seconds') or float('nan'):.1f}"
+    compiling = _median(runs, "compile_seconds")
+    return f"{whole} ({compiling:.1f} compiling)" if compiling else whole
 
 
 def faster(theirs: Sequence[float], mine: Sequence[float], with_interval: bool) -> str:

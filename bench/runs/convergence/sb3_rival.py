@@ -92,12 +92,25 @@ def total(task: Task) -> int:
     return task.budget + 1_000
 
 
-def build(task: Task, chosen: dict[str, Any], seed: int) -> Any:
-    """Return the model."""
+def falling(first: float, final_share: float, steps: int, task: Task) -> Any:
+    """Return a learning rate that falls evenly to a share of it in so many environment steps."""
+
+    def rate(progress_remaining: float) -> float:
+        done = min(1.0, (1.0 - progress_remaining) * total(task) / steps)
+        return first * (1.0 - done * (1.0 - final_share))
+
+    return rate
+
+
+def build(library: Any, task: Task, chosen: dict[str, Any], seed: int) -> Any:
+    """Return the library's model."""
     arguments = dict(chosen)
     torch.set_num_threads(arguments.pop("threads"))
     units, n_envs = arguments.pop("units"), arguments.pop("n_envs")
     envs = DummyVecEnv([lambda: make(task.env_id)] * n_envs)
+    if "learning_rate_final_share" in arguments:
+        falls = arguments.pop("learning_rate_final_share"), arguments.pop("learning_rate_steps")
+        arguments["learning_rate"] = falling(arguments["learning_rate"], *falls, task)
     if "exploration_steps" in arguments:
         arguments["exploration_fraction"] = arguments.pop("exploration_steps") / total(task)
     if "noise_std" in arguments:
@@ -105,7 +118,7 @@ def build(task: Task, chosen: dict[str, Any], seed: int) -> Any:
         arguments["action_noise"] = NormalActionNoise(
             np.zeros(size), arguments.pop("noise_std") * np.ones(size)
         )
-    algorithm = getattr(stable_baselines3, task.algorithm.upper())
+    algorithm = getattr(library, task.algorithm.upper())
     return algorithm(
         "MlpPolicy",
         envs,
@@ -129,7 +142,7 @@ def actor(model: Any, algorithm: str) -> tuple[torch.nn.Module, Any]:
 
 def train(name: str, task: Task, seed: int, chosen: dict[str, Any]) -> Outcome:
     """Train until the course says that it is enough."""
-    model = build(task, chosen, seed)
+    model = build(stable_baselines3, task, chosen, seed)
     course = Course(task, *actor(model, task.algorithm), chosen)
     model.learn(total(task), callback=Progress(course), log_interval=None)
     return course.outcome

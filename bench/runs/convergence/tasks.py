@@ -32,7 +32,7 @@ TASKS = {
     "lunarlander_dqn": Task("dqn", "LunarLander-v3", 200.0, 600_000, 5_000, 2),
 }
 UNITS = (64, 256)
-RIVALS = ("sb3", "tianshou", "rllib", "runner")
+RIVALS = ("sb3", "sbx", "tianshou", "rllib", "runner")
 # what its tuned examples have settings for; it has no DDPG and no TD3
 RLLIB = ("cartpole_dqn", "pendulum_sac")
 

@@ -1,0 +1,134 @@
+"""Time until solved: who takes part, how SBX does, and the page."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("stable_baselines3")
+pytest.importorskip("torch")
+
+import torch
+from invented_runs import invented, written
+from pages import ROOT
+
+from bench.harness import campaign
+from bench.rivals import remote
+from bench.runs.convergence import __main__ as convergence
+from bench.runs.convergence import protocol, report
+from bench.runs.convergence.tasks import RIVALS, TASKS, takes_part
+
+
+def test_every_rival_takes_part_in_a_task():
+    for rival in RIVALS:
+        assert any(takes_part(rival, name) for name in TASKS)
+        assert rival in report.NAMES and rival in report.COLOURS
+        assert (ROOT / f"bench/runs/convergence/{rival}_rival.py").exists()
+
+
+def test_a_snapshot_of_another_network():
+    """Where the network that learns is not one of torch's, its parameters are copied into one."""
+    task = replace(TASKS["pendulum_ddpg"], budget=100, snapshot_every=100)
+    network, learned = torch.nn.Linear(3, 1), [torch.zeros(1, 3), torch.full((1,), 0.25)]
+    acted = []
+
+    def act(module, observations):
+        acted.append(module(observations).detach())
+        return acted[-1]
+
+    course = protocol.Course(task, network, act, {}, lambda: [each.clone() for each in learned])
+    course.start()
+    assert not course.step(100, 1)
+    assert len(course.outcome.curve) == 1 and not course.outcome.solved
+    assert all((action == 0.25).all() for action in acted)
+
+
+def test_what_is_not_installed_is_left_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(remote, "installed", lambda environment: False)
+    monkeypatch.setattr(convergence, "execute", lambda job: invented(job, 2.0))
+    output = tmp_path / "results.json"
+    options = ["--tasks", "pendulum_ddpg", "--units", "64", "--seeds", "1"]
+    command = ["convergence", *options, "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", command)
+    convergence.main()
+    assert "sbx is left out, not installed: make rivals" in capsys.readouterr().out
+    records = campaign.read(output)[1]
+    assert records and all(record["rival"] != "sbx" for record in records)
+    # Once more, and there is nothing left to do.
+    monkeypatch.setattr(convergence, "execute", None)
+    monkeypatch.setattr(sys, "argv", [*command, "--resume"])
+    convergence.main()
+    assert campaign.read(output)[1] == records
+
+
+@pytest.mark.parametrize("rivals", [RIVALS, ("sb3", "runner")])
+def test_the_page_names_who_is_missing_and_what_compiles(rivals, tmp_path):
+    planned = convergence.jobs(list(TASKS), rivals, [64], 2, None)
+
+    def execute(job):
+        compiling = {"compile_seconds": 2.5} if job["rival"] == "sbx" else {}
+        return {**invented(job, 3.0), **compiling}
+
+    output = written(tmp_path / "convergence.json", planned, execute)
+    page = "\n".join(report.page(*campaign.read(output), tmp_path))
+    missing = "Not among these results: SBX, Tianshou, RLlib."
+    assert (missing in page) == ("sbx" not in rivals)
+    assert ("| SBX |" in page and "3.0 (2.5 compiling)" in page) == ("sbx" in rivals)
+
+
+needs_sbx = pytest.mark.skipif(
+    not remote.installed("sbx"), reason="SBX is not installed: make rivals"
+)
+# Greedy actions are those of SBX's own networks; to compile leaves no trace, and nothing to compile
+# for later.
+IN_ITS_ENVIRONMENT = """
+import sys
+from bench.runs.convergence import sb3_rival, sbx_rival
+from bench.runs.convergence.tasks import TASKS
+import jax, numpy as np, sbx, torch
+task = TASKS[sys.argv[1]]
+own = {**sb3_rival.COMMON, **sbx_rival.SETTINGS[sys.argv[1]], "units": 8, "learning_starts": 50}
+model = sb3_rival.build(sbx, task, own, 0)
+actor = sbx_rival.Actor(model, task.algorithm, 8)
+before, random = actor.parameters(), np.random.get_state()[1]
+assert sbx_rival.compile_programs(model) > 0
+assert all(map(torch.equal, before, actor.parameters())) and model._n_updates == 0
+assert (np.random.get_state()[1] == random).all() and model.replay_buffer.size() == 0
+compiled = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else None
+)
+model.learn(600, log_interval=None)
+after = actor.parameters()
+assert model._n_updates > 0 and not any(map(torch.equal, before, after)) and not compiled, compiled
+with torch.no_grad():
+    for parameter, now in zip(actor.network.parameters(), after, strict=True):
+        parameter.copy_(now)
+    shape = 64, *model.observation_space.shape
+    observations = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    mine = actor.act(actor.network, torch.from_numpy(observations)).numpy()
+theirs = model.predict(observations, deterministic=True)[0]
+if task.algorithm != "dqn":
+    theirs = model.policy.scale_action(theirs)
+assert np.allclose(mine, theirs, atol=1e-5)
+"""
+
+
+@needs_sbx
+@pytest.mark.parametrize("name", ["cartpole_dqn", "pendulum_td3", "pendulum_sac"])
+def test_sbx_is_compiled_before_the_clock_starts(name):
+    command = [remote.python("sbx"), "-W", "ignore", "-c", IN_ITS_ENVIRONMENT, name]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
+@needs_sbx
+@pytest.mark.parametrize("name", ["cartpole_dqn", "pendulum_sac"])
+def test_a_short_run_of_sbx(name):
+    (job,) = convergence.jobs([name], ["sbx"], [64], 1, 1_000)
+    record = convergence.execute({**job, "settings": {"learning_starts": 100}})
+    assert "error" not in record, record["error"]
+    assert record["curve"][-1]["updates"] > 0
+    assert 0 < record["compile_seconds"] < record["startup_seconds"]
