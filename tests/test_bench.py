@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 import torch
 
 from bench import __main__ as suite
-from bench.harness import campaign, grid, timing
+from bench.harness import campaign, grid, headline, timing
 from bench.harness.paths import ROOT
 from bench.harness.timing import Contender, Record, calibrate, interleave_windows, turns
 from bench.rivals import compiled_learner, remote, sb3_learner
@@ -319,6 +319,14 @@ def test_records_of_several_commits_are_all_named(tmp_path):
         "commit": "first, second",
         "results": "results.json",
     }
+
+
+def test_the_readme_names_the_best_form_of_a_rival_and_no_rival_without_figures():
+    values = {"kary-replay": [1.0], "SBX, 40 updates in one call": [0.5], "SBX, one by one": [4.0]}
+    line = headline.of_record("updates", [Record("", {}, "s", "kary-replay", values)])
+    assert line[-1] == "0.50×" and line[2:-1] == ["–"] * 4
+    header, rows = headline.without_empty_columns(["", "ours", *headline.RIVALS], [line])
+    assert header == ["", "ours", "SBX"] and rows == [["updates", "1 s", "0.50×"]]
 
 
 def test_counts():

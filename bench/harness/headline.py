@@ -17,8 +17,20 @@ from bench.harness.timing import Record, find
 from bench.runs.convergence.report import seconds
 
 SOURCES = ("buffers.json", "learner.json", "adapters.json", "convergence.json")
-RIVALS = {"Tianshou": "Tianshou", "cpprb": "cpprb", "RLlib": "RLlib", "SB3": "Stable-Baselines3"}
-CONVERGING = {"tianshou": "Tianshou", "rllib": "RLlib", "sb3": "SB3", "runner": "ours"}
+RIVALS = {
+    "Tianshou": "Tianshou",
+    "cpprb": "cpprb",
+    "RLlib": "RLlib",
+    "SB3": "Stable-Baselines3",
+    "SBX": "SBX",
+}
+CONVERGING = {
+    "tianshou": "Tianshou",
+    "rllib": "RLlib",
+    "sb3": "SB3",
+    "sbx": "SBX",
+    "runner": "ours",
+}
 OPERATIONS = {  # of buffers.json, at 1e6 slots and batches of 256
     "tree sample": "draw 256 of 1e6 leaves from the sum tree",
     "tree update": "update 256 of them",
@@ -56,16 +68,16 @@ def row(title: str, mine: str, cells: dict[str, str]) -> Row:
 
 
 def of_record(title: str, found: Sequence[Record]) -> Row:
-    """One line of a comparison, which must have been made."""
+    """One line of a comparison, which must have been made; a rival's best form counts."""
     if not found:
         raise SystemExit(f"no results for the line {title!r} of the README's table")
     (record,) = found
-    cells = {
-        rival: factor(ratio)
-        for name, ratio in record.ratios().items()
+    ratios = record.ratios()
+    found_of = {
+        rival: [ratio for name, ratio in ratios.items() if name.startswith(rival)]
         for rival in RIVALS
-        if name.startswith(rival)
     }
+    cells = {rival: factor(min(some)) for rival, some in found_of.items() if some}
     return row(title, quantity(record.medians()[record.ours], record.unit), cells)
 
 
@@ -131,6 +143,12 @@ def slower_by(theirs: Sequence[float], mine: Sequence[float]) -> str:
     )
 
 
+def without_empty_columns(header: Row, rows: Sequence[Row]) -> tuple[Row, list[Row]]:
+    """Leave out rivals that no committed result has."""
+    kept = [column for column in range(len(header)) if any(row[column] != "–" for row in rows)]
+    return [header[column] for column in kept], [[row[column] for column in kept] for row in rows]
+
+
 def measured_on(machines: Sequence[dict[str, Any]]) -> str:
     """Say which processor each source is of; a line of the table is always of one."""
     sources: dict[str, list[str]] = {}
@@ -158,7 +176,7 @@ def headline() -> list[str]:
     ]
     header = ["", "kary-replay", *(f"faster than {name}" for name in RIVALS.values())]
     return [
-        *markdown_table(header, rows),
+        *markdown_table(*without_empty_columns(header, rows)),
         f"{measured_on([machine, second, third, fourth])} Rivals were "
         "measured in turn with ours, but for runs that [the page](docs/runner_benchmarks.md) "
         "names. The brackets of runs until solved say where nine in ten ratios lie when the runs "
