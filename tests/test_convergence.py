@@ -85,7 +85,7 @@ needs_sbx = pytest.mark.skipif(
 # for later.
 IN_ITS_ENVIRONMENT = """
 import sys
-from bench.runs.convergence import sb3_rival, sbx_rival
+from bench.runs.convergence import sb3_rival, sbx_rival, translation
 from bench.runs.convergence.tasks import TASKS
 import jax, numpy as np, sbx, torch
 task = TASKS[sys.argv[1]]
@@ -113,6 +113,9 @@ theirs = model.predict(observations, deterministic=True)[0]
 if task.algorithm != "dqn":
     theirs = model.policy.scale_action(theirs)
 assert np.allclose(mine, theirs, atol=1e-5)
+# Nothing of what is faster for SBX is left where it has the settings of Stable-Baselines3.
+both = {**sbx_rival.SETTINGS[sys.argv[1]], **translation.sb3_for_sbx(sys.argv[1])}
+assert both == {"train_freq": 1, "gradient_steps": 1, **sb3_rival.SETTINGS[sys.argv[1]]}
 """
 
 

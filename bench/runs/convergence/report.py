@@ -24,7 +24,7 @@ from bench.harness.campaign import (
 from bench.harness.paths import DOCS
 from bench.harness.plots import BLUE, GREEN, ORANGE, PURPLE, SKY, STYLE
 from bench.harness.report import machine_text, markdown_table, write
-from bench.runs.convergence import tried
+from bench.runs.convergence import same_report, tried
 from bench.runs.convergence.__main__ import IDENTITY, OUTPUT
 from bench.runs.convergence.tasks import RIVALS, TASKS, Task
 
@@ -280,6 +280,7 @@ def page(described: dict[str, Any], records: Sequence[Record], images: Path) -> 
     return [
         *lines,
         *failures(records, IDENTITY),
+        *same_report.section(images),
         *tried.section(),
         "### Settings",
         "",

@@ -10,6 +10,7 @@ from typing import Any
 
 from bench.runs.convergence.protocol import CONFIRMING_SEEDS, SCREENING_SEEDS, Evaluation, Outcome
 from bench.runs.convergence.tasks import Task
+from kary_replay.runner import Runner, RunnerConfig
 
 # The presets (kary_replay/runner/presets.py), with other networks. The runner evaluates after
 # training and so goes on when a task is solved: it is given fewer steps than the others. Its
@@ -39,32 +40,39 @@ def settings(name: str, units: int) -> dict[str, Any]:
     return {**COMMON, **SETTINGS[name], "options": {"hidden": [units, units]}}
 
 
-def train(name: str, task: Task, seed: int, chosen: dict[str, Any]) -> Outcome:
-    """Train for all steps; the runner keeps snapshots and plays their episodes afterwards."""
-    from kary_replay.runner import Runner, RunnerConfig
+def configured(task: Task, chosen: dict[str, Any]) -> RunnerConfig:
+    """Return the preset of a task with what is set here, of a run that may not be over its budget.
 
-    chosen = {**chosen, "total_env_steps": min(chosen["total_env_steps"], task.budget)}
-    arguments = dict(chosen)
+    Evaluations are made after the run.
+    """
+    config = RunnerConfig(algorithm=task.algorithm, env=task.env_id)
     changed = {
         key: tuple(value) if isinstance(value, list) else value
-        for key, value in arguments.pop("options").items()
+        for key, value in chosen["options"].items()
     }
-    config = RunnerConfig(algorithm=task.algorithm, env=task.env_id)
+    return replace(
+        config,
+        **{
+            "evaluation_interval": task.snapshot_every,
+            **chosen,
+            "options": replace(config.options, **changed),
+            "total_env_steps": min(chosen["total_env_steps"], task.budget),
+        },
+        evaluate="after",
+        evaluation_episodes=len(SCREENING_SEEDS) + len(CONFIRMING_SEEDS),
+        checkpoint_interval_seconds=0.0,
+    )
+
+
+def train(name: str, task: Task, seed: int, chosen: dict[str, Any]) -> Outcome:
+    """Train for all steps; the runner keeps snapshots and plays their episodes afterwards."""
     with tempfile.TemporaryDirectory() as folder:
-        config = replace(
-            config,
-            seed=seed,
-            options=replace(config.options, **changed),
-            evaluate="after",
-            evaluation_episodes=len(SCREENING_SEEDS) + len(CONFIRMING_SEEDS),
-            checkpoint_interval_seconds=0.0,
-            directory=str(Path(folder) / "run"),
-            **{"evaluation_interval": task.snapshot_every, **arguments},
-        )
+        config = replace(configured(task, chosen), seed=seed, directory=str(Path(folder) / "run"))
         called = time.time()
         result = Runner(config).run()
     used = {
         **chosen,
+        "total_env_steps": config.total_env_steps,
         "options": asdict(config.options),
         **{name: getattr(config, name) for name in SHOWN},
     }

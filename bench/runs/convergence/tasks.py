@@ -40,3 +40,9 @@ RLLIB = ("cartpole_dqn", "pendulum_sac")
 def takes_part(rival: str, task: str) -> bool:
     """Whether a rival runs a task."""
     return rival != "rllib" or task in RLLIB
+
+
+# who trains with whose settings, where they are the same for all: ours in one process, where acting
+# and learning take turns, and in parallel
+SB3, SBX, IN_TURN, PARALLEL = MACHINES = ("sb3", "sbx", "in turn", "parallel")
+THEIRS, OURS = SETTINGS_OF = ("sb3", "kary-replay")
