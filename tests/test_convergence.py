@@ -78,6 +78,15 @@ def test_the_page_names_who_is_missing_and_what_compiles(rivals, tmp_path):
     assert ("| SBX |" in page and "3.0 (2.5 compiling)" in page) == ("sbx" in rivals)
 
 
+def test_a_budget_may_end_between_two_snapshots():
+    task = replace(TASKS["pendulum_ddpg"], budget=150, snapshot_every=100)
+    network = torch.nn.Linear(3, 1)
+    course = protocol.Course(task, network, lambda module, seen: module(seen), {})
+    course.start()
+    assert [course.step(env_steps, 0) for env_steps in (90, 110, 140, 160)] == [True] * 3 + [False]
+    assert [evaluation.env_steps for evaluation in course.outcome.curve] == [110, 160]
+
+
 needs_sbx = pytest.mark.skipif(
     not remote.installed("sbx"), reason="SBX is not installed: make rivals"
 )

@@ -142,7 +142,7 @@ class Course:
         self._targets = list(self._twin.parameters())
         self._judge = Judge(task.env_id)
         self._kept: list[tuple[int, int, float, list[torch.Tensor]]] = []
-        self._next = task.snapshot_every
+        self._next = min(task.snapshot_every, task.budget)
         self._start = self._stopped = 0.0
         self.outcome = Outcome(settings=settings)
 
@@ -161,7 +161,8 @@ class Course:
             return True
         now = self.seconds()
         self._kept.append((env_steps, updates, now, self._parameters()))
-        self._next = (env_steps // self._task.snapshot_every + 1) * self._task.snapshot_every
+        following = (env_steps // self._task.snapshot_every + 1) * self._task.snapshot_every
+        self._next = min(following, self._task.budget)
         finished = env_steps >= self._task.budget
         if len(self._kept) < self._task.snapshots_per_chunk and not finished:
             return True
