@@ -95,7 +95,9 @@ cdef class Writer:
     def __cinit__(self, Slots slots):
         self.slots = slots
 
-    def add(self, dict values, priority=None, *, cnp.ndarray checked=None, cnp.ndarray handles=None):
+    def add(
+        self, dict values, priority=None, *, cnp.ndarray checked=None, cnp.ndarray handles=None
+    ):
         """Write rows and return their slots.
 
         ``values`` has every field by name, of one row or with a leading axis B; ``priority`` is as

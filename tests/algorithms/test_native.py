@@ -15,7 +15,9 @@ from kary_replay.algorithms.updates.recorded import Recorded, leaves  # noqa: E4
 from kary_replay.native import program as native  # noqa: E402
 
 # Rounding of two float32 computations, by the largest number: sums of 256 terms, in other orders.
-CLOSE = 3e-6
+CLOSE = 1e-6
+# How much more than the least change of what is given may change a gradient, rounding may.
+ROUNDINGS = 8
 ALGORITHMS = {
     "dqn": ("dqn", {}),
     "dqn with one network": ("dqn", {"double": False}),
@@ -45,9 +47,23 @@ def distance(one, other):
     return float((one.double() - other.double()).abs().max() / size)
 
 
+def nudged(value, generator):
+    """Return float32 numbers that are their neighbours, up or down, or 0; other tensors as is."""
+    if isinstance(value, dict):
+        return {name: nudged(part, generator) for name, part in value.items()}
+    if value.dtype != torch.float32:
+        return value
+    signs = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
+    return value * (1 + signs * torch.finfo(torch.float32).eps)
+
+
 def compared(algorithm, batch, n_steps=3):
-    """Train without recordings; return how far the programs' gradients are from autograd's."""
-    distances = []
+    """Train without recordings; return how far the programs' gradients are from autograd's.
+
+    By how far they may be: where numbers cancel, as in the logarithm of a squashed action's
+    density, torch's own gradient changes by more than CLOSE when an input changes by its last bit.
+    """
+    distances, generator = [], torch.Generator().manual_seed(0)
     for minimizer in algorithm.minimizers.values():
         recorded, plain = Recorded(minimizer._gradient), minimizer._gradient
 
@@ -55,10 +71,13 @@ def compared(algorithm, batch, n_steps=3):
             found, expected = recorded(*inputs), plain(*inputs)
             (program,) = recorded.programs.values()
             assert isinstance(program, translation.NativeProgram)
-            distances.append(distance(found[0], expected[0]))
-            for one, other in zip(found[1:], expected[1:], strict=True):
-                # a difference of numbers near 1, in the divergence of a distribution
-                distances.append(min(distance(one, other), float((one - other).abs().max())))
+            near = [plain(*[nudged(value, generator) for value in inputs]) for _ in range(3)]
+            for i, (one, other) in enumerate(zip(found, expected, strict=True)):
+                may = CLOSE + ROUNDINGS * max(distance(result[i], other) for result in near)
+                apart = distance(one, other)
+                if i > 0:  # a difference of numbers near 1, in the divergence of a distribution
+                    apart = min(apart, float((one - other).abs().max()))
+                distances.append(apart / may)
             return expected
 
         minimizer._compute = compute
@@ -73,14 +92,14 @@ def compared(algorithm, batch, n_steps=3):
 def test_gradients_are_those_of_autograd(kind, hidden, n_rows):
     name, options = ALGORITHMS[kind]
     algorithm = make(name, hidden=hidden, **options)
-    assert max(compared(algorithm, make_batch(algorithm, n_rows))) < CLOSE
+    assert max(compared(algorithm, make_batch(algorithm, n_rows))) < 1
 
 
 @pytest.mark.parametrize("kind", ALGORITHMS)
 def test_gradients_with_every_set_of_instructions(kind, instructions):
     name, options = ALGORITHMS[kind]
     algorithm = make(name, hidden=(70, 33), **options)
-    assert max(compared(algorithm, make_batch(algorithm, 37))) < CLOSE
+    assert max(compared(algorithm, make_batch(algorithm, 37))) < 1
 
 
 @pytest.mark.parametrize(
@@ -112,7 +131,7 @@ def test_a_planted_fault_is_noticed(monkeypatch, operation, name):
     }
     monkeypatch.setitem(translation.OPERATIONS, operation, faults.get(operation, faulty))
     algorithm = make(name)
-    assert max(compared(algorithm, make_batch(algorithm))) > 100 * CLOSE
+    assert max(compared(algorithm, make_batch(algorithm))) > 100
 
 
 @pytest.mark.parametrize("name", NAMES)
