@@ -8,7 +8,8 @@ import numpy as np
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-# No multiplication is fused with an addition, so that all processors draw alike (power.hpp).
+# In the core no multiplication is fused with an addition, so that all processors draw alike
+# (power.hpp).
 # "thread" or "address": builds under a sanitizer, for `make sanitize`.
 sanitizer = os.environ.get("KARY_REPLAY_SANITIZER", "")
 flags = ["-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fno-trapping-math"]
@@ -28,6 +29,8 @@ modules = {
     ],
     "kary_replay/native": ["program"],
 }
+# Products of matrices are what fused multiplication and addition is for (kernels.hpp).
+own = {"kary_replay/core": [], "kary_replay/native": ["-ffp-contract=fast"]}
 extensions = [
     Extension(
         f"{folder.replace('/', '.')}.{name}",
@@ -41,7 +44,7 @@ extensions = [
         depends=sorted(glob.glob(f"{folder}/*.hpp")),
         # Python's own flags ask for debugging symbols, which take a fifth of the compiler's time.
         # GCC notes wherever it passes a vector that its older versions passed otherwise.
-        extra_compile_args=[*flags, "-Wno-psabi", *([] if sanitizer else ["-g0"])],
+        extra_compile_args=[*flags, *own[folder], "-Wno-psabi", *([] if sanitizer else ["-g0"])],
         extra_link_args=[f"-fsanitize={sanitizer}"] if sanitizer else [],
     )
     for folder, names in modules.items()

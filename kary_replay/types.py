@@ -171,7 +171,8 @@ class Batch:
     A nested field is a dict of arrays. Every batch has ``index`` (int64 [B], the slots) and
     ``handle`` ([B] of ``HANDLE_DTYPE``, for ``update_priorities``). A batch of a prioritized buffer
     has ``importance_weight`` (float32 [B]; the largest is 1, unless draws have a uniform share).
-    The arrays belong to the caller: nothing writes to them later. A batch can be read like a
+    The arrays belong to the caller: nothing writes to them later, unless they are drawn into again
+    (``out`` of ``sample``). A batch can be read like a
     mapping, too: ``batch["reward"]``, ``batch.keys()``, ``dict(batch)``.
     """
 

@@ -4,8 +4,6 @@ import json
 import math
 import re
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -389,24 +387,23 @@ def test_a_rival_in_another_process_takes_its_turn(environments):
     assert "could not load" in notes["RLlib"] and "numpy" in remote.status["RLlib"]
 
 
-def test_a_call_whose_threads_work_is_not_disturbed():
+def test_a_call_whose_threads_work_is_not_disturbed(monkeypatch):
     """A thread that waits for others of its process looks like one whose core was taken."""
+    clocks = {"perf_counter": 0.0, "process_time": 0.0, "thread_time": 0.0}
+    for clock in clocks:
+        monkeypatch.setattr(timing, clock, lambda clock=clock: clocks[clock])
 
-    def call():
-        def work():
-            end = time.thread_time() + 0.02
-            while time.thread_time() < end:
-                pass
+    def call(own, of_others):
+        clocks["perf_counter"] += 0.02
+        clocks["thread_time"] += own
+        clocks["process_time"] += own + of_others
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
+    def is_disturbed(has_threads, *seconds):
+        contender = Contender("", call, lambda n: [seconds] * n, has_threads=has_threads)
+        return contender.timed(1, timing.nothing)[1]
 
-    def undisturbed(has_threads):
-        contender = Contender("", call, lambda n: [()] * n, has_threads=has_threads)
-        return any(not contender.timed(1, timing.nothing)[1] for _ in range(100))
-
-    assert undisturbed(True) and not undisturbed(False)
+    assert is_disturbed(False, 0.001, 0.019) and not is_disturbed(True, 0.001, 0.019)
+    assert is_disturbed(True, 0.001, 0.009) and not is_disturbed(False, 0.02, 0.0)
 
 
 def test_slow_first_calls_do_not_shorten_the_repetitions(monkeypatch):

@@ -24,6 +24,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from ..core.frame_reader import FrameReader
+from ..errors import FieldError
 from ..fields import Fields, checked_fields, fields_of_space, leaves_of, map_leaves
 from ..types import Batch, Field, UniformShare
 from ..validation import as_count
@@ -232,6 +233,8 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
         ----------
         batch_size, stratified, unique
             As for PrioritizedReplayBuffer.sample.
+        out : Batch or mapping, optional
+            Where the batch goes, as for ReplayBuffer.sample: ``frames`` and the fields.
 
         Returns
         -------
@@ -261,10 +264,15 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
         if not isinstance(out, (Batch, Mapping)):
             return super()._arrays_of(out)
         given = dict(out)
-        frames = {"frame": given.pop("frames")} if "frames" in given else {}
-        for view in ("observation", "next_observation"):  # of the frames
-            given.pop(view, None)
-        return super()._arrays_of({**frames, **given})
+        for view in ("observation", "next_observation"):
+            if given.pop(view, None) is not None and "frames" not in given:
+                raise FieldError(f"out: {view} is a view of frames: give frames")
+        for name in ("frame", "history"):
+            if name in given:
+                raise FieldError(f"field {name} is unknown: a batch has frames")
+        if "frames" in given:
+            given["frame"] = given.pop("frames")
+        return super()._arrays_of(given)
 
     def _batch(self, columns: dict[str, Any]) -> Batch:
         """Return what the reader drew, as observations."""

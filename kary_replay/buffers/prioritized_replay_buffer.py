@@ -304,8 +304,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         repeats draws of rows that are in the batch already; where these hold nearly all the mass,
         it draws from a tree without them, which costs O(K · log_K(capacity)) a row.
         """
-        arrays = self._arrays_of(out)
-        return self._batch(self._reader.sample(batch_size, stratified, unique, arrays))
+        sample = self._reader.sample  # refuses a closed buffer, whatever it was given
+        return self._batch(sample(batch_size, stratified, unique, self._arrays_of(out)))
 
     def update_priorities(self, handle: npt.NDArray[np.void], td_error: npt.ArrayLike) -> int:
         """Set priorities to |td_error| + priority_epsilon.

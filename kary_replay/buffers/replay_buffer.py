@@ -387,7 +387,8 @@ class ReplayBuffer:
         O(B · bytes of a row), with the GIL released and no lock. A row that another thread
         overwrites during the copy is drawn again.
         """
-        return self._batch(self._reader.sample(batch_size, False, unique, self._arrays_of(out)))
+        reader = self._reader  # refuses a closed buffer, whatever it was given
+        return self._batch(reader.sample(batch_size, False, unique, self._arrays_of(out)))
 
     def take(self, index: npt.ArrayLike) -> Batch:
         """Return the rows of slots of your choice, as `sample` would return them.

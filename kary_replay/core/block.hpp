@@ -14,7 +14,7 @@
 namespace kary {
 
 // The last byte counts the changes of what follows.
-constexpr uint64_t kMagic = 0x7961'6c70'6572'6b07;
+constexpr uint64_t kMagic = 0x7961'6c70'6572'6b08;
 
 // How a block's slots are drawn: one kind of selector each (selectors.hpp).
 enum Selection : int64_t { kNoSelection, kUniform, kProportional, kRanked };
@@ -40,10 +40,11 @@ struct Participant {
     int64_t n_writing;   // slots it has reserved and not yet published
     int64_t n_paused;    // how many of its threads keep writers waiting
     int64_t n_sweeping;  // how many of its threads are giving all rows new masses
-    // Where the slots are that it is writing: the first of so many in ring order. Both are stored
-    // before the generations of those slots say whose they are.
+    // Where the slots are that it is writing: the first of so many in ring order, those of others in
+    // between included. Both are stored before the generations of those slots say whose they are.
     int64_t first_written;
     int64_t n_passed;
+    int64_t passed_before;  // the header's n_passed when the first one was reserved
 };
 
 // What TD errors have shown of the noise of batches; noise.hpp says how.

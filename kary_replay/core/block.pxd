@@ -11,6 +11,7 @@ cdef extern from "block.hpp" namespace "kary" nogil:
         int64_t n_writing
         int64_t first_written
         int64_t n_passed
+        int64_t passed_before
 
     ctypedef struct Handle:
         int64_t index

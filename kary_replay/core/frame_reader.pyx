@@ -113,6 +113,7 @@ cdef class FrameReader(Reader):
         then be any numbers: the caller looks at the generation again.
         """
         cdef const Handle* source = <const Handle*>batch.column[self.n_frame_fields]
+        cdef Handle one, other  # what is checked is what is used, whoever else has the memory
         cdef int64_t capacity = self.slots.capacity, n = self.width - 1, j, at
         cdef Place* place
         cdef char* found
@@ -121,23 +122,26 @@ cdef class FrameReader(Reader):
         source += number * n
         for j in range(n):
             at = number * self.width + j
-            if source[j].generation == 0:
+            one = source[j]
+            if one.generation == 0:
                 for f in range(self.n_frame_fields):
                     place = self.slots.places + f
                     memset(batch.column[f] + at * place.nbytes, 0, place.nbytes)
                 continue
-            if not 0 <= source[j].index < capacity:
+            if not 0 <= one.index < capacity:
                 return False
-            found = <char*>generation_of(self.slots.header, source[j].index)
+            found = <char*>generation_of(self.slots.header, one.index)
             # [publish-slot] acquire: pairs with the release in Slots.publish (slots.pyx)
-            if load_acquire(<uint64_t*>found) != source[j].generation:
+            if load_acquire(<uint64_t*>found) != one.generation:
                 return False
             following = row
-            if j + 1 < n and 0 <= source[j + 1].index < capacity:
-                following = <char*>generation_of(self.slots.header, source[j + 1].index)
+            if j + 1 < n:
+                other = source[j + 1]
+                if 0 <= other.index < capacity:
+                    following = <char*>generation_of(self.slots.header, other.index)
             self.read_frame(found, batch, at, following)
             # [reserve-slot] relaxed: as in read_rows
-            if load_relaxed(<uint64_t*>found) != source[j].generation:
+            if load_relaxed(<uint64_t*>found) != one.generation:
                 return False
         return True
 

@@ -131,9 +131,10 @@ inline bool remove_participant(Header* header, int64_t id) {
         }
         if (++slot == header->layout.capacity) slot = 0;
     }
-    // after the generations: should we die before it, the next one looks at these slots again
+    // After the generations: should we die before it, the next one looks at these slots again. In
+    // between, it would look at more than there are, which does no harm.
+    store_release(&gone.first_written, slot);
     store_release(&gone.n_passed, gone.n_passed - n);
-    gone.first_written = slot;
     if (gone.n_writing > 0 && gone.n_passed > 0) return false;
     store_relaxed(&header->n_paused, header->n_paused - gone.n_paused);
     header->n_sweeping -= gone.n_sweeping;

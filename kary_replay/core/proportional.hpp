@@ -56,9 +56,10 @@ class Proportional : public Selector {
         const double by_mass =
             share > 0 ? (1 - share) * static_cast<double>(load_relaxed(&header_->n_with_mass)) : 1;
         if (raise(mass, by_mass / total, share, -beta, weight, n) == 0) return;
-        for (int64_t i = 0; i < n; ++i) {
-            weight[i] =
-                static_cast<float>(std::pow(mass[i] / total * by_mass + share, -beta));
+        for (int64_t i = 0; i < n; ++i) {  // by logarithms, for a quotient may be infinite
+            const double base = share > 0 ? std::log2(mass[i] / total * by_mass + share)
+                                          : std::log2(mass[i]) - std::log2(total);
+            weight[i] = static_cast<float>(std::exp2(-beta * base));
         }
     }
 

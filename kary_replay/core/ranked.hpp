@@ -2,11 +2,11 @@
 // 2016, section 3.3).
 //
 // A rank depends on all priorities. So masses are exact when all rows have been ranked, which
-// sweep.hpp does beside. Until they
-// are ranked again, a new priority gets the mass of the place that it would have had then, and one
-// of several equal priorities the mean of their masses. Priorities at the top, where new rows come
-// in, take the ranks 1, 2, … in turn. A table of priorities at chosen ranks tells the place: it has
-// every rank up to 64, and beyond that each rank that is 2.5 % above the one before.
+// sweep.hpp does beside. Until they are ranked again, a new priority gets the mass of the place that
+// it would have had then, and one of several equal priorities the mean of their masses. Priorities
+// at the top, where new rows come in, take the ranks 1, 2, … in turn. A table of priorities at
+// chosen ranks tells the place: it has every rank up to 64, and beyond that each rank that is 2.5 %
+// above the one before.
 #pragma once
 #include <algorithm>
 #include <cstdlib>

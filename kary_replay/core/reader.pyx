@@ -63,7 +63,7 @@ cdef cnp.ndarray _column(
         return PyArray_Empty(n_axes, shape, dtype, 0)
     given = out[name]
     wanted = f"{dtype}{[shape[axis] for axis in range(n_axes)]}"
-    if not isinstance(given, cnp.ndarray):
+    if not isinstance(given, cnp.ndarray) or isinstance(given, np.ma.MaskedArray):
         raise TypeError(f"out: {name} must be an array {wanted}, got {type(given).__name__}")
     array = given
     if (
@@ -123,14 +123,19 @@ cdef class Reader:
         cdef dict arrays = {}
         cdef int64_t* index
         cdef float* weight = NULL
+        cdef Handle* handle
         cdef double beta = load_relaxed(&slots.header.beta)
         cdef int outcome = TOO_FEW, f
         cdef Remainder rest
         cdef Draw batch
         cdef int64_t i
         batch.n, batch.stratified = n, stratified
-        batch.column = <char**>malloc(slots.n_fields * sizeof(char*) + n * sizeof(double))
+        # handles are looked at again, so they are written to the caller's memory at the end
+        batch.column = <char**>malloc(
+            slots.n_fields * sizeof(char*) + n * (sizeof(double) + sizeof(Handle))
+        )
         batch.mass = <double*>(batch.column + slots.n_fields)
+        batch.handle = <Handle*>(batch.mass + n)
         if batch.column == NULL:
             raise MemoryError(f"no memory for a batch of {n}; use a smaller one")
         try:
@@ -153,7 +158,7 @@ cdef class Reader:
             arrays["index"] = array = _column("index", 1, dims, INT64, out)
             index = <int64_t*>cnp.PyArray_DATA(array)
             arrays["handle"] = array = _column("handle", 1, dims, HANDLE, out)
-            batch.handle = <Handle*>cnp.PyArray_DATA(array)
+            handle = <Handle*>cnp.PyArray_DATA(array)
             with nogil:
                 self.slots.settle()
                 if given == NULL:
@@ -162,6 +167,7 @@ cdef class Reader:
                     outcome = self.read_given(&batch, given)
                 if outcome == DRAWN:
                     fetch_add_relaxed(&slots.header.n_sampled, n)
+                    memcpy(handle, batch.handle, n * sizeof(Handle))
                     for i in range(n):
                         index[i] = batch.handle[i].index
                     if weight != NULL:

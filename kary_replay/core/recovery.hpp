@@ -57,7 +57,8 @@ inline void recount(Header* header) {
 
 // Makes the block whole again after the death of the lock's holder; we have it now.
 inline void repair(Header* header) {
-    store_relaxed(&header->buried_at, int64_t{0});  // whoever waits for the dead one's slots looks at once
+    // whoever waits for the dead one's slots looks at once
+    store_relaxed(&header->buried_at, int64_t{0});
     if (header->layout.selection == kNoSelection) return;  // a tree alone
     SelectorSpace space;
     Selector* selector = make_selector(header, &space);

@@ -294,11 +294,10 @@ cdef class Slots:
             self.selector.vacate(slot, taken, scratch)
             # before the generations: a snapshot looks for changed ones by the first, and who
             # buries us by the others
-            header.n_passed += n_seen
             if us.n_writing == 0:
-                us.first_written = header.position
-                us.n_passed = 0
-            us.n_passed = min(us.n_passed + n_seen, self.capacity)
+                us.first_written, us.passed_before = header.position, header.n_passed
+            header.n_passed += n_seen
+            us.n_passed = min(header.n_passed - us.passed_before, self.capacity)
             for i in range(taken):
                 # before the generation: who repairs the block looks at so many
                 if slot[i] >= header.n_started:

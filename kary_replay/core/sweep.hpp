@@ -159,7 +159,7 @@ inline bool wait_for(const Attachment* attachment, int64_t number) {
 
 // Gives all rows the masses of `alpha`, or with null of the alpha that there is, and of their ranks
 // where masses go by these; done when it returns. `if_needed`: only if needs_sweep says so by then.
-// `piece`: rows in one hold. False, and nothing changed: no memory.
+// `piece`: rows in one hold. False, and nothing changed that others would not have: no memory.
 inline bool sweep(const Attachment* attachment, Selector* selector, const double* alpha,
                   bool if_needed, int64_t piece) {
     if (selector->leaf == nullptr) return true;
@@ -172,6 +172,13 @@ inline bool sweep(const Attachment* attachment, Selector* selector, const double
     own.number = header->sweep_asked;
     bool is_done = if_needed && !is_asking;
     while (!is_done) {
+        if (is_asking && selector->needs_all() && header->n_started > own.room) {  // rows came
+            release(header);
+            std::free(own.priority);
+            if (!make_room(&own, selector, header, piece)) return false;
+            acquire(header);
+            continue;
+        }
         if (is_asking) ask(attachment, selector, alpha != nullptr ? *alpha : header->alpha, &own);
         const double present = header->alpha;
         release(header);

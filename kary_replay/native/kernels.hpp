@@ -150,6 +150,19 @@ KARY_INLINE bool is_zero(const float* row, std::int64_t n) {
     return true;
 }
 
+// Whether all numbers of B are finite: 0 times another one is not 0.
+static bool is_finite(const Product& p) {
+    const bool is_packed = p.b_row == 0;
+    const std::int64_t n = is_packed ? p.k * ((p.n + kWidth - 1) / kWidth * kWidth) : p.n;
+    WideLanes differs = {};
+    for (std::int64_t row = 0; row < (is_packed ? 1 : p.k); ++row)
+        for (std::int64_t i = 0; i < n; i += kWide)
+            differs |= (WideLanes)(load_up_to(p.b + row * p.b_row + i, n - i) * 0.0f != 0);
+    for (int i = 0; i < kWide; ++i)
+        if (differs[i]) return false;
+    return true;
+}
+
 // Leaves out the rows of A that are 0 if those are many, as in the gradient of the lesser of two
 // critics. The others are moved together, and their products then to where they belong.
 static void multiply(const Product& p) {
@@ -158,7 +171,7 @@ static void multiply(const Product& p) {
     std::int64_t n_kept = 0;
     for (std::int64_t row = 0; row < p.m; ++row)
         if (!is_zero(p.a + row * p.a_row, p.k)) kept[n_kept++] = std::int32_t(row);
-    if (n_kept > p.m - p.m / 8) return multiply_rows(p);
+    if (n_kept > p.m - p.m / 8 || !is_finite(p)) return multiply_rows(p);
     for (std::int64_t i = 0; i < n_kept; ++i)
         std::memcpy(p.spare + i * p.k, p.a + kept[i] * p.a_row, p.k * sizeof(float));
     Product q = p;

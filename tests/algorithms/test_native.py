@@ -1,5 +1,7 @@
 """Native programs compute what torch does, with any set of instructions that the processor has."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from kary_replay.algorithms.updates import recorded as recorded_functions  # noqa: E402
 from kary_replay.algorithms.updates import translation  # noqa: E402
 from kary_replay.algorithms.updates.recorded import Recorded, leaves  # noqa: E402
 from kary_replay.native import program as native  # noqa: E402
@@ -130,6 +133,10 @@ def test_a_planted_fault_is_noticed(monkeypatch, operation, name):
         torch.ops.aten.threshold_backward.default: unmasked,
     }
     monkeypatch.setitem(translation.OPERATIONS, operation, faults.get(operation, faulty))
+    algorithm = make(name)
+    with pytest.raises(AssertionError):  # it is noticed at once, and the program is not used
+        compared(algorithm, make_batch(algorithm))
+    monkeypatch.setattr(recorded_functions, "agrees", lambda *_: True)
     algorithm = make(name)
     assert max(compared(algorithm, make_batch(algorithm))) > 100
 
@@ -383,3 +390,75 @@ def test_leaves_are_what_programs_are_called_with():
         assert isinstance(program, translation.NativeProgram)
         first = [tensor.clone() for tensor in program(*leaves(minimizer._inputs))]
         assert all(map(torch.equal, program(*leaves(minimizer._inputs)), first))
+
+
+def square(n):
+    return torch.randn(n, n, generator=torch.Generator().manual_seed(n))
+
+
+X, W, V = torch.randn(8, 16, generator=torch.Generator().manual_seed(0)), square(16), square(16) + 1
+SCALAR = torch.tensor([0.5])
+# Each was translated wrongly once, or refused by an error that ended the run.
+ODD = {
+    "the same part twice": lambda x: (lambda y: torch.cat([y, y]))(x * 2),
+    "a part and a view of it": lambda x: (lambda y: torch.cat([y, y[:2]]))(x * 2),
+    "a slice of a product of a product": lambda x: (x @ W @ V)[:, :3] + 0,
+    "a column of a slice": lambda x: (x @ W)[:, 3:6][:, 1] + 0,
+    "a slice squeezed": lambda x: (x @ W)[:, 3:4].squeeze(1) * 2,
+    "an empty slice": lambda x: (x @ W)[:, 5:3] + 0,
+    "norms of rows": lambda x: x.norm(dim=1),
+    "normalized rows": lambda x: F.normalize(x),
+    "sums of nothing less": lambda x: x.sum().amax(),
+    "a bias of one number": lambda x: torch.addmm(SCALAR, x, W.t()),
+    "a mask changed after a cat": lambda x: (
+        lambda m: (torch.cat([m, m]), m.logical_and_(x < 1))[0].float()
+    )(x >= 0),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_odd_graphs(case, monkeypatch):
+    """Right without the look at the first results, which would hide it, and with it."""
+    function = ODD[case]
+    for look in (False, True):
+        if not look:
+            monkeypatch.setattr(recorded_functions, "agrees", lambda *_: True)
+        recorded = Recorded(lambda x: (function(x),))
+        for _ in range(2):
+            torch.testing.assert_close(recorded(X)[0], function(X), rtol=1e-5, atol=1e-5)
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("what", [float("inf"), float("nan")])
+def test_what_is_no_number_comes_out_of_rows_of_zeros(what, instructions):
+    weight = square(16).clone()
+    weight[3, 5] = what
+    g = X.clone()
+    g[1::2] = 0
+
+    def function(g):
+        return (torch.ops.aten.threshold_backward(g @ weight, X, 0),)
+
+    recorded = Recorded(function)
+    found, expected = recorded(g)[0], function(g)[0]
+    assert torch.equal(found.isnan(), expected.isnan()) and found.isnan().any()
+
+
+def test_defaults_of_torch_do_not_matter():
+    algorithm, twin = make("dqn", record=True), make("dqn", record=True)
+    batch = make_batch(algorithm)
+    twin.update(batch)
+    torch.set_default_dtype(torch.float64)
+    try:
+        algorithm.update(batch)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(parameters(algorithm), parameters(twin))
+
+
+def test_programs_are_not_copied_and_not_kept_for_ever():
+    recorded = Recorded(lambda x: (x * 2,))
+    for n in range(1, 80):
+        recorded(torch.zeros(n, 2))
+    assert len(recorded.programs) <= 32
+    assert copy.deepcopy(recorded).programs == {}

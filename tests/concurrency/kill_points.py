@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import numpy.ma  # which a snapshot imports at its first call, through numpy.unique
 
 import kary_replay as kr
 from kary_replay.core import snapshots

@@ -89,6 +89,30 @@ def test_slots_of_several_threads_that_died_are_found_wherever_they_are():
         assert len(buffer) == n, "slots were lost"
 
 
+@sharing
+def test_slots_of_several_threads_are_found_beside_those_of_others():
+    """Between the slots of its threads there are those that another process has reserved."""
+    n_nbytes = 1 << 18
+    row = np.zeros((1, n_nbytes), np.uint8)
+    buffer = kr.ReplayBuffer(1000, {"x": kr.Field((n_nbytes,), "uint8")}, seed=0, shared=True)
+    for _ in range(5):
+        before = buffer.n_added
+        pid = os.fork()
+        if pid == 0:
+            for _ in range(3):
+                threading.Thread(target=lambda: [buffer.add(x=row) for _ in range(10**9)]).start()
+            signal.pause()
+        while buffer.n_added < before + 300:
+            buffer.add(x=row)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        buffer.add(x=row)
+        checking = threading.Thread(target=buffer.check_invariants, daemon=True)
+        checking.start()
+        checking.join(120)
+        assert not checking.is_alive(), "somebody waits for slots of the dead process"
+
+
 def vacant(buffer, rows):
     """Give up all slots but those of ``rows``, as if their writers had died."""
     n = buffer.capacity

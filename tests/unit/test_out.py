@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import kary_replay as kr
-from kary_replay.errors import FieldError
+from kary_replay.errors import ClosedError, FieldError
 
 FIELDS = {
     "observation": {"camera": kr.Field((3, 2), "uint8"), "speed": kr.Field((), "float64")},
@@ -111,6 +111,27 @@ def test_names_that_the_batch_lacks_are_refused():
     assert buffer.n_sampled == 0
 
 
+def test_arrays_that_overlap_do_no_harm_but_to_each_other():
+    """What comes out may be anything; the buffer looks at handles of its own."""
+    buffer = kr.PrioritizedReplayBuffer(64, {"x": kr.Field((2,), "int64")}, seed=0)
+    priority = np.ones(64)
+    priority[0] = 1e12
+    buffer.add(x=np.full((64, 2), 10**12), priority=priority)
+    raw = np.zeros((65, 2), np.int64)
+    handle = raw[1:].view(kr.HANDLE_DTYPE).reshape(64)
+    batch = buffer.sample(64, unique=True, out={"x": raw[:64], "handle": handle})
+    assert sorted(batch.index) == list(range(64))
+
+
+def test_masked_arrays_and_closed_buffers_are_refused():
+    buffer = filled(kr.PrioritizedReplayBuffer)
+    with pytest.raises(TypeError, match="got MaskedArray"):
+        buffer.sample(B, out={"reward": np.ma.zeros(B, np.float32)})
+    buffer.close()
+    with pytest.raises(ClosedError):
+        buffer.sample(B, out=5)
+
+
 def test_frames_go_where_they_were():
     fields = {"action": kr.Field((), "int64"), "reward": kr.Field((), "float32")}
     buffers = [
@@ -130,3 +151,9 @@ def test_frames_go_where_they_were():
     assert batch.frames is former.frames
     for name in wanted:
         np.testing.assert_array_equal(batch[name], wanted[name])
+    for out, message in (
+        ({"observation": wanted.observation}, "observation is a view of frames"),
+        ({"history": np.zeros((B, 1))}, "a batch has frames"),
+    ):
+        with pytest.raises(FieldError, match=message):
+            buffers[1].sample(B, out=out)

@@ -65,3 +65,10 @@ def test_weights_are_as_precise_as_their_type(beta, share, rng):
     weight = (N * p) ** -np.longdouble(beta)
     exact = weight if share else weight / weight.max()
     np.testing.assert_allclose(batch.importance_weight, exact.astype(np.float64), rtol=3e-7)
+
+
+def test_weights_of_masses_whose_quotient_is_infinite():
+    buffer = kr.PrioritizedReplayBuffer(2, FIELDS, alpha=1.0, beta=0.01, seed=0)
+    buffer.add(x=np.zeros(2), priority=[1e-300, 1e100])
+    batch = buffer.take([0, 1])
+    np.testing.assert_allclose(batch.importance_weight, [1, 1e-4], rtol=1e-6)

@@ -82,7 +82,7 @@ def is_native(*tensors: Tensor) -> bool:
 
 def move_towards(target: Tensor, source: Tensor, share: float) -> None:
     """Move a vector by a share of the way to another one, in place; a share of 1 copies it."""
-    if is_native(target, source):
+    if is_native(target, source) and target.shape == source.shape:
         approach(target.data_ptr(), source.data_ptr(), len(target), share)
     else:
         with torch.no_grad():
@@ -143,7 +143,7 @@ class Minimizer:
         )
         # of gradients, as Adam keeps them
         self._mean, self._square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
-        self._n_steps = torch.zeros((), device=self.flat.device)
+        self._n_steps = torch.zeros((), dtype=torch.float32, device=self.flat.device)
         self._is_native = is_native(self.flat)
         self._inputs: tuple[Any, ...] = ()  # of the last step
 

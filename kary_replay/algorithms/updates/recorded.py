@@ -22,6 +22,7 @@ from .translation import NativeProgram, translated
 __all__ = ["PROGRAMS", "Function", "Recorded"]
 
 Function = Callable[..., tuple[Tensor, ...]]
+MAX_PROGRAMS = 32  # of one function, for inputs of as many shapes; the oldest goes
 RECORDING = threading.Lock()  # torch's tracers keep their state in globals
 
 
@@ -49,7 +50,8 @@ class Recorded:
     The same operations on the same numbers give the same results: to within rounding by a native
     program, and bit for bit otherwise, but for ``torch.addmm`` onto a matrix, which TorchScript
     rounds once more. The tensors that are returned are for use under ``torch.inference_mode``;
-    outside, clone them, and also if they are to outlast the next call.
+    outside, clone them, and also if they are to outlast the next call. One thread at a time may
+    call it.
 
     At the first call the function is carried out up to three times, so it should change nothing
     besides what it returns. Values that it takes out of torch, as by ``numpy`` or ``tolist``, stay
@@ -64,16 +66,23 @@ class Recorded:
         tensors = leaves(inputs)
         device = tensors[0].device.type
         casts = torch.is_autocast_enabled(device)
-        kind = (casts, *[(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors])
+        kind = (casts, *[(t.shape, t.stride(), t.dtype, t.device, t.is_neg()) for t in tensors])
         program = self.programs.get(kind)
         if program is None:
             with RECORDING:
-                program = self.programs[kind] = self._record(inputs, tensors)
+                program = self._record(inputs, tensors)
+                while len(self.programs) >= MAX_PROGRAMS:
+                    del self.programs[next(iter(self.programs))]
+                self.programs[kind] = program
         if isinstance(program, NativeProgram):
             return program(*tensors)
         # an operation takes a fifth longer with the bookkeeping of no_grad
         with torch.inference_mode(), without_autocast(device) if casts else nullcontext():
             return program(*tensors)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy of a program would go on reading the parameters of the original
+        return {"function": self.function, "programs": {}}
 
     def _record(self, inputs: tuple[Any, ...], tensors: list[Tensor]) -> Function:
         """Return the function as a program of the leaves of such inputs."""
@@ -108,8 +117,38 @@ class Recorded:
 
 
 def compiled(graph: Any, tensors: list[Tensor]) -> Function:
-    """Return a recorded graph as a native program, or else as one of TorchScript."""
-    return translated(graph, tensors) or scripted(graph, tensors)
+    """Return a recorded graph as a native program, or else as one of TorchScript.
+
+    A native program is tried on the inputs at hand. One that does not give what the graph gives,
+    but for rounding, is wrongly translated, and not used.
+    """
+    program = translated(graph, tensors)
+    if program is None or not agrees(program, graph, tensors):
+        return scripted(graph, tensors)
+    return program
+
+
+def agrees(program: NativeProgram, graph: Any, tensors: list[Tensor]) -> bool:
+    """Return whether a program gives what a graph gives, but for rounding."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        expected = graph(*tensors)
+    with torch.random.fork_rng(devices=[]):
+        try:
+            found = program(*tensors)
+        except IndexError:
+            return False
+    return all(map(is_near, found, expected))
+
+
+def is_near(found: Tensor, expected: Tensor) -> bool:
+    """Return whether numbers differ by less than a hundredth of the largest finite one."""
+    finite = expected.isfinite()
+    if found.shape != expected.shape or not torch.equal(finite, found.isfinite()):
+        return False
+    if not expected.is_floating_point():
+        return torch.equal(found, expected)
+    one, other = found[finite], expected[finite]
+    return not len(one) or bool((one - other).abs().max() <= 0.01 * other.abs().max() + 1e-30)
 
 
 def scripted(graph: Any, tensors: list[Tensor]) -> Any:

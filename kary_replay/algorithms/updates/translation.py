@@ -161,7 +161,7 @@ class NativeProgram:
     def __init__(self, graph: Any, n_inputs: int) -> None:
         translation = Translation(graph, n_inputs)
         with torch.inference_mode(False):
-            memory = torch.zeros(translation.plan())
+            memory = torch.zeros(translation.plan(), dtype=torch.float32, device="cpu")
             for buffer in translation.buffers:
                 if buffer.value is not None:
                     memory[buffer.offset : buffer.offset + buffer.n] = buffer.value.reshape(-1)
@@ -184,8 +184,8 @@ def translated(graph: Any, tensors: Sequence[Tensor]) -> NativeProgram | None:
     """Return a graph as a native program, or None if that cannot be."""
     try:
         return NativeProgram(graph, len(tensors))
-    except UntranslatableError:
-        return None
+    except (UntranslatableError, ArithmeticError, LookupError, TypeError, ValueError, RuntimeError):
+        return None  # by the others: a form of an operation that its rule was not written for
 
 
 @dataclass
@@ -323,6 +323,7 @@ class Translation:
             if (
                 root.op == "call_function"
                 and whole is not None
+                and whole.dtype == torch.float32
                 and root not in self._parts
                 and root.target is not aten.cat.default
                 and whole.numel() == value.numel()
@@ -339,8 +340,14 @@ class Translation:
         value, found = node.meta["val"], []
         for user in node.users:
             if user.target is aten.slice.Tensor and len(user.args) == 4 and user.args[1] == 1:
+                if not user.meta["val"].numel() or any(_viewed(r) is user for r in user.users):
+                    return
                 found.append((user.args[2], min(user.args[3], value.shape[1])))
-            elif user in self._wanted and user.meta["val"].shape == value.shape:
+            elif (
+                user.target is aten.add.Tensor
+                and user in self._wanted
+                and user.meta["val"].shape == value.shape
+            ):
                 found.append(self._wanted[user])
             else:
                 return
@@ -808,8 +815,8 @@ def _linear(t: Translation, node: Node, relu: Node = None) -> None:
     if relu is None and not others and user.target is aten.relu.default:
         return  # computed with it
     inputs, weight, bias = arguments(node, None, None, None)
-    place = None if bias is None else t._dense(t._floats(bias))
     a, b = t.matrix(inputs), t.matrix(weight).transposed()
+    place = None if bias is None else t._dense(t._floats(bias).expanded((b.shape[1],)))
     t.product(a, b, t._result(relu or node), bias=place, relu=relu is not None)
 
 
@@ -834,17 +841,14 @@ def _batch_product(t: Translation, node: Node) -> None:
 @rule(aten.cat.default)
 def _cat(t: Translation, node: Node) -> None:
     parts, dim = arguments(node, None, 0)
-    roots = {root for root, (cat, _) in t._parts.items() if cat is node}
     to = t._places.get(node) or t._result(node)
     begin = 0
     for part in parts:
-        source, place = part, t._floats(part)
-        while source not in roots and _viewed(source) is not None:
-            source = _viewed(source)
-        if source not in roots or place.holder is not to.holder:
-            strides = to.strides
-            offset = to.offset + begin * strides[dim % len(strides)]
-            t._copy(place, replace(to, offset=offset, shape=place.shape))
+        place, strides = t._floats(part), to.strides
+        offset = to.offset + begin * strides[dim % len(strides)]
+        there = replace(to, offset=offset, shape=place.shape)
+        if place != there:
+            t._copy(place, there)
         begin += place.shape[dim]
 
 
