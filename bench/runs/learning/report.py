@@ -326,9 +326,21 @@ def n_step_lines(
         if ours != theirs and (one := scores.aggregate(some, ours, theirs, measure)) is not None
     ]
     heads = ["", "against", "mean return over", "tasks", "runs", "P(better)"]
+    seeds = [
+        len(found)
+        for document in some.values()
+        for buffer in kinds
+        if (found := scores.scores_of(document, buffer, FINAL))
+    ]
+    few = (
+        [f"With {min(seeds)} seeds a task this shows a direction, and gives no verdict.", ""]
+        if min(seeds) < scores.ENOUGH
+        else []
+    )
     return [
         "## Priorities and n-step returns",
         "",
+        *few,
         *picture("n_step", "learning curves with n-step returns"),
         *markdown_table(heads, rows),
         *score_table(some, factors),
