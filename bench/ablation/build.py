@@ -9,14 +9,7 @@ from types import ModuleType
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE / "_build"
-SOURCES = (
-    "kernels.pyx",
-    "tree_kernels.hpp",
-    "lock_kernels.hpp",
-    "race.hpp",
-    "update_kernels.hpp",
-    "limit_kernels.hpp",
-)
+SOURCES = ("kernels.pyx", "tree_kernels.hpp", "lock_kernels.hpp", "race.hpp", "update_kernels.hpp")
 FLAGS = ["-std=c++17", "-O3", "-fno-math-errno"]  # those of the package: portable, no -march=native
 MODULE = "kary_replay_ablation_kernels"
 

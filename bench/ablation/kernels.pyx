@@ -30,13 +30,6 @@ cdef extern from "update_kernels.hpp" namespace "ablation" nogil:
         double rate(int kind, int n_threads, int64_t batch, double seconds)
         bint is_exact()
 
-cdef extern from "limit_kernels.hpp" namespace "ablation" nogil:
-    cdef cppclass CLimit "ablation::Limit":
-        CLimit(int64_t capacity, const int64_t* nbytes, int64_t n_fields) except +
-        double sample(int64_t n_batches)
-        double update(int64_t n_batches)
-        double add(int64_t n_rows)
-
 cdef extern from "race.hpp" namespace "ablation" nogil:
     double c_line_round_trip "ablation::line_round_trip"(int64_t n)
 
@@ -125,27 +118,4 @@ cdef class UpdateRace:
             result = self.race.rate(kind, n_threads, batch, seconds)
         if kind == 1:
             assert self.race.is_exact(), "a node of the tree is not the sum of its children"
-        return result
-
-
-cdef class Limit:
-    """The memory traffic of a buffer's calls, and as little else as possible."""
-
-    cdef CLimit* limit
-
-    def __cinit__(self, int64_t capacity, int64_t[::1] nbytes):
-        self.limit = new CLimit(capacity, &nbytes[0], nbytes.shape[0])
-
-    def __dealloc__(self):
-        del self.limit
-
-    def seconds(self, str call, int64_t n):
-        """Return the seconds that one of n calls takes: "sample", "update" or "add"."""
-        cdef double result
-        if call == "sample":
-            result = self.limit.sample(n)
-        elif call == "update":
-            result = self.limit.update(n)
-        else:
-            result = self.limit.add(n)
         return result

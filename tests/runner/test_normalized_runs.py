@@ -115,7 +115,9 @@ def test_exported_critics_are_those_of_the_checkpoint(ent_coef, initial_priority
     observation, action = 5 * torch.randn(8, 3), torch.rand(8, 1)
     with torch.no_grad():
         q = ours.critic(ours.normalization.observation(observation), action) / factor
-        torch.testing.assert_close(torch.cat(model.critic(observation, action), 1), q)
+        exported = torch.cat(model.critic(observation, action), 1)
+        # by the largest, for the offsets that the statistics become are as large
+        assert (exported - q).abs().max() < 1e-4 * q.abs().max()
         worth = ours.alpha() / factor
     coefficient = model.ent_coef_tensor if ent_coef else model.log_ent_coef.exp()
     torch.testing.assert_close(coefficient.detach().reshape(1), worth)
