@@ -74,9 +74,6 @@ inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 // that the first level would not hold them.
 inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-// For what is about to be stored: the line comes in a state in which this core may write.
-inline void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1, 3); }
-
 // [row-word] The words of a row are stored with release and loaded with acquire, so that a reader
 // that saw any word of a newer row also sees, at its second look, the generation that the newer
 // writer had made odd before its first word. This is the seqlock without fences of Boehm (2012),

@@ -40,8 +40,9 @@ struct Participant {
     int64_t n_writing;   // slots it has reserved and not yet published
     int64_t n_paused;    // how many of its threads keep writers waiting
     int64_t n_sweeping;  // how many of its threads are giving all rows new masses
-    // Where the slots are that it is writing: the first of so many in ring order, those of others in
-    // between included. Both are stored before the generations of those slots say whose they are.
+    // Where the slots are that it is writing: the first of so many in ring order, those of others
+    // in between included. Both are stored before the generations of those slots say whose they
+    // are.
     int64_t first_written;
     int64_t n_passed;
     int64_t passed_before;  // the header's n_passed when the first one was reserved
@@ -84,7 +85,7 @@ struct Header {
     int64_t buried_at;             // * ns: when somebody last looked for dead participants
     int64_t n_repaired;            // * how many holders of the lock died
     int64_t is_resetting;          // a reset is under way: if its holder dies, the next finishes it
-    int64_t n_passed;              // ring steps ever made by position; a reset counts as a whole lap
+    int64_t n_passed;              // ring steps of position, ever; a reset counts as a whole lap
     int64_t n_sweeping;            // threads that are giving all rows new masses: see sweep.hpp
     int64_t n_swept;               // slots that have the newest ones, while a sweep is under way
     Noise noise;                   // of the batches that TD errors came back from

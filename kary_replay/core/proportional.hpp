@@ -146,9 +146,7 @@ class Proportional : public Selector {
     }
     void update(int64_t* slot, const double* given, double* mass, int64_t n,
                 double alpha) override {
-        if (alpha != header_->alpha) {
-            raise(given, header_->alpha, mass, n);
-        }
+        if (alpha != header_->alpha) raise(given, header_->alpha, mass, n);
         learn_noise(header_, leaf, total_of(tree_), slot, given, n);
         for (int64_t i = 0; i < n; ++i) {
             store(slot[i], given[i]);
@@ -255,8 +253,8 @@ class Proportional : public Selector {
             store_relaxed(&header_->max_priority, given);
             renew_max_mass(header_);
         }
-        // [priority] relaxed: pairs with the copies that sweep.hpp makes without the lock. Under it,
-        // a priority that has changed since is seen, so a stale one does no harm.
+        // [priority] relaxed: pairs with the copies that sweep.hpp makes without the lock. Under
+        // it, a priority that has changed since is seen, so a stale one does no harm.
         store_relaxed(priority + slot, given);
     }
 

@@ -2,11 +2,11 @@
 // 2016, section 3.3).
 //
 // A rank depends on all priorities. So masses are exact when all rows have been ranked, which
-// sweep.hpp does beside. Until they are ranked again, a new priority gets the mass of the place that
-// it would have had then, and one of several equal priorities the mean of their masses. Priorities
-// at the top, where new rows come in, take the ranks 1, 2, … in turn. A table of priorities at
-// chosen ranks tells the place: it has every rank up to 64, and beyond that each rank that is 2.5 %
-// above the one before.
+// sweep.hpp does beside. Until they are ranked again, a new priority gets the mass of the place
+// that it would have had then, and one of several equal priorities the mean of their masses.
+// Priorities at the top, where new rows come in, take the ranks 1, 2, … in turn. A table of
+// priorities at chosen ranks tells the place: it has every rank up to 64, and beyond that each rank
+// that is 2.5 % above the one before.
 #pragma once
 #include <algorithm>
 #include <cstdlib>
@@ -29,7 +29,8 @@ struct Ranking {
     int64_t n_ahead;          // as n_on_top, of rows that a sweep has not come to yet
 };
 
-// A row that is being ranked.
+// A row that is being ranked: first the one of the larger priority, and of equal ones the one of
+// the lower slot.
 struct Contender {
     double priority;
     int64_t slot;
@@ -38,11 +39,11 @@ struct Contender {
     }
 };
 
-// Which of two slots ranks first: the one of the larger priority, and of equal ones the lower one.
+// Which of two slots ranks first.
 struct RanksBefore {
     const double* priority;
     bool operator()(int64_t a, int64_t b) const {
-        return priority[a] != priority[b] ? priority[a] > priority[b] : a < b;
+        return Contender{priority[a], a} < Contender{priority[b], b};
     }
 };
 

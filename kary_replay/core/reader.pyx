@@ -53,6 +53,11 @@ cdef enum:
     NO_ROW = 5
 
 
+cdef str _shown(int n_axes, const cnp.npy_intp* shape, cnp.dtype dtype):
+    """Return dtype and shape as messages show them."""
+    return f"{dtype}{[shape[axis] for axis in range(n_axes)]}"
+
+
 cdef cnp.ndarray _column(
     str name, int n_axes, cnp.npy_intp* shape, cnp.dtype dtype, dict out
 ):
@@ -62,16 +67,19 @@ cdef cnp.ndarray _column(
         Py_INCREF(dtype)
         return PyArray_Empty(n_axes, shape, dtype, 0)
     given = out[name]
-    wanted = f"{dtype}{[shape[axis] for axis in range(n_axes)]}"
     if not isinstance(given, cnp.ndarray) or isinstance(given, np.ma.MaskedArray):
-        raise TypeError(f"out: {name} must be an array {wanted}, got {type(given).__name__}")
+        raise TypeError(
+            f"out: {name} must be an array {_shown(n_axes, shape, dtype)}, "
+            f"got {type(given).__name__}"
+        )
     array = given
     if (
         cnp.PyArray_NDIM(array) != n_axes or array.dtype != dtype
         or memcmp(cnp.PyArray_DIMS(array), shape, n_axes * sizeof(shape[0])) != 0
     ):
         raise ValueError(
-            f"out: {name} must be an array {wanted}, got {array.dtype}{list(given.shape)}"
+            f"out: {name} must be an array {_shown(n_axes, shape, dtype)}, "
+            f"got {array.dtype}{list(given.shape)}"
         )
     if not cnp.PyArray_ISCARRAY(array):
         raise ValueError(f"out: {name} must be contiguous, aligned and writeable")

@@ -101,7 +101,8 @@ class Selector {
     // --------------------------------------------------- all rows at once, by a holder of the lock
 
     // Derives everything from the priorities, alpha and the generations, after a holder of the lock
-    // died; where masses go by ranks, all but those, for which it asks. Doing it twice does no harm.
+    // died; where masses go by ranks, all but those, for which it asks. Doing it twice does no
+    // harm.
     virtual void derive() {}
     // Forgets all rows. Doing it twice does no harm.
     virtual void forget() {}

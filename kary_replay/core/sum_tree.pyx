@@ -42,7 +42,7 @@ DEFAULT_ARITY = 4
 cdef int64_t MAX_CAPACITY = <int64_t>1 << 40
 cdef enum:
     MAX_BATCH = 1 << 30
-    CHUNK = 128  # draws made together: kSearches, and whole counts of the random stream
+    CHUNK = 256  # draws made together: kSearches, and whole counts of the random stream
 
 
 cdef bint _is_vector(object value, int dtype):

@@ -1,17 +1,18 @@
 // Sweeps: new masses for all rows, without a long hold of the lock.
 //
 // When alpha is set, or all rows are ranked, every mass changes. One hold of the lock for all of
-// them would keep everybody waiting who adds or updates, for hundreds of milliseconds where rows are
-// a million. So the work is done beside. A thread **asks** (a short hold: alpha is the new one from
-// then on, and everybody who gives a row a mass uses it). It copies priorities and computes masses
-// without the lock: of a piece, or of all rows where a mass is that of a rank. Then it stores a
-// piece of them in each hold, sums included, from the first slot to the last.
+// them would keep everybody waiting who adds or updates, for hundreds of milliseconds where rows
+// are a million. So the work is done beside. A thread **asks** (a short hold: alpha is the new one
+// from then on, and everybody who gives a row a mass uses it). It copies priorities and computes
+// masses without the lock: of a piece, or of all rows where a mass is that of a rank. Then it
+// stores a piece of them in each hold, sums included, from the first slot to the last.
 //
-// Masses follow from priorities. So a piece looks at each priority again, under the lock: a row that
-// has another one by now gets the mass of that, as an update gives it. Nothing needs to be undone,
-// and doing it twice does no harm. If somebody asks while a sweep is under way, theirs begins at the
-// first slot again, and whoever asked before waits for it: of all that was asked for, the newest
-// includes the rest. The header has the number of the newest, and the newest that is done.
+// Masses follow from priorities. So a piece looks at each priority again, under the lock: a row
+// that has another one by now gets the mass of that, as an update gives it. Nothing needs to be
+// undone, and doing it twice does no harm. If somebody asks while a sweep is under way, theirs
+// begins at the first slot again, and whoever asked before waits for it: of all that was asked for,
+// the newest includes the rest. The header has the number of the newest, and the newest that is
+// done.
 //
 // Nobody but the thread itself has what it computed. If it dies between two holds, it is missing
 // among those who are at work (as its pauses and the rows it was writing are), and the next one who

@@ -69,13 +69,8 @@ def execute(job: dict[str, Any]) -> dict[str, Any]:
     return campaign.run(job, WORKER)
 
 
-def main() -> None:
-    """Run what is asked for and not there yet; write after every run."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.runs.convergence", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--rivals", nargs="+", choices=RIVALS, default=list(RIVALS))
+def add_options(parser: argparse.ArgumentParser, output: Path) -> None:
+    """Add which runs are asked for, and where they are written."""
     parser.add_argument(
         "--units", nargs="+", type=int, default=list(UNITS), help="width of both hidden layers"
     )
@@ -85,17 +80,28 @@ def main() -> None:
         type=int,
         help="environment steps after which a run gives up (default: the task's)",
     )
-    parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--output", type=Path, default=output)
     campaign.add_going_on(parser)
+
+
+def is_there(rival: str) -> bool:
+    """Return whether a rival can run, and say so if it cannot."""
+    if rival not in remote.RIVALS or remote.installed(rival):
+        return True
+    print(f"{rival} is {remote.LEFT_OUT}, {remote.NOT_INSTALLED}")
+    return False
+
+
+def main() -> None:
+    """Run what is asked for and not there yet; write after every run."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.runs.convergence", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--rivals", nargs="+", choices=RIVALS, default=list(RIVALS))
+    add_options(parser, OUTPUT)
     arguments = parser.parse_args()
-    absent = [
-        rival
-        for rival in arguments.rivals
-        if rival in remote.RIVALS and not remote.installed(rival)
-    ]
-    for rival in absent:
-        print(f"{rival} is {remote.LEFT_OUT}, {remote.NOT_INSTALLED}")
-    rivals = [rival for rival in arguments.rivals if rival not in absent]
+    rivals = [rival for rival in arguments.rivals if is_there(rival)]
     planned = jobs(arguments.tasks, rivals, arguments.units, arguments.seeds, arguments.budget)
     campaign.conduct(arguments.output, planned, IDENTITY, execute, describe, arguments.before)
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from bench.harness import campaign
 from bench.harness.timing import rotated
-from bench.rivals import remote
 from bench.runs.convergence import __main__ as convergence
 from bench.runs.convergence import runner_rival, translation
 from bench.runs.convergence.same_report import IDENTITY, OUTPUT
@@ -29,7 +27,6 @@ from bench.runs.convergence.tasks import (
     SETTINGS_OF,
     TASKS,
     THEIRS,
-    UNITS,
 )
 
 RIVAL = {SB3: "sb3", SBX: "sbx", IN_TURN: "runner", PARALLEL: "runner"}
@@ -90,22 +87,9 @@ def main() -> None:
     )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--machines", nargs="+", choices=MACHINES, default=list(MACHINES))
-    parser.add_argument(
-        "--units", nargs="+", type=int, default=list(UNITS), help="width of both hidden layers"
-    )
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument(
-        "--budget",
-        type=int,
-        help="environment steps after which a run gives up (default: the task's)",
-    )
-    parser.add_argument("--output", type=Path, default=OUTPUT)
-    campaign.add_going_on(parser)
+    convergence.add_options(parser, OUTPUT)
     arguments = parser.parse_args()
-    machines = arguments.machines
-    if SBX in machines and not remote.installed("sbx"):
-        print(f"sbx is {remote.LEFT_OUT}, {remote.NOT_INSTALLED}")
-        machines = [machine for machine in machines if machine != SBX]
+    machines = [machine for machine in arguments.machines if convergence.is_there(RIVAL[machine])]
     planned = jobs(arguments.tasks, machines, arguments.units, arguments.seeds, arguments.budget)
     campaign.conduct(
         arguments.output, planned, IDENTITY, convergence.execute, describe, arguments.before
