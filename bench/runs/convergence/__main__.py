@@ -81,7 +81,6 @@ def add_options(parser: argparse.ArgumentParser, output: Path) -> None:
         help="environment steps after which a run gives up (default: the task's)",
     )
     parser.add_argument("--output", type=Path, default=output)
-    campaign.add_going_on(parser)
 
 
 def is_there(rival: str) -> bool:
@@ -100,6 +99,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--rivals", nargs="+", choices=RIVALS, default=list(RIVALS))
     add_options(parser, OUTPUT)
+    campaign.add_going_on(parser)
     arguments = parser.parse_args()
     rivals = [rival for rival in arguments.rivals if is_there(rival)]
     planned = jobs(arguments.tasks, rivals, arguments.units, arguments.seeds, arguments.budget)

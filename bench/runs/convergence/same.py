@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--machines", nargs="+", choices=MACHINES, default=list(MACHINES))
     convergence.add_options(parser, OUTPUT)
+    campaign.add_going_on(parser)
     arguments = parser.parse_args()
     machines = [machine for machine in arguments.machines if convergence.is_there(RIVAL[machine])]
     planned = jobs(arguments.tasks, machines, arguments.units, arguments.seeds, arguments.budget)
