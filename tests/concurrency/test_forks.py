@@ -2,12 +2,14 @@
 
 import contextlib
 import ctypes
+import functools
 import gc
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import traceback
 
 import numpy as np
 import pytest
@@ -38,7 +40,33 @@ def fork_of_c():
     return ctypes.PyDLL(None).fork()
 
 
-FORKS = pytest.mark.parametrize("fork", [os.fork, fork_of_c])
+def with_each_fork(test):
+    """Run ``test`` with Python's fork and with C's.
+
+    A child of C's fork in which a thread of the parent seems to wait for the interpreter's lock
+    waits for that thread for ever, whatever we do. So those tests run in a process without threads:
+    a child of Python's fork.
+    """
+
+    @pytest.mark.parametrize("fork", [os.fork, fork_of_c])
+    @functools.wraps(test)
+    def run(fork, *arguments, **options):
+        if fork is os.fork:
+            test(fork, *arguments, **options)
+            return
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                test(fork, *arguments, **options)
+                code = 0
+            except BaseException:
+                os.write(2, traceback.format_exc().encode())
+            finally:
+                os._exit(code)
+        assert exit_code(pid) == 0
+
+    return run
 
 
 @contextlib.contextmanager
@@ -73,7 +101,7 @@ def exit_code(pid):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@FORKS
+@with_each_fork
 def test_children_that_never_touch_a_buffer_take_no_place(fork):
     buffer = make()
     with contextlib.ExitStack() as stack:
@@ -87,7 +115,7 @@ def test_children_that_never_touch_a_buffer_take_no_place(fork):
     assert [exit_code(pid) for pid in idle] == [0] * 20 and len(others) == N_PLACES - 1
 
 
-@FORKS
+@with_each_fork
 def test_a_child_for_which_there_is_no_place_is_told(fork):
     buffer = make()
     others = [kr.PrioritizedReplayBuffer.attach(buffer.descriptor) for _ in range(N_PLACES - 1)]
@@ -121,7 +149,7 @@ def test_a_child_for_which_there_is_no_place_is_told(fork):
     assert -1 in buffer.field_view("x")
 
 
-@FORKS
+@with_each_fork
 def test_what_a_child_closes_stays_its_parents(fork):
     buffer = make()
     number = buffer._slots.block.me
@@ -136,7 +164,7 @@ def test_what_a_child_closes_stays_its_parents(fork):
     assert other._slots.block.me != number == buffer._slots.block.me
 
 
-@FORKS
+@with_each_fork
 def test_a_child_writes_under_a_number_of_its_own(fork):
     buffer = make()
 
@@ -152,7 +180,7 @@ def test_a_child_writes_under_a_number_of_its_own(fork):
     os.close(number_from), os.close(number_to)
 
 
-@FORKS
+@with_each_fork
 def test_a_child_does_not_keep_its_dead_parent_alive(fork):
     """A process is killed while it writes; children that it forked before go on."""
     buffer = kr.ReplayBuffer(8, {"x": kr.Field((1 << 20,), "int64")}, seed=0, shared=True)
@@ -255,7 +283,7 @@ def test_who_lost_its_file_counts_as_alive():
     assert len(buffer) == 4
 
 
-@FORKS
+@with_each_fork
 def test_a_file_that_got_our_number_is_left_alone(fork, tmp_path):
     buffer = make()
     number = buffer._slots.block.file
@@ -289,7 +317,7 @@ def test_a_file_that_got_our_number_is_left_alone(fork, tmp_path):
     assert path.read_text() == "one\ntwo\nthree\nfour\n"
 
 
-@FORKS
+@with_each_fork
 def test_a_child_that_may_open_nothing_is_told(fork):
     buffer = make()
     resource = pytest.importorskip("resource")
