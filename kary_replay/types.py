@@ -181,7 +181,7 @@ class Batch:
     importance_weight: npt.NDArray[np.float32]
 
     def __init__(self, columns: dict[str, Any]) -> None:
-        self.__dict__.update(columns)
+        self.__dict__ = columns
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the batch has no field {name!r}; it has {', '.join(self.__dict__)}")

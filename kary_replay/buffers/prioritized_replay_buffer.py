@@ -305,7 +305,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         it draws from a tree without them, which costs O(K · log_K(capacity)) a row.
         """
         sample = self._reader.sample  # refuses a closed buffer, whatever it was given
-        return self._batch(sample(batch_size, stratified, unique, self._arrays_of(out)))
+        given = None if out is None else self._arrays_of(out)
+        return self._batch(sample(batch_size, stratified, unique, given))
 
     def update_priorities(self, handle: npt.NDArray[np.void], td_error: npt.ArrayLike) -> int:
         """Set priorities to |td_error| + priority_epsilon.

@@ -388,7 +388,8 @@ class ReplayBuffer:
         overwrites during the copy is drawn again.
         """
         reader = self._reader  # refuses a closed buffer, whatever it was given
-        return self._batch(reader.sample(batch_size, False, unique, self._arrays_of(out)))
+        given = None if out is None else self._arrays_of(out)
+        return self._batch(reader.sample(batch_size, False, unique, given))
 
     def take(self, index: npt.ArrayLike) -> Batch:
         """Return the rows of slots of your choice, as `sample` would return them.
@@ -599,10 +600,8 @@ class ReplayBuffer:
         except KeyError as error:
             raise missing(error.args[0]) from None
 
-    def _arrays_of(self, out: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    def _arrays_of(self, out: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arrays of a batch to be filled, by the names of the leaves."""
-        if out is None:
-            return None
         if not isinstance(out, (Batch, Mapping)):
             raise TypeError(f"out must be a batch or a mapping, got {type(out).__name__}")
         fields = dict(out)

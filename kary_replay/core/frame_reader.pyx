@@ -50,13 +50,13 @@ cdef class FrameReader(Reader):
         memcpy(shape + is_frame, place.shape, place.n_axes * sizeof(shape[0]))
         return place.n_axes + is_frame
 
-    cdef void read_rows(
+    cdef int64_t read_rows(
         self, const int64_t* slot, int64_t n, const Draw* batch, int64_t first
     ) noexcept nogil:
         """Copy at most CHUNK slots' rows, with their frames, into the rows ``first`` … of a batch.
 
-        A handle's index becomes -1 where the row is missing, empty, being written, or changed
-        during the copy, or where a frame of its history is gone.
+        Returns how many were there. A handle's index becomes -1 where the row is missing, empty,
+        being written, or changed during the copy, or where a frame of its history is gone.
         """
         cdef Handle lost[CHUNK]
         cdef int64_t scratch[CHUNK]
@@ -65,7 +65,7 @@ cdef class FrameReader(Reader):
         cdef double* mass = batch.mass + first
         cdef Place* place
         cdef uint64_t generation
-        cdef int64_t i, n_lost = 0
+        cdef int64_t i, n_lost = 0, n_read = 0
         cdef bint is_complete
         cdef char* row
         cdef const char* following
@@ -99,12 +99,14 @@ cdef class FrameReader(Reader):
             if is_complete:
                 handle[i].index = slot[i]
                 handle[i].generation = generation
+                n_read += 1
             else:
                 lost[n_lost].index = slot[i]
                 lost[n_lost].generation = generation
                 n_lost += 1
         if n_lost:
             self.slots.retire(lost, n_lost, scratch)
+        return n_read
 
     cdef bint read_history(self, char* row, const Draw* batch, int64_t number) noexcept nogil:
         """Copy the frames before a row's own into row ``number`` of a batch; False if one is gone.

@@ -78,12 +78,18 @@ inline Real of_bits(typename Format<Real>::Bits bits) {
     return x;
 }
 
+// The even and the odd terms each by Horner's rule: two chains of half the length.
 template <class Real, int N>
 inline Real polynomial(const Real (&coefficient)[N], Real x) {
-    Real value = coefficient[N - 1];
+    static_assert(N % 2 == 0, "as many odd terms as even ones");
+    const Real square = x * x;
+    Real even = coefficient[N - 2], odd = coefficient[N - 1];
 #pragma GCC unroll 16
-    for (int i = N - 2; i >= 0; --i) value = value * x + coefficient[i];
-    return value;
+    for (int i = N - 4; i >= 0; i -= 2) {
+        even = even * square + coefficient[i];
+        odd = odd * square + coefficient[i + 1];
+    }
+    return odd * x + even;
 }
 
 // An exponent, and the two parts that it is the sum of.

@@ -136,8 +136,14 @@ class Proportional : public Selector {
     double prepare(const Handle* handle, const double* priority, double* mass,
                    int64_t n) const override {
         const double alpha = load_relaxed(&header_->alpha);  // `update` looks again, under the lock
-        for (int64_t i = 0; i < n; ++i) ask_for(handle[i].index);  // and meanwhile computes
-        raise(priority, alpha, mass, n);
+        // As many lines as may be under way at once, and meanwhile some powers; all the lines first
+        // would take as long as memory does, and the powers come after.
+        constexpr int64_t kRows = 16;
+        for (int64_t first = 0; first < n; first += kRows) {
+            const int64_t n_rows = std::min(kRows, n - first);
+            for (int64_t i = first; i < first + n_rows; ++i) ask_for(handle[i].index);
+            raise(priority + first, alpha, mass + first, n_rows);
+        }
         const double* parents = tree_.level[tree_.n_levels - 2];
         for (int64_t i = 0; i < n; ++i) {
             prefetch_far(parents + (handle[i].index >> tree_.log2_arity));

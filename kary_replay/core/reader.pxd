@@ -37,6 +37,6 @@ cdef class Reader:
         self, const Draw* batch, int64_t first, int64_t n, double extent, uint64_t counter,
         bint stratified, double* u, int64_t* slot,
     ) noexcept nogil
-    cdef void read_rows(
+    cdef int64_t read_rows(
         self, const int64_t* slot, int64_t n, const Draw* batch, int64_t first
     ) noexcept nogil

@@ -99,7 +99,11 @@ cdef class Reader:
         one after the other from those that are not in the batch yet. The arrays are new, but for
         those of ``out``, by the same names.
         """
-        cdef int64_t n = as_count("batch_size", batch_size, MAX_BATCH)
+        cdef int64_t n
+        if type(batch_size) is int and 1 <= batch_size <= MAX_BATCH:
+            n = batch_size  # as nearly always; the check below takes longer
+        else:
+            n = as_count("batch_size", batch_size, MAX_BATCH)
         return self.collect(n, NULL, stratified and not unique, unique, out)
 
     def take(self, index):
@@ -239,7 +243,8 @@ cdef class Reader:
             self.draw(
                 batch, first, n, extent, counter + first // PER_COUNTER, batch.stratified, u, slot
             )
-            self.read_rows(slot, n, batch, first)
+            if self.read_rows(slot, n, batch, first) == n and not rest.is_unique:
+                continue
             for i in range(first, first + n):
                 if batch.handle[i].index >= 0 and (
                     not rest.is_unique or rest.drawn.add(batch.handle[i].index).is_new
@@ -295,8 +300,7 @@ cdef class Reader:
                     batch.stratified and attempts <= PATIENCE, &u, &slot,
                 )
             if not (rest.is_unique and rest.drawn.has(slot)):
-                self.read_rows(&slot, 1, batch, i)
-                if batch.handle[i].index >= 0:
+                if self.read_rows(&slot, 1, batch, i) == 1:
                     if rest.is_unique:
                         rest.drawn.add(slot)
                     elif from_rest:
@@ -373,10 +377,10 @@ cdef class Reader:
                 u[i] = u[i] * extent
         self.slots.selector.draw(u, extent, slot, n, batch.n if stratified else 0)
 
-    cdef void read_rows(
+    cdef int64_t read_rows(
         self, const int64_t* slot, int64_t n, const Draw* batch, int64_t first
     ) noexcept nogil:
-        """Copy n slots' rows into the rows ``first`` … of a batch.
+        """Copy n slots' rows into the rows ``first`` … of a batch; return how many were there.
 
         A handle's index becomes -1 where the row is missing, empty, being written, or changed
         during the copy.
@@ -391,7 +395,7 @@ cdef class Reader:
         cdef double* mass = batch.mass + first
         cdef uint64_t generation
         cdef char* row
-        cdef int64_t i
+        cdef int64_t i, n_read = 0
         for i in range(min(<int64_t>AHEAD, n)):
             _prefetch_row(rows + slot[i] * row_nbytes, row_nbytes)
         for i in range(n):
@@ -416,6 +420,8 @@ cdef class Reader:
             if load_relaxed(<uint64_t*>row) == generation:
                 handle[i].index = slot[i]
                 handle[i].generation = generation
+                n_read += 1
+        return n_read
 
 
 cdef void _prefetch_row(const char* row, Py_ssize_t row_nbytes) noexcept nogil:

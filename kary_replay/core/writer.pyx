@@ -6,12 +6,12 @@ docs/concurrency.md argues why this is right. A writer copies its rows into slot
 reserved, holding no lock.
 """
 
-from cpython.dict cimport PyDict_GetItemWithError
+from cpython.dict cimport PyDict_GetItemWithError, PyDict_Next
 from cpython.ref cimport PyObject
 from libc.math cimport fabs
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcpy
 
 import numpy as np
 
@@ -67,8 +67,7 @@ cdef int64_t _rows_of(object value, const Place* place):
     Return -1 if it is such an array of ``shape`` itself, and -2 if it is anything else.
     """
     cdef cnp.ndarray array
-    cdef int extra
-    cdef size_t nbytes
+    cdef int extra, axis
     if type(value) is not cnp.ndarray:  # a subclass may mean something by it
         return -2
     array = value
@@ -77,9 +76,9 @@ cdef int64_t _rows_of(object value, const Place* place):
         return -2
     if not cnp.PyArray_ISCARRAY_RO(array):
         return -2
-    nbytes = place.n_axes * sizeof(place.shape[0])
-    if memcmp(cnp.PyArray_DIMS(array) + extra, place.shape, nbytes) != 0:
-        return -2
+    for axis in range(place.n_axes):
+        if cnp.PyArray_DIM(array, extra + axis) != place.shape[axis]:
+            return -2
     return cnp.PyArray_DIM(array, 0) if extra else -1
 
 
@@ -160,13 +159,17 @@ cdef class Writer:
         """
         cdef Slots slots = self.slots
         cdef int64_t n = 0, rows
+        cdef Py_ssize_t at = 0
+        cdef PyObject* key
         cdef PyObject* found
         cdef int f
         if len(values) != slots.n_fields:
             refuse_unknown(values, dict.fromkeys(slots.names))
         for f in range(slots.n_fields):
             name = slots.names[f]
-            found = PyDict_GetItemWithError(values, name)
+            # as a rule they come in the order of the fields, and none needs looking up
+            if not PyDict_Next(values, &at, &key, &found) or key != <PyObject*>name:
+                found = PyDict_GetItemWithError(values, name)
             if found == NULL:
                 raise missing(name)
             value = <object>found
