@@ -77,10 +77,9 @@ class MunchausenDQN(OffPolicy):
             target = reward + bonus + discount * temperature * soft_maximum
         return self.q(observation).gather(1, action).squeeze(1), target
 
-    def update(self, batch):
+    def steps(self, batch, due):
         rows = [batch[name] for name in ROWS]
         (td_error,) = self.minimizers["q"].step(*rows, batch["importance_weight"])
-        self.move_targets()
         return td_error
 
     @torch.no_grad()

@@ -75,11 +75,10 @@ class DDPG(ActorCritic):
         self.add_target("actor", self.actor_target)
         self.policy = self.actor
 
-    def update(self, batch: Tensors) -> Tensor:
+    def steps(self, batch: Tensors, due: frozenset[str]) -> Tensor:
         weight = batch["importance_weight"]
         (td_error,) = self.minimizers["critic"].step(*self.rows(batch), weight)
         self.minimizers["actor"].step(batch["observation"], weight)
-        self.move_targets()
         return td_error
 
     def critic_loss(

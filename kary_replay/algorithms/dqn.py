@@ -146,10 +146,9 @@ class DQN(OffPolicy):
         )
         self.policy = self.q
 
-    def update(self, batch: Tensors) -> Tensor:
+    def steps(self, batch: Tensors, due: frozenset[str]) -> Tensor:
         rows = [batch[name] for name in ROWS]
         (td_error,) = self.minimizers["q"].step(*rows, batch["importance_weight"])
-        self.move_targets()
         return td_error
 
     def loss(

@@ -15,8 +15,11 @@ from ..validation import as_count, as_fraction
 from ..writers.n_step import NStepWriter
 from .algorithm import Algorithm, Options, Tensors, check_above_0
 from .updates.minimizer import flatten, move_towards, take_up
+from .updates.replayed import Replayed
 
 __all__ = ["OffPolicy", "OffPolicyOptions"]
+
+TARGETS, NOTHING = frozenset({"targets"}), frozenset[str]()
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,8 @@ class OffPolicy(Algorithm):
     Notes
     -----
     A batch has observation, action, reward, next_observation, discount = gamma^k · (1 -
-    terminated), and importance_weight. A subclass lets target networks follow the trained ones by
-    `add_target`, and calls `move_targets` at the end of each update.
+    terminated), and importance_weight. A subclass says in `steps` what an update does, and lets
+    target networks follow the trained ones by `add_target`.
     """
 
     options_class: ClassVar[type[Options]] = OffPolicyOptions
@@ -55,7 +58,44 @@ class OffPolicy(Algorithm):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         self.targets = {}
+        self._update = Replayed(self._all_steps)
         super().__init__(*arguments, **keywords)
+
+    @abstractmethod
+    def steps(self, batch: Tensors, due: frozenset[str]) -> Tensor:
+        """Take the steps of an update, and return |TD error| of each row, float [B].
+
+        What it does depends on the arguments and on what is trained, and on nothing else: native
+        steps are written down, and made again for the next batch without calling it (`Replayed`).
+
+        Parameters
+        ----------
+        batch : dict of tensors
+            Its columns, and those of `noises`.
+        due : frozenset of str
+            What `due` returned.
+        """
+
+    def due(self) -> frozenset[str]:
+        """Return what of an update is due in the ``n_updates``-th one: "targets", or nothing."""
+        return TARGETS if self.n_updates % self.options.target_interval == 0 else NOTHING
+
+    def noises(self, n_rows: int) -> Tensors:
+        """Return the random numbers that the steps for so many rows need, by name."""
+        return {}
+
+    def update(self, batch: Tensors) -> Tensor:
+        """Train on a batch: `steps`, and then move the target networks if that is due."""
+        self.n_updates += 1
+        noises = self.noises(len(batch["importance_weight"]))
+        return self._update({**batch, **noises}, self.due())
+
+    def _all_steps(self, batch: Tensors, due: frozenset[str]) -> Tensor:
+        td_error = self.steps(batch, due)
+        if "targets" in due:
+            for name, target in self.targets.items():
+                move_towards(target, self.minimizers[name].flat, self.options.tau)
+        return td_error
 
     @abstractmethod
     def td_error(self, batch: Tensors) -> Tensor:
@@ -85,13 +125,6 @@ class OffPolicy(Algorithm):
         """Let a network follow those that a minimizer trains; it begins as their copy."""
         self.targets[name] = flatten([module])
         self.targets[name].copy_(self.minimizers[name].flat)
-
-    def move_targets(self) -> None:
-        """Count an update, and move the target networks if it is time."""
-        self.n_updates += 1
-        if self.n_updates % self.options.target_interval == 0:
-            for name, target in self.targets.items():
-                move_towards(target, self.minimizers[name].flat, self.options.tau)
 
     def state_dict(self) -> dict[str, Any]:
         targets = {name: target.clone() for name, target in self.targets.items()}

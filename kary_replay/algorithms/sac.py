@@ -120,14 +120,16 @@ class SAC(ActorCritic):
         self.add_target("critic", self.critic_target)
         self.policy = self.actor
 
-    def update(self, batch: Tensors) -> Tensor:
+    def noises(self, n_rows: int) -> Tensors:
+        return {"noise": self.noise(n_rows, 2 * self.n_actions)}
+
+    def steps(self, batch: Tensors, due: frozenset[str]) -> Tensor:
         weight = batch["importance_weight"]
-        next_noise, noise = self.noise(len(weight), 2 * self.n_actions).chunk(2, dim=1)
+        next_noise, noise = batch["noise"].chunk(2, dim=1)
         (td_error,) = self.minimizers["critic"].step(*self.rows(batch), weight, next_noise)
         (log_pi,) = self.minimizers["actor"].step(batch["observation"], weight, noise)
         if "alpha" in self.minimizers:
             self.minimizers["alpha"].step(log_pi, weight)
-        self.move_targets()
         return td_error
 
     def critic_loss(

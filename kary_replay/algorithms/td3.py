@@ -48,14 +48,19 @@ class TD3(DDPG):
     options: TD3Options
     n_critics = 2
 
-    def update(self, batch: Tensors) -> Tensor:
+    def due(self) -> frozenset[str]:
+        """Return what of an update is due: "actor", "targets", both or nothing."""
+        is_actor_due = self.n_updates % self.options.policy_delay == 0
+        return super().due() | {"actor"} if is_actor_due else super().due()
+
+    def noises(self, n_rows: int) -> Tensors:
+        return {"noise": self.noise(n_rows, self.n_actions)}
+
+    def steps(self, batch: Tensors, due: frozenset[str]) -> Tensor:
         weight = batch["importance_weight"]
-        (td_error,) = self.minimizers["critic"].step(
-            *self.rows(batch), weight, self.noise(len(weight), self.n_actions)
-        )
-        if (self.n_updates + 1) % self.options.policy_delay == 0:
+        (td_error,) = self.minimizers["critic"].step(*self.rows(batch), weight, batch["noise"])
+        if "actor" in due:
             self.minimizers["actor"].step(batch["observation"], weight)
-        self.move_targets()
         return td_error
 
     def critic_loss(  # type: ignore[override]

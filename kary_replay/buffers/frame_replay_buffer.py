@@ -260,7 +260,7 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
         """
         return super().sample(batch_size, stratified=stratified, unique=unique, out=out)
 
-    def _arrays_of(self, out: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    def _arrays_of(self, out: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(out, (Batch, Mapping)):
             return super()._arrays_of(out)
         given = dict(out)

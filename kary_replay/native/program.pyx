@@ -8,6 +8,7 @@ module knows no tensors, and torch is not needed to compile it.
 from libc.math cimport pow, sqrt
 from libc.stdint cimport int64_t, uintptr_t
 from libc.string cimport memcpy
+from libcpp.vector cimport vector
 
 import threading
 
@@ -48,7 +49,7 @@ cdef extern from "program.hpp" namespace "kary" nogil:
 
     const Set kSets[]
 
-__all__ = ["SETS", "WORDS", "Program", "adam", "approach", "in_use", "use"]
+__all__ = ["SETS", "WORDS", "Program", "Sequence", "adam", "approach", "in_use", "use"]
 
 WORDS = kWords
 SETS = tuple(kSets[i].name.decode() for i in range(kNumberOfSets) if kSets[i].usable())
@@ -147,25 +148,152 @@ cdef class Program:
             raise IndexError("an index is out of range: actions count from 0")
 
 
+cdef Step counted(float* parameters, const float* gradient, float* mean, float* square, int64_t n,
+                  float* n_steps, double learning_rate, double beta1, double beta2,
+                  double epsilon) noexcept nogil:
+    """Count a step of Adam, and return what it comes to."""
+    cdef Step step
+    step.parameters, step.gradient = parameters, gradient
+    step.mean, step.square, step.n = mean, square, n
+    n_steps[0] += 1
+    step.rest_1, step.rest_2 = <float>(1 - beta1), <float>(1 - beta2)
+    step.root = <float>(1 / sqrt(1 - pow(beta2, n_steps[0])))
+    step.epsilon = <float>epsilon
+    step.step_size = <float>(learning_rate / (1 - pow(beta1, n_steps[0])))
+    return step
+
+
 def adam(uintptr_t parameters, uintptr_t gradient, uintptr_t mean, uintptr_t square, int64_t n,
          uintptr_t n_steps, double learning_rate, double beta1, double beta2, double eps):
     """Take a step of Adam with n float32 numbers at each address, and count it in ``n_steps``.
 
     Kingma & Ba (2015), arXiv:1412.6980, algorithm 1, in the form of ``torch.optim.Adam``.
     """
-    cdef float* count = <float*>n_steps
-    cdef Step step
-    step.parameters, step.gradient = <float*>parameters, <float*>gradient
-    step.mean, step.square, step.n = <float*>mean, <float*>square, n
-    count[0] += 1
-    step.rest_1, step.rest_2 = 1 - beta1, 1 - beta2
-    step.root = 1 / sqrt(1 - pow(beta2, count[0]))
-    step.epsilon, step.step_size = eps, learning_rate / (1 - pow(beta1, count[0]))
     with nogil:
-        chosen.adam(step)
+        chosen.adam(counted(
+            <float*>parameters, <const float*>gradient, <float*>mean, <float*>square, n,
+            <float*>n_steps, learning_rate, beta1, beta2, eps,
+        ))
 
 
 def approach(uintptr_t to, uintptr_t source, int64_t n, double share):
     """Move n float32 numbers by a share of the way to others; a share of 1 copies them."""
     with nogil:
         chosen.approach(<float*>to, <const float*>source, n, share)
+
+
+cdef enum Kind:
+    PROGRAM
+    ADAM
+    APPROACH
+
+
+cdef struct Call:
+    Kind kind
+    size_t first             # of its addresses
+    const Operation* operations
+    int64_t n                # of operations, or of numbers
+    double number[3]         # betas and epsilon, or a share
+
+
+cdef class Sequence:
+    """Programs, steps of Adam and `approach`, carried out one after another in one call.
+
+    An address is a pair: the number of a piece of memory, and how many bytes from its beginning.
+    """
+
+    cdef vector[Call] calls
+    cdef vector[int] piece        # of each address
+    cdef vector[int64_t] offset
+    cdef vector[char*] memory     # scratch: the addresses of a call to `run`
+    cdef list programs            # whose operations these are
+    cdef int n_rates
+    cdef object lock
+
+    def __cinit__(self):
+        self.programs, self.lock = [], threading.Lock()
+
+    cdef void append(self, Kind kind, list places, const Operation* operations, int64_t n,
+                     double first, double second, double third):
+        cdef Call call
+        call.kind, call.first, call.operations, call.n = kind, self.piece.size(), operations, n
+        call.number[0], call.number[1], call.number[2] = first, second, third
+        for piece, offset in places:
+            self.piece.push_back(piece)
+            self.offset.push_back(offset)
+        self.memory.resize(self.piece.size())
+        self.calls.push_back(call)
+
+    def add_program(self, Program program, list places):
+        """Append a program, with an address for each of its pieces."""
+        if len(places) != program.n_pieces:
+            raise ValueError(f"the program works on {program.n_pieces} pieces, got {len(places)}")
+        self.programs.append(program)
+        self.append(PROGRAM, places, program.operations, program.n_operations, 0, 0, 0)
+
+    def add_adam(self, list places, int64_t n, double beta1, double beta2, double eps):
+        """Append `adam`: addresses of parameters, gradient, mean, square and n_steps."""
+        if len(places) != 5:
+            raise ValueError(f"a step of Adam has 5 addresses, got {len(places)}")
+        self.n_rates += 1
+        self.append(ADAM, places, NULL, n, beta1, beta2, eps)
+
+    def add_approach(self, list places, int64_t n, double share):
+        """Append `approach`: addresses of what is moved, and of where to."""
+        if len(places) != 2:
+            raise ValueError(f"a move has 2 addresses, got {len(places)}")
+        self.append(APPROACH, places, NULL, n, share, 0, 0)
+
+    def run(self, list pieces, list learning_rates):
+        """Carry everything out.
+
+        Parameters
+        ----------
+        pieces : list of functions
+            Each returns the address of a piece of memory, as ``Tensor.data_ptr`` does.
+        learning_rates : list of float
+            One for each step of Adam.
+
+        Raises
+        ------
+        IndexError
+            If an index that a program reads is out of range. What comes before it is done then.
+        """
+        cdef vector[char*] base
+        cdef vector[double] rate
+        cdef bint done = True
+        if len(learning_rates) != self.n_rates:
+            raise ValueError(f"{self.n_rates} steps of Adam, got {len(learning_rates)} rates")
+        for piece in pieces:
+            base.push_back(<char*><uintptr_t>piece())
+        for number in learning_rates:
+            rate.push_back(number)
+        with self.lock:
+            for i in range(self.piece.size()):
+                if not 0 <= self.piece[i] < <int>base.size():
+                    raise ValueError(f"address {i} is in piece {self.piece[i]} of {base.size()}")
+                self.memory[i] = base[self.piece[i]] + self.offset[i]
+            with nogil:
+                done = self.carry_out(rate.data())
+        if not done:
+            raise IndexError("an index is out of range: actions count from 0")
+
+    cdef bint carry_out(self, const double* rate) noexcept nogil:
+        cdef const Call* call
+        cdef char** at
+        cdef size_t i
+        for i in range(self.calls.size()):
+            call = &self.calls[i]
+            at = self.memory.data() + call.first
+            if call.kind == PROGRAM:
+                if not chosen.run(call.operations, call.n, at):
+                    return False
+            elif call.kind == ADAM:
+                chosen.adam(counted(
+                    <float*>at[0], <const float*>at[1], <float*>at[2], <float*>at[3], call.n,
+                    <float*>at[4], rate[0], call.number[0], call.number[1], call.number[2],
+                ))
+                rate += 1
+            else:
+                chosen.approach(<float*>at[0], <const float*>at[1], call.n, <float>call.number[0])
+        return True

@@ -388,8 +388,8 @@ def test_leaves_are_what_programs_are_called_with():
     for minimizer in algorithm.minimizers.values():
         (program,) = minimizer._compute.programs.values()
         assert isinstance(program, translation.NativeProgram)
-        first = [tensor.clone() for tensor in program(*leaves(minimizer._inputs))]
-        assert all(map(torch.equal, program(*leaves(minimizer._inputs)), first))
+        first = [tensor.clone() for tensor in program(*leaves(minimizer.inputs))]
+        assert all(map(torch.equal, program(*leaves(minimizer.inputs)), first))
 
 
 def square(n):

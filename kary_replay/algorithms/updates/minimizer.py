@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ...native.program import adam, approach
 from .recorded import PROGRAMS, Function, Recorded
+from .tape import Tape, active
 
 __all__ = ["Minimizer", "Share", "flatten", "move_towards", "take_up"]
 
@@ -83,6 +84,9 @@ def is_native(*tensors: Tensor) -> bool:
 def move_towards(target: Tensor, source: Tensor, share: float) -> None:
     """Move a vector by a share of the way to another one, in place; a share of 1 copies it."""
     if is_native(target, source) and target.shape == source.shape:
+        tape = active()
+        if tape is not None:
+            tape.approach(target, source, share)
         approach(target.data_ptr(), source.data_ptr(), len(target), share)
     else:
         with torch.no_grad():
@@ -113,6 +117,8 @@ class Minimizer:
     ----------
     learning_rate_share : float
         What steps take of the learning rate, for schedules; 1 at first.
+    inputs : tuple
+        Of the last step, or the tape that has them, and which they are.
 
     Notes
     -----
@@ -145,7 +151,7 @@ class Minimizer:
         self._mean, self._square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         self._n_steps = torch.zeros((), dtype=torch.float32, device=self.flat.device)
         self._is_native = is_native(self.flat)
-        self._inputs: tuple[Any, ...] = ()  # of the last step
+        self.inputs: tuple[Any, ...] = ()
 
     @property
     def learning_rate(self) -> float:
@@ -157,7 +163,10 @@ class Minimizer:
 
         Return what the loss returned besides itself, by the parameters before the step.
         """
-        self._inputs = inputs
+        self.inputs = inputs
+        tape = active()
+        if tape is not None:
+            tape.step(self, inputs)
         gradient, *others = self._compute(*inputs)
         if self._average is not None:
             with torch.inference_mode():
@@ -169,16 +178,13 @@ class Minimizer:
     def _adam(self, gradient: Tensor) -> None:
         """Take a step of Adam along a gradient."""
         if self._is_native:
-            adam(
-                self.flat.data_ptr(),
-                gradient.data_ptr(),
-                self._mean.data_ptr(),
-                self._square.data_ptr(),
-                self.flat.numel(),
-                self._n_steps.data_ptr(),
-                self.learning_rate,
-                **ADAM,
-            )
+            tensors = self.flat, gradient, self._mean, self._square, self._n_steps
+            tape = active()
+            if tape is not None:
+                tape.adam(self, tensors, **ADAM)
+            flat, given, mean, square, n_steps = [tensor.data_ptr() for tensor in tensors]
+            n, rate = self.flat.numel(), self.learning_rate
+            adam(flat, given, mean, square, n, n_steps, rate, **ADAM)
             return
         with torch.inference_mode():
             self._n_steps += 1
@@ -203,13 +209,20 @@ class Minimizer:
 
         A step does not compute them. They cost a step without a recording, and change nothing.
         """
-        if not self._inputs:
+        if not self.inputs:
             return {}
+        inputs = self.inputs
+        if isinstance(inputs[0], Tape):
+            tape, number = inputs
+            inputs = tape.inputs_of(number)
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            loss = self._loss(*self._inputs)[0]
+            loss = self._loss(*inputs)[0]
             gradients = torch.autograd.grad(loss, self._parameters)
         length = torch.cat([part.reshape(-1) for part in gradients]).norm()
         return {"loss": float(loss.detach()), "gradient_norm": float(length)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "inputs": ()}  # tapes have no copies
 
     def state_dict(self) -> dict[str, Any]:
         """Return the parameters and the optimizer's state."""

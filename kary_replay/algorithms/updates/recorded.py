@@ -66,7 +66,7 @@ class Recorded:
         tensors = leaves(inputs)
         device = tensors[0].device.type
         casts = torch.is_autocast_enabled(device)
-        kind = (casts, *[(t.shape, t.stride(), t.dtype, t.device, t.is_neg()) for t in tensors])
+        kind = casts, kind_of(tensors)
         program = self.programs.get(kind)
         if program is None:
             with RECORDING:
@@ -151,18 +151,20 @@ def is_near(found: Tensor, expected: Tensor) -> bool:
     return not len(one) or bool((one - other).abs().max() <= 0.01 * other.abs().max() + 1e-30)
 
 
-def scripted(graph: Any, tensors: list[Tensor]) -> Any:
+def scripted(graph: Any, tensors: list[Tensor]) -> Function:
     """Return a recorded graph as a program of TorchScript."""
+    program: Function = graph
     if any(is_list_of_bools(argument) for node in graph.graph.nodes for argument in node.args):
         # The gradients of convolutions and norms have them, and torch.jit.trace takes none. Run by
         # Python they are still without autograd, and take so long themselves that it does not
         # matter.
-        return graph
+        return program
     with warnings.catch_warnings(), torch.no_grad():
         warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
         warnings.filterwarnings("ignore", message=".*torch.jit.*", category=FutureWarning)
         trace: Any = torch.jit.trace
-        return trace(graph, tuple(tensors), check_trace=False)
+        program = trace(graph, tuple(tensors), check_trace=False)
+    return program
 
 
 PROGRAMS: dict[str, Callable[[Any, list[Tensor]], Function]] = {"cpu": compiled, "cuda": Captured}
@@ -214,6 +216,11 @@ def is_list_of_bools(argument: Any) -> bool:
         and bool(argument)
         and all(isinstance(item, bool) for item in argument)
     )
+
+
+def kind_of(tensors: list[Tensor]) -> tuple[Any, ...]:
+    """Return what recordings depend on."""
+    return tuple([(t.shape, t.stride(), t.dtype, t.device, t.is_neg()) for t in tensors])
 
 
 def leaves(inputs: tuple[Any, ...]) -> list[Tensor]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ...native.program import WORDS, Program
+from .tape import active
 
 __all__ = ["NativeProgram", "UntranslatableError", "translated"]
 
@@ -171,12 +172,15 @@ class NativeProgram:
                 if isinstance(place.holder, Buffer)
             )
         self._program = Program(*translation.tables(), 1 + n_inputs + len(translation.constants))
-        self._own = [memory.data_ptr]
-        # Asked for at each call: a tensor may have got other memory.
-        self._constants = [tensor.data_ptr for tensor in translation.constants]
+        self._own, self._constants = [memory], list(translation.constants)
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        self._program.run(self._own + [tensor.data_ptr for tensor in tensors] + self._constants)
+        pieces = [*self._own, *tensors, *self._constants]
+        tape = active()
+        if tape is not None:
+            tape.program(self._program, pieces)
+        # asked for at each call: a tensor may have got other memory
+        self._program.run([tensor.data_ptr for tensor in pieces])
         return self._outputs
 
 
