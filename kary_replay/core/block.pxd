@@ -98,6 +98,7 @@ cdef extern from "participants.hpp" namespace "kary" nogil:
     bint bury(const Attachment* attachment, bint all)
     void pause(Attachment* attachment)  # takes the lock, resume lets it go
     void resume(Attachment* attachment)
+    void give_way()
 
 
 cdef extern from "<sched.h>" nogil:

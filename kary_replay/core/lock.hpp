@@ -1,5 +1,8 @@
 // The lock of a block: a robust mutex, whose next holder repairs what a dead one left.
 #pragma once
+#include <sched.h>
+#include <time.h>
+
 #include <cerrno>
 
 #include "block.hpp"
@@ -26,6 +29,21 @@ inline void acquire(Header* header) {
 }
 
 inline void release(Header* header) { pthread_mutex_unlock(&header->lock); }
+
+// Between two holds of the lock, for somebody who takes it again and again, in pieces or to wait.
+// Others who spin for it get it then. One that sleeps is woken by a release, but finds it taken
+// again by the time that it runs: so now and then there is a pause as long as that.
+inline void give_way() {
+    constexpr int kTimes = 32;
+    thread_local int n_times = 0;
+    for (int i = 0; i < 64; ++i) relax();
+    if (++n_times % kTimes != 0) {
+        sched_yield();
+        return;
+    }
+    const timespec pause{0, 100'000};
+    nanosleep(&pause, nullptr);
+}
 
 inline int init_lock(Header* header, bool shared) {
     pthread_mutexattr_t attributes;

@@ -228,7 +228,7 @@ inline void pause(Attachment* attachment) {
         bury(attachment, false);
         if (header->n_writing == 0) break;
         release(header);
-        sched_yield();
+        give_way();
         acquire(header);
     }
 }

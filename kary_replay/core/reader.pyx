@@ -21,7 +21,7 @@ from ..types import HANDLE_DTYPE
 from ..validation import as_count, as_index
 
 from .block cimport (
-    PER_COUNTER, Handle, Header, acquire, bury, fetch_add_relaxed, fill_uniform,
+    PER_COUNTER, Handle, Header, acquire, bury, fetch_add_relaxed, fill_uniform, give_way,
     load_acquire, load_relaxed, prefetch_far, read_field, release, sched_yield, take_random,
 )
 from .slots cimport Place, Remainder, Selector, Slots
@@ -265,7 +265,7 @@ cdef class Reader:
                 while batch.handle[i].index < 0:
                     if self.slots.holds_no_row(slot[i], True):
                         return NO_ROW
-                    sched_yield()
+                    give_way()
                     self.read_rows(slot + i, 1, batch, i)
         return DRAWN
 
@@ -336,7 +336,7 @@ cdef class Reader:
             if is_idle and rest.extent <= 0:
                 return TOO_FEW if rest.is_unique else EMPTY
             if not is_idle:
-                sched_yield()
+                give_way()
         slot[0] = selector.draw_from(rest, u)
         return DRAWN
 
@@ -355,7 +355,7 @@ cdef class Reader:
         """Return an extent above 0, or 0 if there is no row and none is about to be."""
         cdef double extent = self.slots.selector.extent()
         while extent <= 0 and not self.slots.is_idle():
-            sched_yield()
+            give_way()
             extent = self.slots.selector.extent()
         return max(extent, 0.0)
 

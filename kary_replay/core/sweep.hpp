@@ -138,8 +138,7 @@ inline bool carry_out(const Attachment* attachment, Selector* selector, double a
         if (is_last || !is_ours) stop_sweeping(attachment);
         release(header);
         if (!is_ours) return false;
-        // The lock goes to whoever asks for it at the right moment: there must be such moments.
-        for (int i = 0; i < 64; ++i) relax();
+        give_way();
     }
     return true;
 }

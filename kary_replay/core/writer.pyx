@@ -23,8 +23,8 @@ from ..types import HANDLE_DTYPE
 from ..validation import as_array, as_float64
 
 from .block cimport (
-    Attachment, Handle, Header, acquire, generation_of, is_published, load_relaxed, published,
-    release, sched_yield, write_field,
+    Attachment, Handle, Header, acquire, generation_of, give_way, is_published, load_relaxed,
+    published, release, write_field,
 )
 from .slots cimport Place, Selector, Slots
 
@@ -200,7 +200,7 @@ cdef class Writer:
         while first < n:
             taken = self.slots.reserve(slot + first, min(piece, n - first), scratch)
             if taken == 0:  # every slot is another writer's, or writers are paused
-                sched_yield()
+                give_way()
                 continue
             self.write_rows(slot, taken, column, first, handle)
             self.slots.publish(
