@@ -58,7 +58,7 @@ class OffPolicy(Algorithm):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         self.targets = {}
-        self._update = Replayed(self._all_steps)
+        self._replayed = Replayed(self._all_steps)
         super().__init__(*arguments, **keywords)
 
     @abstractmethod
@@ -88,7 +88,7 @@ class OffPolicy(Algorithm):
         """Train on a batch: `steps`, and then move the target networks if that is due."""
         self.n_updates += 1
         noises = self.noises(len(batch["importance_weight"]))
-        return self._update({**batch, **noises}, self.due())
+        return self._replayed({**batch, **noises}, self.due())
 
     def _all_steps(self, batch: Tensors, due: frozenset[str]) -> Tensor:
         td_error = self.steps(batch, due)

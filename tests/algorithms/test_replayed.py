@@ -1,7 +1,9 @@
 """Updates whose native calls are made again, beside those carried out each time."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from algorithm_runs import DICT, NAMES, make, make_batch  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from kary_replay.algorithms import MLP, Minimizer  # noqa: E402
-from kary_replay.algorithms.updates.minimizer import move_towards  # noqa: E402
+from kary_replay.algorithms.updates.minimizer import Share, move_towards  # noqa: E402
 from kary_replay.algorithms.updates.replayed import MAX_TAPES, Replayed  # noqa: E402
 from kary_replay.algorithms.updates.tape import Tape  # noqa: E402
 from kary_replay.native.program import Program, Sequence  # noqa: E402
@@ -21,12 +23,12 @@ from kary_replay.native.program import Program, Sequence  # noqa: E402
 def pair(name, **options):
     """An algorithm, and one like it that carries each update out."""
     replayed, plain = (make(name, record=True, **options) for _ in range(2))
-    plain._update = plain._all_steps
+    plain._replayed = plain._all_steps
     return replayed, plain
 
 
 def tapes(algorithm):
-    return list(algorithm._update._tapes.values())
+    return list(algorithm._replayed._tapes.values())
 
 
 def assert_same(one, other):
@@ -179,6 +181,18 @@ class Trained:
         move_towards(self.minimizer.flat, torch.ones_like(self.minimizer.flat), 0.1)
         return error
 
+    def of_numpy(self, batch):
+        return self.step({**batch, "y": torch.from_numpy(batch["y"].numpy() * 2)})
+
+    def cut(self, batch):
+        return self.step(batch)[:5]
+
+    def beside(self, batch):
+        return self.step({**batch, "y": batch["y"]._base[:12]})
+
+    def reshaped(self, batch):
+        return self.step({**batch, "y": batch["y"].view(2, 6).T.reshape(-1)})
+
     def as_other_numbers(self, batch):
         return self.step({**batch, "y": batch["y"].view(torch.int32).view(torch.float32)})
 
@@ -198,6 +212,10 @@ REPLAYED = {"step": 2, "of_part": 2, "of_a_clone": 2, "as_other_numbers": 2}
         "of_a_clone_of_parameters",
         "in_place",
         "by_hand",
+        "of_numpy",
+        "cut",
+        "beside",
+        "reshaped",
         "as_other_numbers",
     ],
 )
@@ -208,11 +226,44 @@ def test_whatever_a_function_does_it_is_done_each_time(how):
         generator = torch.Generator().manual_seed(number)
         batch = {
             "x": torch.randn(12, 3, generator=generator),
-            "y": torch.randn(12, generator=generator),
+            "y": torch.randn(24, generator=generator)[6:18],
         }
-        assert torch.equal(replayed(batch), plain(batch)), number
+        with torch.inference_mode(number > 0 and how == "reshaped"):
+            assert torch.equal(replayed(batch), plain(batch)), number
         assert torch.equal(one.minimizer.flat, other.minimizer.flat), number
     assert one.n_calls == REPLAYED.get(how, other.n_calls)
+
+
+def test_whatever_averages_gradients_is_asked_each_time():
+    calls = []
+    algorithm = make("sac", record=True, share=Share(0, 2, calls.append))
+    for number in range(6):
+        algorithm.update(make_batch(algorithm, seed=number))
+    assert len(calls) == 18 and tapes(algorithm) == [None]
+
+
+def test_columns_that_no_step_reads_may_be_anything():
+    replayed, plain = pair("dqn")
+    for number in range(4):
+        batch = make_batch(replayed, seed=number)
+        for extra in (np.arange(12), None, [1], 3, {"a": {"b": torch.ones(1)}}):
+            td_error = replayed.update({**batch, "extra": extra})
+            assert torch.equal(td_error, plain.update(batch))
+    for number in range(100):
+        replayed.update({**batch, "extra": torch.zeros(number)})
+    assert len(replayed._replayed._seen) <= MAX_TAPES
+
+
+def test_batches_are_not_kept():
+    algorithm, kept = make("td3", record=True), []
+    for number in range(12):
+        for n in range(3, 9):
+            batch = make_batch(algorithm, n=n, seed=number)
+            kept.append(weakref.ref(batch["observation"]))
+            algorithm.update(batch)
+    del batch
+    gc.collect()
+    assert sum(one() is not None for one in kept) <= 2
 
 
 def test_columns_that_overlap_are_no_riddle():

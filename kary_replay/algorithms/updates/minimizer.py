@@ -118,7 +118,7 @@ class Minimizer:
     learning_rate_share : float
         What steps take of the learning rate, for schedules; 1 at first.
     inputs : tuple
-        Of the last step, or the tape that has them, and which they are.
+        Of the last step; or the tape that can tell them, its number there, and the tape's inputs.
 
     Notes
     -----
@@ -167,6 +167,7 @@ class Minimizer:
         tape = active()
         if tape is not None:
             tape.step(self, inputs)
+            tape.is_whole &= self._average is None  # it may be anything
         gradient, *others = self._compute(*inputs)
         if self._average is not None:
             with torch.inference_mode():
@@ -209,12 +210,12 @@ class Minimizer:
 
         A step does not compute them. They cost a step without a recording, and change nothing.
         """
-        if not self.inputs:
-            return {}
         inputs = self.inputs
+        if not inputs:
+            return {}
         if isinstance(inputs[0], Tape):
-            tape, number = inputs
-            inputs = tape.inputs_of(number)
+            tape, number, given = inputs
+            inputs = tape.inputs_of(number, given)
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             loss = self._loss(*inputs)[0]
             gradients = torch.autograd.grad(loss, self._parameters)

@@ -29,7 +29,7 @@ class Replayed:
     ----------
     function : function of a dict of tensors, or of dicts of them, and of anything else
         It trains by minimizers, and returns a tensor that they returned. Its steps depend on
-        nothing but the arguments and what is trained.
+        nothing but the arguments and what is trained, and it writes to tensors only by torch.
 
     Notes
     -----
@@ -46,13 +46,18 @@ class Replayed:
 
     def __call__(self, inputs: Mapping[str, Any], *how: Hashable) -> Tensor:
         tensors = leaves(tuple(inputs.values()))
-        kind = how, tuple(inputs), torch.is_autocast_enabled("cpu"), kind_of(tensors)
+        try:
+            kind = how, tuple(inputs), torch.is_autocast_enabled("cpu"), kind_of(tensors)
+        except (AttributeError, NotImplementedError):  # of a column that is no plain tensor
+            return self.function(inputs, *how)
         tape = self._tapes.get(kind)
         if tape is not None:
             return tape.replay(tensors)
         if kind in self._tapes:
             return self.function(inputs, *how)
         if kind not in self._seen:
+            if len(self._seen) >= MAX_TAPES:
+                self._seen.clear()
             self._seen.add(kind)
             return self.function(inputs, *how)
         self._seen.discard(kind)

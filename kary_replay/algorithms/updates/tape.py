@@ -75,7 +75,7 @@ class Tape(TorchDispatchMode):
         result = operation(*arguments, **(keywords or {}))
         if operation is aten.clone.default:
             self._note_clone(result, arguments[0])
-        elif not is_view(operation):
+        elif not is_view(operation, result, arguments):
             self.is_whole = False
         return result
 
@@ -97,7 +97,7 @@ class Tape(TorchDispatchMode):
         self._calls.add_program(program, [self._address(tensor) for tensor in tensors])
 
     def step(self, minimizer: Any, inputs: Sequence[Any]) -> None:
-        """Note what a minimizer takes a step with."""
+        """Note what a minimizer takes a step with: inputs, and what came out of programs."""
         self._views.append((minimizer, [self._again(value) for value in inputs]))
 
     def adam(self, minimizer: Any, tensors: Sequence[Tensor], **constants: float) -> None:
@@ -123,7 +123,7 @@ class Tape(TorchDispatchMode):
         """Return what a clone was made of, and any other tensor itself."""
         for clone, source in self._clones:
             if tensor.untyped_storage().data_ptr() == clone.untyped_storage().data_ptr():
-                if tensor.data_ptr() == clone.data_ptr() and tensor.stride() == clone.stride():
+                if is_same(tensor, clone):
                     return source
                 self.is_whole = False
         return tensor
@@ -159,9 +159,16 @@ class Tape(TorchDispatchMode):
         if isinstance(value, dict):
             parts = {key: self._again(part) for key, part in value.items()}
             return lambda inputs: {key: part(inputs) for key, part in parts.items()}
+        if not isinstance(value, Tensor):
+            self.is_whole = False
+            return lambda inputs: value
         tensor = self._original(value)
         found = self._find_input(tensor)
         if found is None:
+            # What is neither was computed in a way that torch has no part in, or is an attribute
+            # that may be another one by the next time.
+            if tensor.untyped_storage().data_ptr() not in self._programs:
+                self.is_whole = False
             return lambda inputs: tensor
         number, offset = found
         shape, strides = tensor.shape, tensor.stride()
@@ -178,24 +185,41 @@ class Tape(TorchDispatchMode):
     def replay(self, inputs: list[Tensor]) -> Tensor:
         """Make the calls for other inputs, and return what the function would."""
         assert self._result is not None
-        self._inputs = inputs
         self._calls.run(
             [tensor.data_ptr for tensor in inputs + self._fixed],
             [minimizer.learning_rate for minimizer in self._minimizers],
         )
         for number, (minimizer, _) in enumerate(self._views):
-            minimizer.inputs = self, number  # looked up when somebody asks
+            minimizer.inputs = self, number, inputs  # looked up when somebody asks
         return self._result.clone()
 
-    def inputs_of(self, number: int) -> tuple[Any, ...]:
-        """Return what a step was taken with, when the calls were made for the last time."""
-        return tuple([again(self._inputs) for again in self._views[number][1]])
+    def inputs_of(self, number: int, inputs: list[Tensor]) -> tuple[Any, ...]:
+        """Return what a step was taken with, when the calls were made for these inputs.
+
+        What came out of a program is what came out of it the last time.
+        """
+        return tuple([again(inputs) for again in self._views[number][1]])
 
 
-def is_view(operation: Any) -> bool:
-    """Return whether an operation returns tensors in the memory of its arguments, and no more."""
+def is_view(operation: Any, result: Any, arguments: Sequence[Any]) -> bool:
+    """Return whether an operation returned tensors in the memory of its arguments, and no more."""
     returned = [one.alias_info for one in operation._schema.returns]
-    return bool(returned) and all(one is not None and not one.is_write for one in returned)
+    if not returned or any(one is None or one.is_write for one in returned):
+        return False
+    # reshape, among others, returns a copy where it must
+    tensors = result if isinstance(result, (list, tuple)) else [result]
+    given = [one.untyped_storage().data_ptr() for one in arguments if isinstance(one, Tensor)]
+    return all(one.untyped_storage().data_ptr() in given for one in tensors)
+
+
+def is_same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are the same numbers in the same places."""
+    return (
+        one.data_ptr() == other.data_ptr()
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.dtype == other.dtype
+    )
 
 
 def extent(tensor: Tensor) -> int:
