@@ -68,11 +68,12 @@ inline void relax() {
 #endif
 }
 
-inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+// GCC drops calls of functions that do nothing but prefetch, so none of these must be a call.
+[[gnu::always_inline]] inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
 // Into the second-level cache only: for rows, which are asked for so many lines ahead of their use
 // that the first level would not hold them.
-inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
+[[gnu::always_inline]] inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // [row-word] The words of a row are stored with release and loaded with acquire, so that a reader
 // that saw any word of a newer row also sees, at its second look, the generation that the newer

@@ -5,6 +5,7 @@
 #pragma once
 #include <pthread.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -148,6 +149,30 @@ inline T* part_of(Header* header, int64_t offset) {
 }
 inline uint64_t* generation_of(Header* header, int64_t slot) {
     return part_of<uint64_t>(header, header->layout.rows_at + slot * header->layout.row_nbytes);
+}
+
+// Asks for the first lines of rows that are about to be read; the hardware follows a longer row by
+// itself.
+class RowsAhead {
+  public:
+    explicit RowsAhead(Header* header)
+        : rows_(reinterpret_cast<const char*>(generation_of(header, 0))),
+          row_nbytes_(header->layout.row_nbytes),
+          asked_(std::min<int64_t>(row_nbytes_, 512)) {}
+
+    [[gnu::always_inline]] void operator()(int64_t slot) const {
+        const char* row = rows_ + slot * row_nbytes_;
+        for (int64_t at = 0; at < asked_; at += 64) prefetch_far(row + at);
+        prefetch_far(row + asked_ - 1);
+    }
+
+  private:
+    const char* rows_;
+    int64_t row_nbytes_, asked_;
+};
+[[gnu::always_inline]] inline void ask_for_rows(Header* header, const int64_t* slot, int64_t n) {
+    const RowsAhead ask(header);
+    for (int64_t i = 0; i < n; ++i) ask(slot[i]);
 }
 inline Participant* participants_of(Header* header) {
     return part_of<Participant>(header, header->participants_at);

@@ -72,6 +72,7 @@ cdef extern from "block.hpp" namespace "kary" nogil:
     uint64_t published(uint64_t generation)
     uint64_t vacated(uint64_t generation)
     uint64_t* generation_of(Header* header, int64_t slot)
+    void ask_for_rows(Header* header, const int64_t* slot, int64_t n)
     Participant* participants_of(Header* header)
     void renew_max_mass(Header* header)
     bint is_settled(const Header* header)

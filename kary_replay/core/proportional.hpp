@@ -39,7 +39,7 @@ class Proportional : public Selector {
               int64_t density) const override {
         const double share = load_relaxed(&header_->uniform_share);
         if (share <= 0) {
-            search(tree_, point, slot, n, density);
+            search(tree_, point, slot, n, density, RowsAhead(header_));
             return;
         }
         for (int64_t i = 0; i < n; i += kSearches) {
@@ -247,7 +247,7 @@ class Proportional : public Selector {
     bool may_have_mass(int64_t slot) const {
         return priority[slot] > 0 && is_published(load_relaxed(generation_of(header_, slot)));
     }
-    void ask_for(int64_t slot) const {
+    [[gnu::always_inline]] void ask_for(int64_t slot) const {
         prefetch_far(generation_of(header_, slot));
         prefetch_far(leaf + slot);
         prefetch_far(priority + slot);
@@ -277,6 +277,7 @@ class Proportional : public Selector {
         constexpr int64_t kByMass = -1;
         const double alike = share * extent;
         const double n_started = static_cast<double>(load_relaxed(&header_->n_started));
+        const RowsAhead ask(header_);
         for (int64_t i = 0; i < n; ++i) {
             slot[i] = kByMass;
             if (share < 1 && point[i] >= alike) continue;
@@ -289,6 +290,7 @@ class Proportional : public Selector {
             }
             slot[i] = slot_at(u, n_started);
             prefetch_far(leaf + slot[i]);
+            ask(slot[i]);
         }
         int64_t found[kSearches];
         int64_t n_searched = 0;  // their points are moved to the front
@@ -302,7 +304,7 @@ class Proportional : public Selector {
             }
             point[n_searched++] = prefix;
         }
-        search(tree_, point, found, n_searched, static_cast<int64_t>((1 - share) * density));
+        search(tree_, point, found, n_searched, static_cast<int64_t>((1 - share) * density), ask);
         for (int64_t i = 0, j = 0; i < n; ++i) {
             if (slot[i] == kByMass) slot[i] = found[j++];
         }

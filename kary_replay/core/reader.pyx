@@ -21,8 +21,8 @@ from ..types import HANDLE_DTYPE
 from ..validation import as_count, as_index
 
 from .block cimport (
-    PER_COUNTER, Handle, Header, acquire, bury, fetch_add_relaxed, fill_uniform, give_way,
-    load_acquire, load_relaxed, prefetch_far, read_field, release, sched_yield, take_random,
+    PER_COUNTER, Handle, Header, acquire, ask_for_rows, bury, fetch_add_relaxed, fill_uniform, give_way,
+    load_acquire, load_relaxed, read_field, release, sched_yield, take_random,
 )
 from .slots cimport Place, Remainder, Selector, Slots
 
@@ -38,8 +38,8 @@ cdef cnp.dtype INT64 = np.dtype(np.int64)
 
 cdef enum:
     MAX_BATCH = 1 << 30
-    AHEAD = 16            # rows prefetched ahead
-    PREFETCHED = 512      # bytes of a row; the hardware follows a longer one by itself
+    FAR = 2048            # bytes of a row; of longer ones, a batch drives out what it asked for
+    AHEAD = 4             # so many of these are asked for again ahead of their copy
     PATIENCE = 16         # draws in vain, before what is left is looked at, or others get the core
     MAX_REDRAWS = 1000    # before asking whether the slot drawn holds a row at all
 
@@ -260,6 +260,7 @@ cdef class Reader:
         cdef int64_t first, n, i
         for first from 0 <= first < batch.n by CHUNK:
             n = min(<int64_t>CHUNK, batch.n - first)
+            ask_for_rows(self.slots.header, slot + first, n)
             self.read_rows(slot + first, n, batch, first)
             for i in range(first, first + n):
                 while batch.handle[i].index < 0:
@@ -396,11 +397,9 @@ cdef class Reader:
         cdef uint64_t generation
         cdef char* row
         cdef int64_t i, n_read = 0
-        for i in range(min(<int64_t>AHEAD, n)):
-            _prefetch_row(rows + slot[i] * row_nbytes, row_nbytes)
         for i in range(n):
-            if i + AHEAD < n:
-                _prefetch_row(rows + slot[i + AHEAD] * row_nbytes, row_nbytes)
+            if row_nbytes > FAR and i + AHEAD < n:
+                ask_for_rows(self.slots.header, slot + i + AHEAD, 1)
             row = rows + slot[i] * row_nbytes
             handle[i].index = -1
             # [publish-slot] acquire: pairs with the release in Slots.publish (slots.pyx)
@@ -422,12 +421,3 @@ cdef class Reader:
                 handle[i].generation = generation
                 n_read += 1
         return n_read
-
-
-cdef void _prefetch_row(const char* row, Py_ssize_t row_nbytes) noexcept nogil:
-    """Ask for the first cache lines of a row."""
-    cdef const char* end = row + min(row_nbytes, <Py_ssize_t>PREFETCHED)
-    while row < end:
-        prefetch_far(row)
-        row += 64
-    prefetch_far(end - 1)

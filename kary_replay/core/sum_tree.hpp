@@ -148,15 +148,14 @@ inline void stay_inside(int64_t last, double* prefix, int64_t* node) {
     *prefix = HUGE_VAL;
 }
 
-template <int K, bool kPadded, bool kLeaves>
-inline void descend_level(const Tree& tree, int l, double* prefix, int64_t* node, int64_t n) {
+template <int K, bool kPadded, class Ask>
+inline void descend_level(const Tree& tree, int l, double* prefix, int64_t* node, int64_t n,
+                          Ask ask) {
     const double* level = tree.level[l];
     const int64_t last = tree.width[l] - 1;
     const auto arrive = [&](int64_t i) {
         if constexpr (kPadded) stay_inside(last, prefix + i, node + i);
-        if constexpr (!kLeaves) {
-            for (int j = 0; j < K; j += 8) prefetch_far(tree.level[l + 1] + node[i] * K + j);
-        }
+        ask(node[i]);
     };
     int64_t i = 0;
 #if KARY_PAIRS
@@ -199,17 +198,23 @@ inline void descend_runs(const Tree& tree, int l, double* prefix, int64_t* node,
 // Descends n searches together, one level at a time, and prefetches each one's next group, so that
 // the cache misses of a level overlap instead of queueing up behind each other. It uses up `prefix`
 // and leaves each search's leaf, always one of the tree's own, in `node`. `density`: if the
-// prefixes ascend, how many there would be in the whole tree, else 0.
-template <int K>
-void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n, int64_t density) {
+// prefixes ascend, how many there would be in the whole tree, else 0. `ask` is told each leaf as
+// soon as it is found.
+template <int K, class Ask>
+void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n, int64_t density,
+             Ask ask) {
     const int leaves = tree.n_levels - 1;
     for (int64_t i = 0; i < n; ++i) node[i] = 0;
     for (int l = 1; l < leaves; ++l) {
+        const double* below = tree.level[l + 1];
+        const auto next = [below](int64_t at) __attribute__((always_inline)) {
+            for (int j = 0; j < K; j += 8) prefetch_far(below + at * K + j);
+        };
         if (K <= 8 && tree.width[l] <= density / 8) descend_runs<K>(tree, l, prefix, node, n);
-        else if (tree.width[l] % K != 0) descend_level<K, true, false>(tree, l, prefix, node, n);
-        else descend_level<K, false, false>(tree, l, prefix, node, n);
+        else if (tree.width[l] % K != 0) descend_level<K, true>(tree, l, prefix, node, n, next);
+        else descend_level<K, false>(tree, l, prefix, node, n, next);
     }
-    descend_level<K, true, true>(tree, leaves, prefix, node, n);
+    descend_level<K, true>(tree, leaves, prefix, node, n, ask);
 }
 
 // The last leaf with mass at or left of `leaf`, or -1: where a search should have ended whose leaf
@@ -304,8 +309,10 @@ void rebuild(const Tree& tree) {
         default: { constexpr int K = 64; call; break; } \
     }
 
-inline void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n, int64_t density) {
-    KARY_FOR_ARITY(descend<K>(tree, prefix, node, n, density))
+template <class Ask>
+inline void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n, int64_t density,
+                    Ask ask) {
+    KARY_FOR_ARITY(descend<K>(tree, prefix, node, n, density, ask))
 }
 inline void recompute(const Tree& tree, int64_t* node, int64_t n) {
     KARY_FOR_ARITY(recompute<K>(tree, node, n))
@@ -332,10 +339,17 @@ inline int64_t find_child(const Tree& tree, const double* group, double* prefix)
 constexpr int64_t kSearches = 256;
 
 // Descends any number of searches. A writer may have emptied a leaf that one ends at.
-inline void search(const Tree& tree, double* prefix, int64_t* leaf, int64_t n, int64_t density) {
+template <class Ask>
+inline void search(const Tree& tree, double* prefix, int64_t* leaf, int64_t n, int64_t density,
+                   Ask ask) {
     for (int64_t i = 0; i < n; i += kSearches) {
-        descend(tree, prefix + i, leaf + i, std::min(kSearches, n - i), density);
+        descend(tree, prefix + i, leaf + i, std::min(kSearches, n - i), density, ask);
     }
+}
+
+// For searches whose leaves nobody reads.
+inline void search(const Tree& tree, double* prefix, int64_t* leaf, int64_t n, int64_t density) {
+    search(tree, prefix, leaf, n, density, [](int64_t) {});
 }
 
 }  // namespace kary

@@ -35,7 +35,6 @@ cdef extern from "sum_tree.hpp" namespace "kary" nogil:
     size_t lay_out(Tree* tree, char* base, int64_t capacity, int arity)
     double total_of(const Tree& tree)
     double largest_mass(int64_t capacity)
-    void descend(const Tree& tree, double* prefix, int64_t* node, int64_t n, int64_t density)
     void search(const Tree& tree, double* prefix, int64_t* leaf, int64_t n, int64_t density)
     void recompute(const Tree& tree, int64_t* node, int64_t n)
     double group_sum(const Tree& tree, const double* group)

@@ -327,7 +327,7 @@ cdef class SumTree:
                     fill_uniform(self.header.random_key, counter + start // PER_COUNTER, own, count)
                 for i in range(start, start + count):
                     u[i] = (i + u[i]) * (1.0 / n) * total if strata else u[i] * total
-                descend(self.tree, u + start, leaf + start, count, n if strata else 0)
+                search(self.tree, u + start, leaf + start, count, n if strata else 0)
                 for i in range(start, start + count):
                     # [leaf] acquire: pairs with the release in SumTree.set
                     if load_acquire(self.leaf + leaf[i]) <= 0:

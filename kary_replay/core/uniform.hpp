@@ -19,7 +19,11 @@ class Uniform final : public Selector {
     }
     void draw(double* point, double, int64_t* slot, int64_t n, int64_t) const override {
         const int64_t last = header_->layout.capacity - 1;
-        for (int64_t i = 0; i < n; ++i) slot[i] = std::min(static_cast<int64_t>(point[i]), last);
+        const RowsAhead ask(header_);
+        for (int64_t i = 0; i < n; ++i) {
+            slot[i] = std::min(static_cast<int64_t>(point[i]), last);
+            ask(slot[i]);
+        }
     }
 
     bool needs_remainder(bool) const override { return true; }
