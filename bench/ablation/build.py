@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import importlib.util
 import sysconfig
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE / "_build"
-SOURCES = ("kernels.pyx", "tree_kernels.hpp", "lock_kernels.hpp", "race.hpp", "update_kernels.hpp")
-FLAGS = ["-std=c++17", "-O3", "-fno-math-errno"]  # those of the package: portable, no -march=native
-MODULE = "kary_replay_ablation_kernels"
+FLAGS = ("-std=c++17", "-O3", "-fno-math-errno")  # those of the package: portable
 
 
-def _target() -> Path:
-    return BUILD / f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
+@dataclass(frozen=True)
+class Kernels:
+    """A module: NAME.pyx, what it includes, and how it is compiled."""
+
+    headers: tuple[str, ...]
+    flags: tuple[str, ...] = FLAGS
 
 
-def build() -> Path:
+SHARED = ("tree_kernels.hpp", "lock_kernels.hpp", "race.hpp")
+MODULES = {
+    "kernels": Kernels((*SHARED, "update_kernels.hpp")),
+    # The limit is that of this machine, so its loops may use all that this machine has.
+    "limit": Kernels((*SHARED, "limit.hpp"), (*FLAGS, "-march=native")),
+}
+
+
+def build(name: str) -> Path:
     """Compiles if a source is newer than the module; returns the module's path."""
-    target = _target()
+    module = f"kary_replay_ablation_{name}"
+    target = BUILD / f"{module}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    sources = [HERE / file for file in (f"{name}.pyx", "build.py", *MODULES[name].headers)]
     if target.exists() and all(
-        target.stat().st_mtime > (HERE / source).stat().st_mtime for source in SOURCES
+        target.stat().st_mtime > source.stat().st_mtime for source in sources
     ):
         return target
     from Cython.Build import cythonize
@@ -31,14 +44,14 @@ def build() -> Path:
     BUILD.mkdir(exist_ok=True)
     (BUILD / ".gitignore").write_text("*\n")
     # A module's C name is its file's name: cythonize a copy that has the name of the module.
-    source = BUILD / f"{MODULE}.pyx"
-    source.write_text((HERE / "kernels.pyx").read_text())
+    source = BUILD / f"{module}.pyx"
+    source.write_text((HERE / f"{name}.pyx").read_text())
     extension = Extension(
-        MODULE,
+        module,
         [str(source)],
         language="c++",
         include_dirs=[str(HERE)],
-        extra_compile_args=FLAGS,
+        extra_compile_args=list(MODULES[name].flags),
         extra_link_args=["-pthread"],
     )
     distribution = Distribution({"ext_modules": cythonize([extension], quiet=True, force=True)})
@@ -49,13 +62,16 @@ def build() -> Path:
     return target
 
 
-def load() -> ModuleType:
+def load(name: str = "kernels") -> ModuleType:
     """Return the compiled kernels, built first where they are missing or old."""
-    spec = importlib.util.spec_from_file_location(MODULE, build())
+    path = build(name)
+    spec = importlib.util.spec_from_file_location(path.name.split(".")[0], path)
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 if __name__ == "__main__":
-    print(f"built {build().name}")
+    for name in MODULES:
+        print(f"built {build(name).name}")

@@ -32,6 +32,14 @@ SPEED = {  # docs/benchmarks.md
         "Calls per second of several threads with the same role, or of one thread beside threads "
         "with another role. Rivals are behind one lock."
     ),
+    "distance to the limit": (
+        "Each call beside a loop in C++ that moves the same memory and does nothing else "
+        "(bench/ablation/limit.hpp): a search eight children wide and the copy of the rows; looks "
+        "at generations, masses and their ancestors; the writing of rows and of masses. It has no "
+        "interpreter, no locks, no second look whether a row was torn, no powers and no new "
+        "arrays, makes many calls in a row, and is compiled for this machine. So `0.50×` says that "
+        "a call takes twice as long as the loop does."
+    ),
     "memory beyond the payload": (
         "Bytes per slot beyond its 165 bytes of data. `resident` is what a process really grew by."
     ),

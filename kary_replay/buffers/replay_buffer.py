@@ -157,6 +157,7 @@ class ReplayBuffer:
         )
         weights = () if self._slots.tree is None else ("importance_weight",)
         self._own_columns = (*weights, "index", "handle")  # of a batch, beside the fields
+        self._columns = {*self._names, *self._own_columns}
         self._reader = self._new_reader()
         self._writer = Writer(self._slots)
 
@@ -604,7 +605,10 @@ class ReplayBuffer:
         """Return the arrays of a batch to be filled, by the names of the leaves."""
         if not isinstance(out, (Batch, Mapping)):
             raise TypeError(f"out must be a batch or a mapping, got {type(out).__name__}")
-        fields = dict(out)
+        fields = vars(out) if isinstance(out, Batch) else dict(out)
+        if not self._nested and self._columns.issuperset(fields):
+            return fields
+        fields = dict(fields)
         arrays = {name: fields.pop(name) for name in self._own_columns if name in fields}
         refuse_unknown(fields, self._fields)
         for name, path in zip(self._names, self._paths, strict=True):

@@ -16,7 +16,6 @@
 // descriptor behind our back, as programs do that become daemons.
 #pragma once
 #include <fcntl.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>

@@ -41,7 +41,7 @@ class Replayed:
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         self.function = function
-        self._tapes: dict[Hashable, Tape | None] = {}  # None: seen once, or not to be replayed
+        self._tapes: dict[Hashable, Tape | None] = {}  # None: not to be replayed
         self._seen: set[Hashable] = set()  # once
 
     def __call__(self, inputs: Mapping[str, Any], *how: Hashable) -> Tensor:
