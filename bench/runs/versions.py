@@ -26,12 +26,12 @@ from time import perf_counter
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-N_ROWS, BATCH = 1_000_000, 256
+BATCH = 256
 SECONDS = 0.02  # of one repetition
 
 
 def calls(
-    kr: Any, np: Any
+    kr: Any, np: Any, n_rows: int
 ) -> dict[str, tuple[Callable[..., object], Callable[[], tuple[Any, ...]]]]:
     """Return what is timed: the call, and what makes its arguments outside the clock."""
     rng = np.random.default_rng(0)
@@ -46,11 +46,11 @@ def calls(
     def rows(n: int) -> dict[str, Any]:
         return {name: np.zeros((n, *field.shape), field.dtype) for name, field in fields.items()}
 
-    tree = kr.SumTree(N_ROWS)
-    tree.set(np.arange(N_ROWS), rng.lognormal(size=N_ROWS))
-    buffer = kr.PrioritizedReplayBuffer(N_ROWS, fields, alpha=0.6, beta=0.4, seed=0)
-    uniform = kr.ReplayBuffer(N_ROWS, fields, seed=0)
-    for _ in range(N_ROWS // 10_000):
+    tree = kr.SumTree(n_rows)
+    tree.set(np.arange(n_rows), rng.lognormal(size=n_rows))
+    buffer = kr.PrioritizedReplayBuffer(n_rows, fields, alpha=0.6, beta=0.4, seed=0)
+    uniform = kr.ReplayBuffer(n_rows, fields, seed=0)
+    for _ in range(n_rows // 10_000):
         buffer.add(**rows(10_000), priority=rng.lognormal(size=10_000))
         uniform.add(**rows(10_000))
     one, some, many = rows(1), rows(BATCH), rows(4096)
@@ -67,7 +67,7 @@ def calls(
         "tree: draw 256": (lambda: tree.sample(BATCH), nothing),
         "tree: set 256": (
             tree.set,
-            lambda: (rng.integers(0, N_ROWS, BATCH), rng.lognormal(size=BATCH)),
+            lambda: (rng.integers(0, n_rows, BATCH), rng.lognormal(size=BATCH)),
         ),
         "draw 256": (lambda: buffer.sample(BATCH), nothing),
         "draw 256, no row twice": (lambda: buffer.sample(BATCH, unique=True), nothing),
@@ -130,15 +130,16 @@ def take_package(folder: str) -> Any:
     return kr
 
 
-def serve(folder: str, chosen: set[str]) -> None:
+def serve(folder: str, n_rows: int, chosen: set[str]) -> None:
     """Time what standard input names, with the package of another folder, until it ends.
 
-    What is chosen will be asked for, or anything if nothing is.
+    Buffers of the core have n_rows rows. What is chosen will be asked for, or anything if nothing
+    is.
     """
     kr = take_package(folder)
     import numpy as np
 
-    timed = calls(kr, np)
+    timed = calls(kr, np, n_rows)
     if not chosen or not chosen <= timed.keys():  # the others need torch, and full buffers
         timed |= frameworks_calls()
     n_calls: dict[str, int] = {}
@@ -160,9 +161,9 @@ def serve(folder: str, chosen: set[str]) -> None:
 class Version:
     """A process with one version."""
 
-    def __init__(self, folder: Path, core: int, chosen: list[str]) -> None:
+    def __init__(self, folder: Path, core: int, n_rows: int, chosen: list[str]) -> None:
         program, where = str(Path(__file__).resolve()), str(folder.resolve())
-        command = [sys.executable, program, "--serve", where, *chosen]
+        command = [sys.executable, program, "--serve", where, str(n_rows), *chosen]
         if sys.platform == "linux":
             command = ["taskset", "-c", str(core), *command]
         self.process = subprocess.Popen(
@@ -193,7 +194,7 @@ def interval(ratios: list[float], rng: random.Random) -> tuple[float, float]:
 
 
 def compare(
-    before: Path, n_rounds: int, n_processes: int, chosen: list[str]
+    before: Path, n_rounds: int, n_processes: int, n_rows: int, chosen: list[str]
 ) -> Iterator[dict[str, Any]]:
     """Yield the repetitions of each call that is chosen; of all, if none is.
 
@@ -204,7 +205,7 @@ def compare(
     found: dict[str, dict[str, list[float]]] = {}
     for number in range(n_processes):
         versions = {
-            side: Version(folder, core, chosen)
+            side: Version(folder, core, n_rows, chosen)
             for side, folder in (("before", before), ("after", ROOT))
         }
         for name in chosen or versions["after"].names:
@@ -230,6 +231,9 @@ def main() -> None:
     parser.add_argument(
         "--processes", type=int, default=7, help="of each version, one after the other"
     )
+    parser.add_argument(
+        "--rows", type=lambda text: int(float(text)), default=1_000_000, help="in a buffer"
+    )
     parser.add_argument("--calls", nargs="+", default=[], help="only these")
     parser.add_argument("--output", type=Path, help="where to write every repetition, as JSON")
     options = parser.parse_args()
@@ -238,7 +242,10 @@ def main() -> None:
     rng = random.Random(0)
     results = []
     print(f"{'call':>24}  {'before':>9}  {'after':>9}  after takes")
-    for result in compare(options.before, options.rounds, options.processes, options.calls):
+    measured = compare(
+        options.before, options.rounds, options.processes, options.rows, options.calls
+    )
+    for result in measured:
         before, after = result["seconds"]["before"], result["seconds"]["after"]
         ratios = [one / other for one, other in zip(after, before, strict=True)]
         low, high = interval(ratios, rng)
@@ -257,6 +264,7 @@ def main() -> None:
             "machine": describe(),
             "before": before_commit,
             "processes": options.processes,
+            "rows": options.rows,
             "results": results,
         }
         options.output.write_text(json.dumps(content, indent=1) + "\n")
@@ -264,6 +272,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
-        serve(sys.argv[2], set(sys.argv[3:]))
+        serve(sys.argv[2], int(sys.argv[3]), set(sys.argv[4:]))
     else:
         main()
