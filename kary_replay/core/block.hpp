@@ -15,7 +15,7 @@
 namespace kary {
 
 // The last byte counts the changes of what follows.
-constexpr uint64_t kMagic = 0x7961'6c70'6572'6b08;
+constexpr uint64_t kMagic = 0x7961'6c70'6572'6b09;
 
 // How a block's slots are drawn: one kind of selector each (selectors.hpp).
 enum Selection : int64_t { kNoSelection, kUniform, kProportional, kRanked };
@@ -29,6 +29,7 @@ struct Layout {
     int64_t arity;
     int64_t tree_at;
     int64_t priorities_at;  // one priority for each slot
+    int64_t counts_at;      // see copies.hpp
     int64_t ranking_at;     // see ranked.hpp
     int64_t rows_at;
     int64_t nbytes;         // of the whole block
@@ -41,6 +42,7 @@ struct Participant {
     int64_t n_writing;   // slots it has reserved and not yet published
     int64_t n_paused;    // how many of its threads keep writers waiting
     int64_t n_sweeping;  // how many of its threads are giving all rows new masses
+    int64_t n_copying;   // how many of its threads copy all masses
     // Where the slots are that it is writing: the first of so many in ring order, those of others
     // in between included. Both are stored before the generations of those slots say whose they
     // are.
@@ -89,6 +91,7 @@ struct Header {
     int64_t n_passed;              // ring steps of position, ever; a reset counts as a whole lap
     int64_t n_sweeping;            // threads that are giving all rows new masses: see sweep.hpp
     int64_t n_swept;               // slots that have the newest ones, while a sweep is under way
+    int64_t n_copying;             // threads that copy all masses: see copies.hpp
     Noise noise;                   // of the batches that TD errors came back from
 
     // Settings that any thread reads and writes, as relaxed atomics.
@@ -183,6 +186,13 @@ inline Participant* participants_of(Header* header) {
 // its own frames are gone. What a slot without a row has there means nothing.
 inline double* priorities_of(Header* header) {
     return part_of<double>(header, header->layout.priorities_at);
+}
+
+// How often masses were stored in each group of so many slots, while somebody copied; see
+// copies.hpp. Null where slots have no masses.
+constexpr int64_t kGroup = 64;
+inline uint32_t* counts_of(Header* header) {
+    return part_of<uint32_t>(header, header->layout.counts_at);
 }
 // Whether all rows have the masses that were last asked for; see sweep.hpp.
 inline bool is_settled(const Header* header) {

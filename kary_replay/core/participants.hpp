@@ -137,7 +137,8 @@ inline bool remove_participant(Header* header, int64_t id) {
     if (gone.n_writing > 0 && gone.n_passed > 0) return false;
     store_relaxed(&header->n_paused, header->n_paused - gone.n_paused);
     header->n_sweeping -= gone.n_sweeping;
-    gone.n_paused = gone.n_writing = gone.n_sweeping = 0;
+    header->n_copying -= gone.n_copying;
+    gone.n_paused = gone.n_writing = gone.n_sweeping = gone.n_copying = 0;
     // last: should we die before it, the next one removes the rest
     store_release(&gone.is_present, int64_t{0});
     return true;

@@ -113,7 +113,7 @@ class Ranked final : public Proportional {
         int64_t next = 1;
         double sum = 0;
         for (int64_t rank = 1; rank <= n_rows; ++rank) {
-            const double due = std::pow(static_cast<double>(rank), -alpha);
+            const double due = 1 / raise(static_cast<double>(rank), alpha);
             sum += due;
             mass[row[rank - 1].slot] = due;
             if ((rank == next || rank == n_rows) && table.n_bounds < kRanks) {
@@ -161,7 +161,7 @@ class Ranked final : public Proportional {
         if (n == 0 || given >= bound[0]) {
             const bool is_ahead = !is_settled(header_) && slot >= header_->n_swept;
             const int64_t place = is_ahead ? ++table_->n_ahead : ++table_->n_on_top;
-            return std::pow(static_cast<double>(place), -header_->alpha);
+            return 1 / raise(static_cast<double>(place), header_->alpha);
         }
         const auto above = [](double b, double p) { return b > p; };
         const auto below = [](double p, double b) { return b < p; };

@@ -32,12 +32,13 @@ inline void reset(Header* header, Selector* selector) {
 // Counts anew what follows from generations, and who is writing how many slots.
 inline void recount(Header* header) {
     Participant* all = participants_of(header);
-    int64_t n_published = 0, n_writing = 0, n_paused = 0, n_sweeping = 0;
+    int64_t n_published = 0, n_writing = 0, n_paused = 0, n_sweeping = 0, n_copying = 0;
     for (int64_t id = 0; id < header->n_participants; ++id) {
         if (!all[id].is_present) all[id] = Participant{};  // half removed
         all[id].n_writing = 0;
         n_paused += all[id].n_paused;
         n_sweeping += all[id].n_sweeping;
+        n_copying += all[id].n_copying;
     }
     for (int64_t i = 0; i < header->n_started; ++i) {
         const uint64_t generation = load_relaxed(generation_of(header, i));
@@ -53,6 +54,7 @@ inline void recount(Header* header) {
     store_relaxed(&header->n_writing, n_writing);
     store_relaxed(&header->n_paused, n_paused);
     header->n_sweeping = n_sweeping;
+    header->n_copying = n_copying;
 }
 
 // Makes the block whole again after the death of the lock's holder; we have it now.
@@ -71,6 +73,12 @@ inline void repair(Header* header) {
     }
     recount(header);
     selector->derive();
+    // the dead one may have stored what it had not counted yet
+    uint32_t* count = header->n_copying > 0 ? counts_of(header) : nullptr;
+    for (int64_t first = 0; count != nullptr && first < header->layout.capacity; first += kGroup) {
+        store_release(count, load_relaxed(count) + 1);
+        ++count;
+    }
 }
 
 }  // namespace kary

@@ -13,7 +13,7 @@ namespace kary {
 // The layout of a block for so many slots, whose parts begin at `at`.
 inline Layout layout_of(int64_t selection, int64_t capacity, int64_t row_nbytes, int arity,
                         int64_t at) {
-    Layout layout{selection, capacity, row_nbytes, arity, 0, 0, 0, 0, 0};
+    Layout layout{selection, capacity, row_nbytes, arity, 0, 0, 0, 0, 0, 0};
     const auto place = [&](int64_t nbytes) {
         const int64_t start = at;
         at += whole_lines(nbytes);
@@ -22,6 +22,7 @@ inline Layout layout_of(int64_t selection, int64_t capacity, int64_t row_nbytes,
     if (selection != kUniform) {
         layout.tree_at = place(lay_out(nullptr, nullptr, capacity, arity));
         layout.priorities_at = place(capacity * sizeof(double));
+        layout.counts_at = place((capacity + kGroup - 1) / kGroup * sizeof(uint32_t));
     }
     if (selection == kRanked) layout.ranking_at = place(sizeof(Ranking));
     layout.rows_at = at;

@@ -5,7 +5,7 @@
 What is of one moment has writers wait for it; readers never do.
 """
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 import numpy as np
@@ -15,7 +15,7 @@ cimport numpy as cnp
 from ..validation import as_count, as_fraction, as_real
 
 from .block cimport (
-    Header, Noise, acquire, generation_of, is_published, is_settled, is_vacant, kCount,
+    Attachment, Header, Noise, acquire, generation_of, is_published, is_settled, is_vacant, kCount,
     load_acquire, load_relaxed, pause, read_field, release, renew_max_mass, resume, store_relaxed,
     store_release, vacated,
 )
@@ -25,6 +25,18 @@ cnp.import_array()
 
 cdef extern from "ranked.hpp" namespace "kary" nogil:
     const int kRanks
+
+cdef extern from "copies.hpp" namespace "kary" nogil:
+    ctypedef struct Copies:
+        double* mass
+        double* priority
+        uint32_t* seen
+        int64_t n
+
+    const int64_t kGroup
+    void announce_copies(const Attachment* attachment)
+    void end_copies(const Attachment* attachment)
+    int64_t copy_groups(Header* header, const Selector* selector, Copies* copies, bint all)
 
 
 def n_touched(Slots slots):
@@ -132,7 +144,8 @@ cdef _copy_again(Slots slots, const int64_t[::1] which, uint64_t[::1] copied, cn
 cdef enum:
     CUT_NBYTES = 1 << 19   # of rows, that may be copied while writers wait
     MANY_NBYTES = 1 << 24  # of rows, that are copied again only while they become fewer
-    MAX_LOOKS = 16         # for rows that have changed, before writers have to wait for the rest
+    MAX_LOOKS = 16         # for what has changed, before writers have to wait for the rest
+    FEW_GROUPS = 256       # of slots, whose masses are copied while writers wait
 
 
 def snapshot(Slots slots, known=None):
@@ -141,24 +154,41 @@ def snapshot(Slots slots, known=None):
     ``known`` spares the rows that the caller has copied before: uint64 [n], the generations of rows
     0 … n - 1 in that copy. Then "rows" has only the others, in the order of "changed", their slots.
 
-    Rows are copied without a lock, and those that were written meanwhile are copied again, until
-    they are few. Writers wait for the last ones, and for a copy of all masses and priorities.
+    Rows, masses and priorities are copied without a lock, and what was written meanwhile is copied
+    again, until it is little. Writers wait for the last of it.
     """
+    slots.block.enter()
+    with nogil:
+        announce_copies(slots.attachment)
+    try:
+        return _cut(slots, known)
+    finally:
+        with nogil:
+            end_copies(slots.attachment)
+
+
+cdef _cut(Slots slots, known):
+    """Do what `snapshot` says, while changes of masses are counted."""
     cdef Header* header = slots.header
     cdef Selector* selector = slots.selector
     cdef Py_ssize_t nbytes = slots.row_nbytes
     cdef cnp.ndarray rows, which, again
-    cdef cnp.ndarray masses = None, priorities = None, ranking = None
+    cdef cnp.ndarray masses = None, priorities = None, ranking = None, seen = None
     cdef uint64_t[::1] copied = np.zeros(slots.capacity, np.uint64)
     cdef int64_t n_changed = 0, room = 0, n_leaves = -1, n_before, n_again
     cdef int64_t n_touched = 0, n_started = 0, position = 0, n_added = 0
     cdef uint64_t n_sampled = 0, random_counter = 0
     cdef double alpha = 0, max_priority = 0
-    cdef bint is_whole = True, is_cut = False
+    cdef bint is_whole = True, is_cut = False, is_copied = False
+    cdef double* ranks = NULL
     cdef Noise noise
     cdef Moment since, now
+    cdef Copies copies
+    cdef int looks
     cdef list parts = []
-    slots.block.enter()
+    copies.mass = copies.priority = NULL
+    copies.seen = NULL
+    copies.n = 0
     if known is not None:
         np.asarray(copied)[: len(known)] = known
     with nogil:
@@ -167,12 +197,18 @@ def snapshot(Slots slots, known=None):
     while not is_cut:
         if load_relaxed(&header.n_touched) > n_leaves:
             # Room first, lock after: an allocation may run a finalizer that wants the lock. And all
-            # of it is touched, for the system gives memory only then.
+            # of it is touched, for the system gives memory only then: copies.hpp copies all once.
             n_leaves = load_relaxed(&header.n_touched)
             n_leaves = min(slots.capacity, n_leaves + n_leaves // 8 + 1024)
             masses = np.empty(n_leaves if selector.leaf != NULL else 0)
-            masses.fill(0)
-            priorities, ranking = masses.copy(), np.zeros(selector.n_ranking)
+            priorities, ranking = np.empty_like(masses), np.zeros(selector.n_ranking)
+            seen = np.zeros((len(masses) + kGroup - 1) // kGroup, np.uint32)
+            copies.mass = <double*>cnp.PyArray_DATA(masses)
+            copies.priority = <double*>cnp.PyArray_DATA(priorities)
+            copies.seen = <uint32_t*>cnp.PyArray_DATA(seen)
+            copies.n = len(masses)
+            ranks = <double*>cnp.PyArray_DATA(ranking)
+            is_copied = False
         is_patient = len(parts) < MAX_LOOKS
         while is_patient and len(again) * nbytes > CUT_NBYTES // 2:
             n_before = len(again)
@@ -192,6 +228,11 @@ def snapshot(Slots slots, known=None):
         rows[: 2 * CUT_NBYTES].fill(0)
         n_again = len(again)
         with nogil:
+            for looks in range(MAX_LOOKS):
+                if copy_groups(header, selector, &copies, not is_copied) <= FEW_GROUPS:
+                    break
+                is_copied = True
+            is_copied = True
             pause(slots.attachment)
             # One by one: some of these numbers others change without the lock.
             n_touched, n_started = header.n_touched, header.n_started
@@ -206,9 +247,9 @@ def snapshot(Slots slots, known=None):
                 n_sampled = load_relaxed(&header.n_sampled)
                 random_counter = load_relaxed(&header.random_counter)
                 n_changed = _copy_last(slots, again, since, copied, which, rows)
-                _copy(masses, selector.leaf, n_started)
-                _copy(priorities, selector.priority, n_started)
-                _copy(ranking, selector.ranking, selector.n_ranking)
+                copy_groups(header, selector, &copies, False)
+                if selector.ranking != NULL:
+                    memcpy(ranks, selector.ranking, selector.n_ranking * sizeof(double))
             resume(slots.attachment)
         if not is_cut:
             again = np.union1d(again, _passed(slots, since, now, copied))
@@ -292,12 +333,6 @@ cdef void _derive(
     cdef double* rest = <double*>cnp.PyArray_DATA(scratch)
     with nogil:
         selector.derive_masses(alpha, priority, mass, n, ranks, rest)
-
-
-cdef void _copy(cnp.ndarray into, const double* numbers, int64_t n) noexcept nogil:
-    """Copy n numbers, if there are any."""
-    if numbers != NULL:
-        memcpy(cnp.PyArray_DATA(into), numbers, n * sizeof(double))
 
 
 def restore(Slots slots, dict state, read_rows=None):

@@ -54,6 +54,15 @@ void follow(Selection selection, int64_t capacity, double alpha, double share, d
     const std::vector<double> given = priorities(capacity, 1, spread);
     selector->store_priorities(slot.data(), capacity, given.data());
     selector->admit(slot.data(), capacity, scratch.data());
+    if (selector->needs_all()) {  // by ranks: what a sweep does
+        std::vector<double> table(selector->n_ranking), rest(2 * capacity);
+        std::vector<double> masses(selector->leaf, selector->leaf + capacity);
+        selector->derive_masses(alpha, given.data(), masses.data(), capacity, table.data(),
+                                rest.data());
+        selector->take_over(table.data());
+        selector->set_derived(0, capacity, given.data(), masses.data());
+        take_in(masses);
+    }
 
     constexpr int64_t n = 250;  // not a multiple of any vector
     std::vector<double> u(n), mass(n), fresh;
@@ -97,6 +106,7 @@ int main() {
             follow(kProportional, 100'003, 0.7, share, spread);
         }
     }
+    for (const double alpha : {0.0, 0.7, 1.0}) follow(kRanked, 10'000, alpha, 0.0, 60.0);
     follow(kUniform, 1000, 0, 0, 1);
     std::printf("%016llx %s\n", static_cast<unsigned long long>(digest), instructions());
 }

@@ -16,7 +16,7 @@ from kary_replay.core.block import BUILD
 
 SOURCE = Path(__file__).with_name("same_draws.cpp")
 HEADERS = SOURCE.parents[2] / "kary_replay" / "core"
-DIGEST = "f1b146f3d393fc4e"
+DIGEST = "8bfa653dc1333985"
 ARM_COMPILER, ARM_EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 
 pytestmark = pytest.mark.skipif(
