@@ -149,7 +149,8 @@ class Compare:
         bars: Sequence[Bar],
         notes: dict[str, str] | None,
     ) -> Record:
-        record.scenario, record.parameters, record.notes = scenario, parameters, notes or {}
+        record.scenario, record.parameters = scenario, parameters
+        record.notes = {**(notes or {}), **record.notes}
         record.add_bars(bars)
         return self.keep(record)
 

@@ -5,6 +5,8 @@ import math
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -18,7 +20,14 @@ import torch
 from bench import __main__ as suite
 from bench.harness import campaign, grid, headline, timing
 from bench.harness.paths import ROOT
-from bench.harness.timing import Contender, Record, calibrate, interleave_windows, turns
+from bench.harness.timing import (
+    Contender,
+    Record,
+    calibrate,
+    interleave,
+    interleave_windows,
+    turns,
+)
 from bench.rivals import compiled_learner, remote, sb3_learner
 from bench.runs import large_batch, runner_ablation, runner_run, scaling
 
@@ -298,6 +307,41 @@ def test_windows_are_measured_in_turn():
     record = interleave_windows(Benchmark(), "ours", windows, rounds=3, watch=False)
     assert "".join(order).replace("ours", "o") == "oababobo" + "a"
     assert all(len(values) == 3 for values in record.repetitions.values()) and not record.doubtful()
+
+
+class Faulty(Contender):
+    """A rival whose calls of some rounds fail, each as often as it says."""
+
+    failures: ClassVar[dict[int, int]] = {}
+    timings: ClassVar[list[int]] = []
+
+    def timed(self, n_calls, before):
+        n_round = len(self.timings)
+        if self.failures.get(n_round, 0) > 0:
+            self.failures[n_round] -= 1
+            raise KeyError(32767)
+        self.timings.append(n_round)
+        return 1.0, False
+
+
+def cold_rounds(monkeypatch, failures):
+    monkeypatch.setattr(Faulty, "failures", failures)
+    monkeypatch.setattr(Faulty, "timings", [])
+    benchmark = Benchmark()
+    benchmark.stats = SimpleNamespace(iterations=0, stats=SimpleNamespace(data=[1.0] * 4))
+    ours, faulty = (kind(kind.__name__, int, lambda n: [()] * n) for kind in (Contender, Faulty))
+    return interleave(benchmark, ours, [faulty], rounds=4, cold=True)
+
+
+def test_a_rival_that_fails_is_timed_anew(monkeypatch):
+    record = cold_rounds(monkeypatch, {2: 2})
+    assert len(record.repetitions["Faulty"]) == 4
+    assert record.notes == {"Faulty": "failed in round 2, and was timed anew: KeyError: 32767"}
+
+
+def test_a_rival_that_always_fails_ends_the_run(monkeypatch):
+    with pytest.raises(KeyError, match="32767"):
+        cold_rounds(monkeypatch, {2: 99})
 
 
 def test_runs_that_were_not_made_in_turn_are_noticed():

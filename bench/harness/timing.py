@@ -30,6 +30,7 @@ SCRUB_BYTES = 8 << 20
 # cores that other processes may use while a window of the thread scenarios lasts
 MAX_NEIGHBOURS = 0.1
 WINDOW_ATTEMPTS = 3  # a disturbed window is measured again
+ATTEMPTS = 3  # a rival that fails, as some do by rounding, does not cost the whole run
 MIN_UNDISTURBED = 5  # rounds; with fewer, every round counts
 Inputs = Sequence[tuple[Any, ...]]
 T = TypeVar("T")
@@ -270,7 +271,17 @@ def interleave(
 
         def measure(rival: Contender) -> None:
             n_calls, before = prepared[rival.name]
-            seconds, was_disturbed = rival.timed(n_calls, before)
+            for attempts_left in reversed(range(ATTEMPTS)):
+                try:
+                    seconds, was_disturbed = rival.timed(n_calls, before)
+                    break
+                except Exception as error:
+                    if not attempts_left:
+                        raise
+                    record.notes[rival.name] = (
+                        f"failed in round {n_round}, and was timed anew: "
+                        f"{type(error).__name__}: {error}"
+                    )
             repetitions[rival.name].append(seconds / (n_calls * rival.operations))
             if was_disturbed:
                 record.disturbed[rival.name].append(n_round)
