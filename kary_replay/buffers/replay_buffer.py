@@ -496,10 +496,9 @@ class ReplayBuffer:
         Notes
         -----
         One moment is saved, whatever others do meanwhile; of a shared buffer, any process can save
-        it. Writers wait while the last of what they added during the save is copied, and all
-        masses and priorities; samplers do not wait. The disk needs room for both checkpoints. Until
-        the new one is complete and on the disk, the one before stays in force, through crashes and
-        power cuts.
+        it. Writers wait while the last of what they changed during the save is copied; samplers do
+        not wait. The disk needs room for both checkpoints. Until the new one is complete and on the
+        disk, the one before stays in force, through crashes and power cuts.
         """
         len(self)  # refuses a closed one, which makes no directory
         save(self._slots, directory, _kind(type(self)), self._fields, self._options)

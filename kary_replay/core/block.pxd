@@ -55,6 +55,7 @@ cdef extern from "block.hpp" namespace "kary" nogil:
         double priority_epsilon
         double uniform_share
         int64_t adapts_share
+        int64_t n_copying
         int64_t sweep_asked
         int64_t sweep_done
         Noise noise

@@ -7,8 +7,8 @@
 // one it saw has not changed since it was copied.
 //
 // A priority changes before the mass that goes with it, so counting masses is enough. What a slot
-// without a row has for a priority means nothing. If the thread dies, others count for nothing
-// until somebody finds that it is gone.
+// without a row has for a priority means nothing. If the thread's process dies, others count for
+// nothing until somebody finds that it is gone: at the latest, the next one to copy.
 #pragma once
 #include <algorithm>
 
@@ -29,6 +29,7 @@ struct Copies {
 
 inline void announce_copies(const Attachment* attachment) {
     acquire(attachment->header);
+    bury(attachment, false);
     participants_of(attachment->header)[attachment->me].n_copying += 1;
     attachment->header->n_copying += 1;
     release(attachment->header);

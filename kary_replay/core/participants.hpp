@@ -154,7 +154,7 @@ inline bool is_time_to_bury(const Header* header, int64_t* now = nullptr) {
     return at - before >= 5'000'000 || at < before;
 }
 
-// Removes the dead that others wait for, or, with `all`, all of them. The caller holds the lock.
+// Removes the dead that others wait for, or count for, or, with `all`, all of them. The caller holds the lock.
 // False: some of it is left to the next call, which may come at once.
 inline bool bury(const Attachment* attachment, bool all) {
     Header* header = attachment->header;
@@ -165,7 +165,8 @@ inline bool bury(const Attachment* attachment, bool all) {
     bool is_done = true;
     for (int64_t id = 0; id < header->n_participants && is_done; ++id) {
         const Participant& one = participants_of(header)[id];
-        const bool is_awaited = one.n_writing > 0 || one.n_paused > 0 || one.n_sweeping > 0;
+        const bool is_awaited = one.n_writing > 0 || one.n_paused > 0 || one.n_sweeping > 0 ||
+                                one.n_copying > 0;
         if (!one.is_present || !(all || is_awaited)) continue;
         if (!is_alive(attachment, id)) is_done = remove_participant(header, id);
     }

@@ -9,6 +9,7 @@
 // that is 2.5 % above the one before.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 
 #include "proportional.hpp"
@@ -20,7 +21,7 @@ constexpr int kRanks = 1024;
 // Guarded by the lock.
 struct Ranking {
     int64_t n_changed;        // priorities set since all rows were ranked
-    int64_t n_bounds;         // 0: never ranked
+    int64_t n_bounds;         // 0: never ranked, or who did has died
     int64_t n_on_top;         // of the changed ones, those not below the first
     double priority[kRanks];  // of the row at each chosen rank, in descending order
     double rank[kRanks];
@@ -125,10 +126,20 @@ class Ranked final : public Proportional {
             }
         }
     }
+    // Who dies in the middle leaves a table without bounds, by which new priorities take places on
+    // top until the next sweep: masses out of half a table might be 0, or negative.
     void take_over(const double* ranking) override {
-        const int64_t n_changed = table_->n_changed;  // since it was asked for
-        *table_ = *reinterpret_cast<const Ranking*>(ranking);
-        table_->n_changed = n_changed;
+        const auto& next = *reinterpret_cast<const Ranking*>(ranking);
+        const auto n = static_cast<size_t>(next.n_bounds);
+        store_relaxed(&table_->n_bounds, int64_t{0});
+        std::atomic_signal_fence(std::memory_order_seq_cst);  // a death keeps the program's order
+        table_->n_on_top = table_->n_ahead = 0;
+        std::copy_n(next.priority, n, table_->priority);
+        std::copy_n(next.rank, n, table_->rank);
+        std::copy_n(next.mass, n, table_->mass);
+        std::copy_n(next.sum, n, table_->sum);
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+        store_relaxed(&table_->n_bounds, next.n_bounds);  // last
     }
     // A row without mass that should have one takes a place, and the others keep theirs. What is
     // asked for here, whoever comes next does, not under this hold of the lock.

@@ -195,6 +195,16 @@ cdef class Slots:
         return load_relaxed(&self.header.n_repaired)
 
     @property
+    def n_copying(self):
+        """Threads that copy masses, for which others count the changes."""
+        cdef int64_t n
+        with nogil:
+            acquire(self.header)
+            n = self.header.n_copying
+            release(self.header)
+        return n
+
+    @property
     def n_sampled(self):
         """Rows ever drawn."""
         return load_relaxed(&self.header.n_sampled)

@@ -176,6 +176,7 @@ cdef _cut(Slots slots, known):
     cdef cnp.ndarray masses = None, priorities = None, ranking = None, seen = None
     cdef uint64_t[::1] copied = np.zeros(slots.capacity, np.uint64)
     cdef int64_t n_changed = 0, room = 0, n_leaves = -1, n_before, n_again
+    cdef int64_t n_looked = 0, n_were = 0
     cdef int64_t n_touched = 0, n_started = 0, position = 0, n_added = 0
     cdef uint64_t n_sampled = 0, random_counter = 0
     cdef double alpha = 0, max_priority = 0
@@ -228,11 +229,13 @@ cdef _cut(Slots slots, known):
         rows[: 2 * CUT_NBYTES].fill(0)
         n_again = len(again)
         with nogil:
+            # as long as they become fewer: rows change meanwhile, and are looked at no more
             for looks in range(MAX_LOOKS):
-                if copy_groups(header, selector, &copies, not is_copied) <= FEW_GROUPS:
-                    break
+                n_looked = copy_groups(header, selector, &copies, not is_copied)
                 is_copied = True
-            is_copied = True
+                if n_looked <= FEW_GROUPS or (looks > 0 and 10 * n_looked > 9 * n_were):
+                    break
+                n_were = n_looked
             pause(slots.attachment)
             # One by one: some of these numbers others change without the lock.
             n_touched, n_started = header.n_touched, header.n_started

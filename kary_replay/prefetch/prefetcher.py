@@ -117,6 +117,12 @@ class Prefetcher:
             )
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be a function of a batch, got {transform!r}")
+        options = dict(sample_options or {})
+        if "out" in options:
+            raise ValueError(
+                "sample_options must not have out: batches that were handed out would be written "
+                "to; leave it out"
+            )
         timeout = as_timeout(timeout_seconds)
         check_dtypes(buffer.fields)
         self._buffer = buffer
@@ -136,7 +142,7 @@ class Prefetcher:
             as_count("batch_size", batch_size),
             rate_limiter,
             timeout,
-            dict(sample_options or {}),
+            options,
         )
         self._transform = transform
         self._lock = threading.Lock()

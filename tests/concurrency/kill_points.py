@@ -52,6 +52,7 @@ MAX_STEPS = 400_000
 SPARSE = {"snapshot": 30, "sample_nothing": 30, "bury": 3}
 # instructions after one of ours that may still be of what we called: a lock, a system call
 OUTSIDE = 100
+FAR_OUTSIDE = {"take_over": 10_000, "lower_alpha": 10_000}  # or a long copy
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.ptrace.restype = ctypes.c_long
@@ -103,18 +104,18 @@ class Victim:
     def is_ours(self, address):
         return any(first <= address < end for first, end in self.ranges)
 
-    def places(self):
-        """Where the call is in our code, or has just left it, in order; the child ends.
+    def places(self, outside=OUTSIDE):
+        """Where the call is in our code, or has left it by so much, in order; the child ends.
 
         A place is an instruction's address, and which visit to it is meant.
         """
-        places, visits, n, left = [], collections.Counter(), 0, OUTSIDE
+        places, visits, n, left = [], collections.Counter(), 0, outside
         while self.step():
             at, n = self.at(), n + 1
             visits[at] += 1
             require([n < MAX_STEPS], "the call does not end", [n])
             left = 0 if self.is_ours(at) else left + 1
-            if left < OUTSIDE:
+            if left < outside:
                 places.append((at, visits[at]))
         return places
 
@@ -173,16 +174,24 @@ class Trial:
 
     def __init__(self, prioritized=True, ranked=False):
         self.rows = Rows(4, 16)
-        options = {"alpha": 1.0, "beta": 1.0, "priority_epsilon": EPSILON} if prioritized else {}
-        options |= {"prioritization": "rank"} if ranked else {}
-        self.ranked = ranked
-        kind = kr.PrioritizedReplayBuffer if prioritized else kr.ReplayBuffer
-        self.buffer = kind(CAPACITY, self.rows.fields(), seed=1, shared=True, **options)
-        self.empty = kind(CAPACITY, self.rows.fields(), seed=1, shared=True, **options)
-        self.prioritized = prioritized
+        self.prioritized, self.ranked = prioritized, ranked
+        self.buffer, self.empty = self.make(), self.make()
         self.number = 0
-        self.buffer._slots.swept = 2  # new masses for all rows come in many pieces
         self.fill()
+
+    def make(self):
+        options = {"prioritization": "rank"} if self.ranked else {}
+        if self.prioritized:
+            options |= {"alpha": 1.0, "beta": 1.0, "priority_epsilon": EPSILON}
+        kind = kr.PrioritizedReplayBuffer if self.prioritized else kr.ReplayBuffer
+        buffer = kind(CAPACITY, self.rows.fields(), seed=1, shared=True, **options)
+        buffer._slots.swept = 2  # new masses for all rows come in many pieces
+        return buffer
+
+    @property
+    def n_repaired(self):
+        """How many died while they held the lock."""
+        return self.buffer._slots.n_repaired
 
     def fill(self):
         self.add(CAPACITY)
@@ -238,6 +247,12 @@ class Trial:
             type(buffer).attach(buffer.descriptor).close()
             me = buffer._slots.block.me
             require([me == 0], "somebody else has our number", [me])
+        if call == "snapshot":  # the next one to copy buries the dead, who are looked at in 5 ms
+            for _ in range(10_000):
+                if buffer._slots.n_copying == 0:
+                    break
+                snapshots.snapshot(buffer._slots)
+            require([buffer._slots.n_copying == 0], "a dead process copies for ever", [call])
         if self.prioritized:
             require([buffer.alpha in (0.5, 1.0)], "alpha", [buffer.alpha])
         n_rows = len(buffer)
@@ -287,6 +302,52 @@ class Trial:
                 mass,
                 due,
             )
+
+
+class TableTrial(Trial):
+    """Victims change the table of ranks: it grows, or its sums do, and many rows are equal.
+
+    What a dead process has left of it, new priorities use before the next sweep.
+    """
+
+    def __init__(self):
+        self.n_repaired_before = 0
+        super().__init__(ranked=True)
+
+    @property
+    def n_repaired(self):
+        return self.n_repaired_before + self.buffer._slots.n_repaired
+
+    def fill(self):
+        """Rank half of the rows of a new buffer, which are equal but for one."""
+        self.n_repaired_before = self.n_repaired
+        self.buffer.close()
+        self.buffer = self.make()
+        self.add(CAPACITY // 2)
+        batch = self.buffer.sample(len(self.buffer), unique=True)
+        self.buffer.update_priorities(batch.handle[1:], np.full(len(batch) - 1, 5.0))
+        self.buffer.rank()
+        self.add(CAPACITY - CAPACITY // 2 - 1)  # as many as there are would rank by themselves
+        self.handle = self.buffer.take(np.arange(CAPACITY - 1)).handle
+
+    def calls(self):
+        slots = self.buffer._slots
+        return {"take_over": slots.rank, "lower_alpha": lambda: slots.set_alpha(0.5)}
+
+    def check(self, call):
+        buffer, handle = self.buffer, self.handle
+        # first, before anybody sweeps: as large as many are, and the lowest of all
+        errors = np.where(np.arange(len(handle)) % 2 == 0, 5.0, 0.0)
+        n = buffer.update_priorities(handle, errors)
+        require([n == len(handle)], "rows without a priority", [n])
+        mass = buffer.tree.get(handle["index"])
+        require((mass > 0) & (mass <= 1), "a mass that no rank has", handle["index"], mass)
+        buffer.check_invariants()
+        while not buffer._slots.is_settled:
+            sample_nothing(buffer)
+        buffer.rank()
+        self.check_ranks("rank", buffer.sample(len(buffer), unique=True))
+        self.fill()
 
 
 class BuriedTrial(Trial):
@@ -355,6 +416,10 @@ class FrameTrial:
         self.actor = frames.Actor(self.buffer, 0)
         self.fill()
 
+    @property
+    def n_repaired(self):
+        return self.buffer._slots.n_repaired
+
     def fill(self):
         for _ in range(self.buffer.capacity):
             self.actor.step()
@@ -401,6 +466,7 @@ TRIALS = {
     "prioritized": Trial,
     "uniform": lambda: Trial(prioritized=False),
     "ranked": lambda: Trial(ranked=True),
+    "table": TableTrial,
     "buried": BuriedTrial,
     "frames": FrameTrial,
 }
@@ -415,9 +481,9 @@ def run(each, kind="prioritized", log=print, seconds_limit=1e9):
     n_killed = 0
     for name in trial.calls():
         started = time.monotonic()
-        places = Victim(trial.calls()[name]).places()
+        places = Victim(trial.calls()[name]).places(FAR_OUTSIDE.get(name, OUTSIDE))
         trial.check(name)
-        before, killed = trial.buffer._slots.n_repaired, 0
+        before, killed = trial.n_repaired, 0
         for number in range(0, len(places), each * SPARSE.get(name, 1)):
             Victim(trial.calls()[name]).kill_at(places[number])
             try:
@@ -430,12 +496,12 @@ def run(each, kind="prioritized", log=print, seconds_limit=1e9):
             if time.monotonic() - started > seconds_limit:
                 break
         n_killed += killed
-        locked = trial.buffer._slots.n_repaired - before
+        locked = trial.n_repaired - before
         log(
             f"{name:>17}: {killed} killed, {locked} of them holding the lock, "
             f"{time.monotonic() - started:.1f} s"
         )
-    return n_killed, trial.buffer._slots.n_repaired
+    return n_killed, trial.n_repaired
 
 
 def main(arguments=None):

@@ -178,6 +178,12 @@ def test_transform():
                 next(batches)
 
 
+def test_batches_that_were_handed_out_are_not_written_to():
+    buffer = make(10)
+    with pytest.raises(ValueError, match="sample_options must not have out"):
+        Prefetcher(buffer, 4, sample_options={"out": buffer.sample(4)})
+
+
 def test_sample_options():
     with Prefetcher(make(10), 10, sample_options={"unique": True}) as batches:
         assert sorted(next(batches).index.tolist()) == list(range(10))
