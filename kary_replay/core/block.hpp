@@ -194,6 +194,14 @@ constexpr int64_t kGroup = 64;
 inline uint32_t* counts_of(Header* header) {
     return part_of<uint32_t>(header, header->layout.counts_at);
 }
+// Counts a change at the group of a slot that has a mass. The caller holds the lock, so nobody else
+// counts.
+inline void count_change(Header* header, int64_t slot) {
+    uint32_t* count = counts_of(header) + slot / kGroup;
+    // [count] release: pairs with the acquire in copy_groups (copies.hpp), so whoever sees the
+    // count sees the change
+    store_release(count, load_relaxed(count) + 1);
+}
 // Whether all rows have the masses that were last asked for; see sweep.hpp.
 inline bool is_settled(const Header* header) {
     // relaxed: whoever must be sure has the lock

@@ -47,8 +47,8 @@ inline int64_t copy_groups(Header* header, const Selector* selector, Copies* cop
     const uint32_t* count = counts_of(header);
     int64_t n_copied = 0;
     for (int64_t first = 0, group = 0; first < copies->n; first += kGroup, ++group) {
-        // [count] acquire: pairs with the release in Proportional::set_leaf (proportional.hpp), so
-        // every mass that it counts is there
+        // [count] acquire: pairs with the release in count_change (block.hpp), so every mass that
+        // it counts is there
         const uint32_t now = load_acquire(count + group);
         if (!all && now == copies->seen[group]) continue;
         copies->seen[group] = now;

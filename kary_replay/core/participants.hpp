@@ -154,8 +154,8 @@ inline bool is_time_to_bury(const Header* header, int64_t* now = nullptr) {
     return at - before >= 5'000'000 || at < before;
 }
 
-// Removes the dead that others wait for, or count for, or, with `all`, all of them. The caller holds the lock.
-// False: some of it is left to the next call, which may come at once.
+// Removes the dead that others wait for, or count for, or, with `all`, all of them. The caller
+// holds the lock. False: some of it is left to the next call, which may come at once.
 inline bool bury(const Attachment* attachment, bool all) {
     Header* header = attachment->header;
     if (header->n_participants == 1) return true;

@@ -234,10 +234,7 @@ class Proportional : public Selector {
         // SumTree.sample (sum_tree.pyx), so whoever sees a new row's mass also sees its generation,
         // which was stored before
         store_release(leaf + slot, mass);
-        if (header_->n_copying == 0) return;
-        uint32_t* count = counts_of(header_) + slot / kGroup;
-        // [count] release: pairs with the acquire in copy_groups (copies.hpp)
-        store_release(count, load_relaxed(count) + 1);
+        if (header_->n_copying > 0) count_change(header_, slot);
     }
     // Counts the leaves above 0 anew, and adds up all sums.
     void recount() {

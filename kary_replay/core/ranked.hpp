@@ -127,7 +127,8 @@ class Ranked final : public Proportional {
         }
     }
     // Who dies in the middle leaves a table without bounds, by which new priorities take places on
-    // top until the next sweep: masses out of half a table might be 0, or negative.
+    // top until the next sweep: masses out of half a table might be 0, or negative. The relaxed
+    // stores make n_bounds one word at every instruction; whoever reads it has the lock.
     void take_over(const double* ranking) override {
         const auto& next = *reinterpret_cast<const Ranking*>(ranking);
         const auto n = static_cast<size_t>(next.n_bounds);

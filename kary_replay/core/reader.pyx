@@ -21,8 +21,8 @@ from ..types import HANDLE_DTYPE
 from ..validation import as_count, as_index
 
 from .block cimport (
-    PER_COUNTER, Handle, Header, acquire, ask_for_rows, bury, fetch_add_relaxed, fill_uniform, give_way,
-    load_acquire, load_relaxed, read_field, release, sched_yield, take_random,
+    PER_COUNTER, Handle, Header, acquire, ask_for_rows, bury, fetch_add_relaxed, fill_uniform,
+    give_way, load_acquire, load_relaxed, read_field, release, sched_yield, take_random,
 )
 from .slots cimport Place, Remainder, Selector, Slots
 

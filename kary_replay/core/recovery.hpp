@@ -73,11 +73,10 @@ inline void repair(Header* header) {
     }
     recount(header);
     selector->derive();
+    if (header->n_copying == 0 || counts_of(header) == nullptr) return;
     // the dead one may have stored what it had not counted yet
-    uint32_t* count = header->n_copying > 0 ? counts_of(header) : nullptr;
-    for (int64_t first = 0; count != nullptr && first < header->layout.capacity; first += kGroup) {
-        store_release(count, load_relaxed(count) + 1);
-        ++count;
+    for (int64_t slot = 0; slot < header->layout.capacity; slot += kGroup) {
+        count_change(header, slot);
     }
 }
 

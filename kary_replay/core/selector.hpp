@@ -37,9 +37,9 @@ class Selector {
 
     // What is divided among the draws; 0 if nothing can be drawn. Any recent value.
     virtual double extent() const = 0;
-    // Finds the slots at n points in [0, extent), which are used up, and asks for their rows. A slot
-    // found may hold no row: the reader looks. `density`: if the points ascend, how many divide the
-    // whole extent, else 0.
+    // Finds the slots at n points in [0, extent), which are used up, and asks for their rows. A
+    // slot found may hold no row: the reader looks. `density`: if the points ascend, how many
+    // divide the whole extent, else 0.
     virtual void draw(double* point, double extent, int64_t* slot, int64_t n,
                       int64_t density) const = 0;
     // Writes the importance weights of n rows that were drawn with these masses; `beta` is their

@@ -242,6 +242,8 @@ def test_a_save_beside_a_writer_is_a_consistent_cut(tmp_path, monkeypatch, run_t
         while not stop:
             buffer.add(priority=np.arange(first, first + 7) + 1.0, **rows(first, 7))
             first += 7
+            # A thread that lets go of the GIL for microseconds only may keep it for seconds.
+            time.sleep(1e-5)
 
     def save():
         nonlocal n_saved
