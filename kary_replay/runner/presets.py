@@ -96,7 +96,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
         "alpha": 0.3,
         "options": {
             "hidden": (64, 64),
-            "learning_rate": 2e-3,
+            "learning_rate": 1e-3,
             "tau": 0.002,
             "huber_delta": 100.0,
             "max_gradient_norm": 1000.0,
