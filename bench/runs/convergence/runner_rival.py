@@ -18,7 +18,8 @@ from kary_replay.runner import Runner, RunnerConfig
 # others' 500; that a task counts as solved only at the next snapshot is to its disadvantage.
 SETTINGS: dict[str, dict[str, Any]] = {
     "cartpole_dqn": {"total_env_steps": 100_000, "evaluation_interval": 2_000},
-    "lunarlander_dqn": {"total_env_steps": 400_000, "evaluation_interval": 10_000},
+    # the preset's steps, over which its learning rate falls
+    "lunarlander_dqn": {"total_env_steps": 600_000, "evaluation_interval": 10_000},
     "pendulum_ddpg": {"total_env_steps": 8_000},
     "pendulum_td3": {"total_env_steps": 8_000},
     "pendulum_sac": {"total_env_steps": 8_000},
