@@ -25,6 +25,7 @@ modules = {
         "snapshots",
         "reader",
         "frame_reader",
+        "sharded_reader",
         "writer",
     ],
     "kary_replay/native": ["program"],

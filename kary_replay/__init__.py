@@ -9,6 +9,8 @@
 32
 """
 
+from typing import TYPE_CHECKING
+
 from . import errors, former_names
 from .buffers.frame_replay_buffer import FrameReplayBuffer
 from .buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
@@ -16,18 +18,22 @@ from .buffers.rate_limiter import RateLimiter
 from .buffers.replay_buffer import ReplayBuffer
 from .buffers.schedules import LinearSchedule
 from .core.sum_tree import SumTree
-from .types import HANDLE_DTYPE, Batch, Field
+from .types import HANDLE_DTYPE, SHARDED_HANDLE_DTYPE, Batch, Field
 from .version import VERSION
 from .writers.frame_stack_writer import FrameStackWriter
 from .writers.n_step import NStepWriter
 from .writers.sequence_writer import SequenceWriter
 from .writers.sequences import sequence_fields, sequence_priority, split_burn_in
 
+if TYPE_CHECKING:
+    from .shards.sharded_replay_buffer import ShardedReplayBuffer
+
 former_names.install()
 
 __version__ = VERSION
 __all__ = [
     "HANDLE_DTYPE",
+    "SHARDED_HANDLE_DTYPE",
     "Batch",
     "Field",
     "FrameReplayBuffer",
@@ -38,6 +44,7 @@ __all__ = [
     "RateLimiter",
     "ReplayBuffer",
     "SequenceWriter",
+    "ShardedReplayBuffer",
     "SumTree",
     "errors",
     "sequence_fields",

@@ -9,6 +9,8 @@ __all__ = [
     "IndexRangeError",
     "KaryReplayError",
     "RateLimiterTimeoutError",
+    "ShardError",
+    "ShardLostError",
 ]
 
 
@@ -53,3 +55,11 @@ class RateLimiterTimeoutError(KaryReplayError, TimeoutError):
 
     The other side lags behind the ratio that the rate limiter holds, or has stopped.
     """
+
+
+class ShardError(KaryReplayError, ValueError):
+    """A shard refuses what it was asked, or does not speak as shards of this version do."""
+
+
+class ShardLostError(KaryReplayError, ConnectionError):
+    """A shard cannot be reached any more, or has come back without its rows."""

@@ -1,4 +1,7 @@
-"""The former names of modules that have moved, so that old programs and pickles still find them."""
+"""The former names of modules that have moved, so that old programs and pickles still find them.
+
+Also the classes that are found when they are first asked for.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import importlib
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 FOLDERS = {
     "core": (
@@ -53,6 +57,10 @@ RENAMED = {
 }
 """The modules that have another name now. Pickled results of runs name runner.plan."""
 
+LATE = {"ShardedReplayBuffer": "shards.sharded_replay_buffer"}
+"""Classes of the package that are imported when they are first asked for: with the network's
+modules, which take as long as all the others."""
+
 PACKAGE = __name__.rpartition(".")[0]
 FORMER = {
     ".".join([PACKAGE, *folder.split(".")[:-1], name]): f"{PACKAGE}.{folder}.{name}"
@@ -88,8 +96,12 @@ def install() -> None:
     vars(sys.modules[PACKAGE])["__getattr__"] = attribute
 
 
-def attribute(name: str) -> ModuleType:
-    """Return a module that was once an attribute of the package, or raise AttributeError."""
+def attribute(name: str) -> Any:
+    """Return a class of LATE, or a module that was an attribute once; or raise AttributeError."""
+    if name in LATE:
+        found = getattr(importlib.import_module(f"{PACKAGE}.{LATE[name]}"), name)
+        vars(sys.modules[PACKAGE])[name] = found
+        return found
     former = f"{PACKAGE}.{name}"
     if former not in FORMER:
         raise AttributeError(f"module {PACKAGE!r} has no attribute {name!r}")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .errors import FieldError
 from .validation import as_count
 
-__all__ = ["HANDLE_DTYPE", "Batch", "Field", "UniformShare"]
+__all__ = ["HANDLE_DTYPE", "SHARDED_HANDLE_DTYPE", "Batch", "Field", "UniformShare"]
 
 MAX_AXES = 31  # NumPy 1 arrays have at most 32 axes, and the batch axis is one of them
 MAX_NBYTES = 1 << 40  # of one value
@@ -23,6 +23,20 @@ UniformShare = float | Literal["auto"]
 
 HANDLE_DTYPE = np.dtype([("index", np.int64), ("generation", np.uint64)])
 """A handle: the slot of a drawn row, and the count of that slot's reuses when it was drawn."""
+
+SHARDED_HANDLE_DTYPE = np.dtype(
+    [
+        ("shard", np.int32),
+        ("epoch", np.uint32),
+        ("index", np.int64),
+        ("generation", np.uint64),
+        ("relative", np.float64),
+    ]
+)
+"""A handle of a row in a shard; the epoch counts the shards that have had that number.
+
+``relative`` is how many times as often as by uniform replay the row was drawn.
+"""
 
 
 @dataclass(frozen=True)

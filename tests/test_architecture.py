@@ -38,7 +38,7 @@ def private_uses(path):
     text = path.read_text(encoding="utf-8")
     if path.suffix in (".pyx", ".pxd"):
         return []
-    public = {"about", "errors", "types", "sum_tree", "prefetch"}
+    public = {"about", "errors", "types", "sum_tree", "prefetch", "shards"}
     public |= {"adapters", "algorithms", "runner"}
     aliases, found = set(), []
     for node in ast.walk(ast.parse(text)):

@@ -15,6 +15,7 @@ PUBLIC = [
     "kary_replay",
     "kary_replay.errors",
     "kary_replay.prefetch",
+    "kary_replay.shards",
     "kary_replay.adapters.sb3",
     "kary_replay.adapters.tianshou",
     "kary_replay.algorithms",

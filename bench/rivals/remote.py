@@ -25,10 +25,19 @@ RIVALS = {  # environment -> class that wraps it
     "rllib": "bench.rivals.rllib_buffer:RllibBuffer",
     "torchrl": "bench.rivals.torchrl_buffer:TorchrlBuffer",
     "sbx": "bench.rivals.sbx_learner:SbxLearner",
+    "reverb": "bench.rivals.reverb_buffer:ReverbBuffer",
+    "ray": "bench.rivals.ray_actor:RayActorBuffer",
 }
+LIVES_IN = {"ray": "rllib"}  # rivals in the environment of another one
 BUFFERS = ("rllib", "torchrl")  # those whose replay buffers are compared
 LEFT_OUT, NOT_INSTALLED = "left out", "not installed: make rivals"
-NAMES = {"rllib": "RLlib", "torchrl": "TorchRL", "sbx": "SBX"}
+NAMES = {
+    "rllib": "RLlib",
+    "torchrl": "TorchRL",
+    "sbx": "SBX",
+    "reverb": "Reverb",
+    "ray": "Ray",
+}
 status: dict[str, str] = {}  # of those that were asked for: versions, or why it is left out
 
 
@@ -42,12 +51,12 @@ class RemoteError(RuntimeError):
 
 def python(environment: str) -> Path:
     """Return the interpreter of an environment."""
-    return ENVIRONMENTS / environment / "bin" / "python"
+    return ENVIRONMENTS / LIVES_IN.get(environment, environment) / "bin" / "python"
 
 
 def installed(environment: str) -> bool:
     """Tell whether `make rivals` has come to its end there."""
-    return (ENVIRONMENTS / environment / "installed").exists()
+    return (ENVIRONMENTS / LIVES_IN.get(environment, environment) / "installed").exists()
 
 
 @dataclass(frozen=True)

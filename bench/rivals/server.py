@@ -17,6 +17,8 @@ LIBRARIES = (
     "torchrl",
     "tensordict",
     "sbx-rl",
+    "dm-reverb",
+    "tensorflow-cpu",
     "jax",
     "jaxlib",
     "flax",

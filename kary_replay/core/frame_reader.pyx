@@ -84,7 +84,7 @@ cdef class FrameReader(Reader):
             mass[i] = selector.mass_at(slot[i])  # [leaf] see selector.hpp
             if mass[i] <= 0:
                 continue
-            for f in range(self.n_frame_fields, self.slots.n_fields):
+            for f in range(self.n_frame_fields, batch.n_fields):
                 place = self.slots.places + f
                 read_field(
                     row, batch.column[f] + (first + i) * place.nbytes, place.offset, place.nbytes

@@ -32,9 +32,35 @@ inline double least_noise(const Noise& noise) {
     return noise.size * noise.size / (noise.uniform * noise.weight);
 }
 
-// Learns from n TD errors of rows that were drawn with the masses they still have in `leaf`. Where
-// the share adapts, all rows are drawn alike until enough is known, and while there is little to
-// gain. The caller holds the lock.
+// Adds the TD error of a row that was drawn `relative` = N · P(i) times as often as by uniform
+// replay to sums over an update.
+inline void add_error(Noise& seen, double relative, double td_error) {
+    const double weight = 1 / relative;
+    const double error = td_error * weight;
+    seen.weight += weight;
+    seen.size += error;
+    seen.uniform += error * td_error;
+    seen.present += error * error;
+}
+// Learns from the sums over an update of n rows.
+inline void learn_from(Noise& noise, const Noise& seen, double n) {
+    // errors may be so large, and masses so small, that squares are infinite
+    if (!(seen.uniform + seen.present < HUGE_VAL)) return;
+    noise.n_rows += n;
+    const double part = std::fmin(1, std::fmax(n / kMemory, n / noise.n_rows));
+    noise.weight += part * (seen.weight / n - noise.weight);
+    noise.size += part * (seen.size / n - noise.size);
+    noise.uniform += part * (seen.uniform / n - noise.uniform);
+    noise.present += part * (seen.present / n - noise.present);
+}
+// The uniform share that adapts: all rows are drawn alike until enough is known, and while there
+// is little to gain.
+inline double fitting_share(const Noise& noise) {
+    return noise.n_rows >= kMemory && least_noise(noise) < kPays ? kPrioritized : 1.0;
+}
+
+// Learns from n TD errors of rows that were drawn with the masses they still have in `leaf`. The
+// caller holds the lock.
 inline void learn_noise(Header* header, const double* leaf, double total, const int64_t* slot,
                         const double* td_error, int64_t n) {
     const double share = load_relaxed(&header->uniform_share);
@@ -42,25 +68,12 @@ inline void learn_noise(Header* header, const double* leaf, double total, const 
     Noise seen{};
     for (int64_t i = 0; i < n; ++i) {
         const double relative = load_relaxed(leaf + slot[i]) * by_mass;
-        const double weight = 1 / (relative + share * (1 - relative));
-        const double error = td_error[i] * weight;
-        seen.weight += weight;
-        seen.size += error;
-        seen.uniform += error * td_error[i];
-        seen.present += error * error;
+        add_error(seen, relative + share * (1 - relative), td_error[i]);
     }
-    // errors may be so large, and masses so small, that squares are infinite
-    if (!(seen.uniform + seen.present < HUGE_VAL)) return;
-    Noise& noise = header->noise;
-    noise.n_rows += static_cast<double>(n);
-    const double part = std::fmin(1, std::fmax(n / kMemory, n / noise.n_rows));
-    noise.weight += part * (seen.weight / n - noise.weight);
-    noise.size += part * (seen.size / n - noise.size);
-    noise.uniform += part * (seen.uniform / n - noise.uniform);
-    noise.present += part * (seen.present / n - noise.present);
-    if (!load_relaxed(&header->adapts_share) || noise.n_rows < kMemory) return;
-    const bool pays = least_noise(noise) < kPays;
-    store_relaxed(&header->uniform_share, pays ? kPrioritized : 1.0);
+    learn_from(header->noise, seen, static_cast<double>(n));
+    if (load_relaxed(&header->adapts_share)) {
+        store_relaxed(&header->uniform_share, fitting_share(header->noise));
+    }
 }
 
 }  // namespace kary

@@ -39,11 +39,19 @@ class Proportional : public Selector {
               int64_t density) const override {
         const double share = load_relaxed(&header_->uniform_share);
         if (share <= 0) {
-            search(tree_, point, slot, n, density, RowsAhead(header_));
+            draw_by_mass(point, slot, n, density);
             return;
         }
         for (int64_t i = 0; i < n; i += kSearches) {
             draw_mixed(point + i, extent, slot + i, std::min(kSearches, n - i), density, share);
+        }
+    }
+    void draw_by_mass(double* point, int64_t* slot, int64_t n, int64_t density) const override {
+        search(tree_, point, slot, n, density, RowsAhead(header_));
+    }
+    void draw_alike(double* point, int64_t* slot, int64_t n) const override {
+        for (int64_t i = 0; i < n; i += kSearches) {
+            draw_mixed(point + i, 1, slot + i, std::min(kSearches, n - i), 0, 1);
         }
     }
     // Without a uniform share no bound is known: (N · P(i)) ** -beta over its largest in the batch.

@@ -15,14 +15,24 @@ cdef enum:
 cdef struct Draw:
     int64_t n              # its rows
     bint stratified
-    char** column          # for each field, where its values go
+    int n_fields           # the first ones of a row, which are read
+    char** column          # for each of them, where its values go
     Handle* handle         # [n]
     double* mass           # [n]
+
+
+# the array of `out` with that name if there is one, checked, else a new one
+cdef cnp.ndarray column_of(
+    str name, int n_axes, cnp.npy_intp* shape, cnp.dtype dtype, dict out
+)
 
 
 cdef class Reader:
     cdef Slots slots
 
+    cdef int add_columns(
+        self, int64_t n, int n_fields, dict out, dict arrays, char** column
+    ) except -1
     cdef int drawn_shape(self, int f, cnp.npy_intp* shape) noexcept nogil
     cdef dict collect(
         self, int64_t n, const int64_t* given, bint stratified, bint unique, dict out

@@ -58,7 +58,7 @@ cdef str _shown(int n_axes, const cnp.npy_intp* shape, cnp.dtype dtype):
     return f"{dtype}{[shape[axis] for axis in range(n_axes)]}"
 
 
-cdef cnp.ndarray _column(
+cdef cnp.ndarray column_of(
     str name, int n_axes, cnp.npy_intp* shape, cnp.dtype dtype, dict out
 ):
     """Return the array of ``out`` with that name if there is one, else a new one."""
@@ -130,18 +130,18 @@ cdef class Reader:
     ):
         """Read n rows, of the given slots or of drawn ones, into arrays of ``out`` or new ones."""
         cdef Slots slots = self.slots
-        cdef cnp.npy_intp dims[32]
+        cdef cnp.npy_intp dims[1]
         cdef cnp.ndarray array
         cdef dict arrays = {}
         cdef int64_t* index
         cdef float* weight = NULL
         cdef Handle* handle
         cdef double beta = load_relaxed(&slots.header.beta)
-        cdef int outcome = TOO_FEW, f
+        cdef int outcome = TOO_FEW
         cdef Remainder rest
         cdef Draw batch
         cdef int64_t i
-        batch.n, batch.stratified = n, stratified
+        batch.n, batch.n_fields, batch.stratified = n, slots.n_fields, stratified
         # handles are looked at again, so they are written to the caller's memory at the end
         batch.column = <char**>malloc(
             slots.n_fields * sizeof(char*) + n * (sizeof(double) + sizeof(Handle))
@@ -154,22 +154,14 @@ cdef class Reader:
             slots.block.enter()
             rest.is_unique = unique
             dims[0] = n
-            for f in range(slots.n_fields):
-                # From C, not from the Field: each Python object touched here is a cache line that
-                # threads pass around.
-                array = _column(
-                    slots.names[f], self.drawn_shape(f, dims + 1) + 1, dims,
-                    <cnp.dtype>slots.places[f].dtype, out,
-                )
-                batch.column[f] = <char*>cnp.PyArray_DATA(array)
-                arrays[slots.names[f]] = array
+            self.add_columns(n, slots.n_fields, out, arrays, batch.column)
             if slots.tree is not None:
-                array = _column("importance_weight", 1, dims, FLOAT32, out)
+                array = column_of("importance_weight", 1, dims, FLOAT32, out)
                 weight = <float*>cnp.PyArray_DATA(array)
                 arrays["importance_weight"] = array
-            arrays["index"] = array = _column("index", 1, dims, INT64, out)
+            arrays["index"] = array = column_of("index", 1, dims, INT64, out)
             index = <int64_t*>cnp.PyArray_DATA(array)
-            arrays["handle"] = array = _column("handle", 1, dims, HANDLE, out)
+            arrays["handle"] = array = column_of("handle", 1, dims, HANDLE, out)
             handle = <Handle*>cnp.PyArray_DATA(array)
             with nogil:
                 self.slots.settle()
@@ -212,6 +204,26 @@ cdef class Reader:
                 "set masses only for slots that add returned"
             )
         return arrays
+
+    cdef int add_columns(
+        self, int64_t n, int n_fields, dict out, dict arrays, char** column
+    ) except -1:
+        """Add arrays for n rows of the first fields to ``arrays``, those of ``out`` or new ones."""
+        cdef Slots slots = self.slots
+        cdef cnp.npy_intp dims[32]
+        cdef cnp.ndarray array
+        cdef int f
+        dims[0] = n
+        for f in range(n_fields):
+            # From C, not from the Field: each Python object touched here is a cache line that
+            # threads pass around.
+            array = column_of(
+                slots.names[f], self.drawn_shape(f, dims + 1) + 1, dims,
+                <cnp.dtype>slots.places[f].dtype, out,
+            )
+            column[f] = <char*>cnp.PyArray_DATA(array)
+            arrays[slots.names[f]] = array
+        return 0
 
     cdef int drawn_shape(self, int f, cnp.npy_intp* shape) noexcept nogil:
         """Write the shape that field f has in a drawn row, and return its number of axes."""
@@ -391,7 +403,7 @@ cdef class Reader:
         cdef Selector* selector = self.slots.selector
         cdef const Place* places = self.slots.places
         cdef const Place* place
-        cdef int n_fields = self.slots.n_fields, f
+        cdef int n_fields = batch.n_fields, f
         cdef Handle* handle = batch.handle + first
         cdef double* mass = batch.mass + first
         cdef uint64_t generation

@@ -42,6 +42,11 @@ class Selector {
     // divide the whole extent, else 0.
     virtual void draw(double* point, double extent, int64_t* slot, int64_t n,
                       int64_t density) const = 0;
+    // The same by masses alone, whatever share of the draws is uniform: points in [0, total mass).
+    virtual void draw_by_mass(double*, int64_t* /*slot*/, int64_t, int64_t /*density*/) const {}
+    // Draws n slots among all that have mass, for points in [0, 1) that are independent of each
+    // other.
+    virtual void draw_alike(double* /*point*/, int64_t* /*slot*/, int64_t) const {}
     // Writes the importance weights of n rows that were drawn with these masses; `beta` is their
     // exponent.
     virtual void weigh(const double*, int64_t, double /*beta*/, float* /*weight*/) const {}

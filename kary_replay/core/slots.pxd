@@ -41,6 +41,8 @@ cdef extern from "selectors.hpp" namespace "kary" nogil:
         bint is_transition(int64_t slot)
         double extent()
         void draw(double* point, double extent, int64_t* slot, int64_t n, int64_t density)
+        void draw_by_mass(double* point, int64_t* slot, int64_t n, int64_t density)
+        void draw_alike(double* point, int64_t* slot, int64_t n)
         void weigh(const double* mass, int64_t n, double beta, float* weight)
         bint needs_remainder(bint is_unique)
         bint build_remainder(const Handle* drawn, int64_t n_drawn, int64_t n, Remainder* rest)

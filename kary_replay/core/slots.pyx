@@ -24,7 +24,7 @@ from ..errors import AttachError
 from .block cimport (
     Block, Handle, Header, Layout, Noise, Participant, acquire, bury, generation_of, head_nbytes,
     is_published, is_settled, is_vacant, load_relaxed, participants_of, pause, published, release,
-    resume, store_relaxed, store_release, written_by,
+    renew_max_mass, resume, store_relaxed, store_release, written_by,
 )
 from .sum_tree cimport SumTree
 
@@ -183,6 +183,60 @@ cdef class Slots:
     def max_priority(self):
         """The largest priority seen."""
         return load_relaxed(&self.header.max_priority)
+
+    def raise_max_priority(self, double value):
+        """Let new rows get at least this priority, where none is given for them.
+
+        Raises ValueError if no row can have it.
+        """
+        if not 1 <= value <= self.selector.largest:
+            raise ValueError(
+                f"max_priority must be from 1 to {self.selector.largest:.3g}, got {value}"
+            )
+        with nogil:
+            acquire(self.header)
+            if value > self.header.max_priority:
+                store_relaxed(&self.header.max_priority, value)
+                renew_max_mass(self.header)
+            release(self.header)
+
+    @property
+    def n_with_mass(self):
+        """Rows that have mass."""
+        return max(load_relaxed(&self.header.n_with_mass), 0)
+
+    def published(self):
+        """Return the slots that hold a whole row, whatever its mass is. As by_age, at rest."""
+        cdef cnp.npy_intp n = self.capacity
+        cdef cnp.ndarray found = cnp.PyArray_EMPTY(1, &n, cnp.NPY_INT64, 0)
+        cdef int64_t* slot = <int64_t*>cnp.PyArray_DATA(found)
+        cdef int64_t i, count = 0
+        cdef uint64_t generation
+        for i in range(n):
+            generation = load_relaxed(generation_of(self.header, i))
+            if is_published(generation) and not is_vacant(generation):
+                slot[count] = i
+                count += 1
+        return found[:count]
+
+    @property
+    def largest(self):
+        """The largest priority that a row can have."""
+        return self.selector.largest
+
+    def by_age(self):
+        """Return the slots of the rows that can be drawn, oldest first, and their priorities.
+
+        As of one moment where nobody writes meanwhile. Slots of masses only.
+        """
+        slot = (self.header.position + np.arange(self.capacity)) % self.capacity
+        slot = slot[self.tree.get(slot) > 0]
+        cdef const int64_t[::1] at = slot
+        cdef double[::1] priority = np.empty(len(slot))
+        cdef int64_t i
+        for i in range(len(at)):
+            priority[i] = self.selector.priority[at[i]]
+        return slot, np.asarray(priority)
 
     @property
     def n_added(self):

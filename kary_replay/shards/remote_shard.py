@@ -1,0 +1,386 @@
+"""A shard on another machine, as those who use it see it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ShardError, ShardLostError
+from ..fields import leaves_of, names_of
+from ..types import HANDLE_DTYPE
+from ..validation import as_positive
+from ..version import VERSION
+from .messages import Kind, Message, MessageError, pack, unpack
+from .service import LARGEST_PIECE, fields_of
+from .transport import Pending, Transport
+from .vitals import VITALS_DTYPE, are_possible
+
+__all__ = ["Asked", "Drawn", "RemoteShard"]
+
+MOST_UNDER_WAY = 64  # adds and updates that have not been answered
+MOST_RECONNECTS = 16  # without an answer in between, before a shard counts as lost
+FEWEST_SECONDS, LONGEST_SECONDS = 0.01, 0.5  # between two tries to reach a shard anew
+PATIENCE_WITH_DISKS = 600.0  # seconds, for a shard that saves, or looks at all its rows
+ELSEWHERE = (ConnectionError, TimeoutError)  # what a transport raises
+
+
+class Asked(NamedTuple):
+    """Rows that a shard has been asked for."""
+
+    pending: Pending
+    line: int  # the connection, counted
+
+
+class Drawn(NamedTuple):
+    """The rows that a shard has drawn."""
+
+    is_broken: bool  # whether the shard has outgrown its bound: there are no rows then
+    by_mass: npt.NDArray[np.float64]  # [rows] the row's part of the shard's mass
+    by_count: npt.NDArray[np.float64]  # [rows] 1 / the shard's rows
+    handle: npt.NDArray[np.void]  # [rows] of HANDLE_DTYPE; index -1 where there was no row
+    columns: list[npt.NDArray[Any]]  # of the fields
+
+
+class RemoteShard:
+    """A shard that a transport leads to.
+
+    Parameters
+    ----------
+    transport : Transport
+        The way to it.
+    patience_seconds : float
+        How long to wait for an answer, or to try to reach the shard anew, before it counts as lost.
+
+    Raises
+    ------
+    ShardError
+        If it is of another version.
+    ConnectionError
+        If it cannot be reached.
+    ValueError, TypeError
+        If patience_seconds is not finite and above 0.
+
+    Notes
+    -----
+    Adds and updates are sent and not waited for. Those that have not been answered when a
+    connection is cut are sent again, to whoever answers for the same memory. The shard knows the
+    number of each row's add, and priorities go by handles, so neither happens twice. What a shard
+    refuses is raised by the next call, before it does anything. Any number of threads may use it; a
+    forked child gets a connection of its own.
+    """
+
+    reader = None
+
+    def __init__(self, transport: Transport, patience_seconds: float = 5.0) -> None:
+        self.patience_seconds = as_positive("patience_seconds", patience_seconds)
+        self.transport = transport
+        self.vitals = np.zeros(1, VITALS_DTYPE)[0]
+        self.is_lost = False
+        self._lock = threading.RLock()
+        self._begin()
+        self.signature = ""
+        self.signature = self._greet()
+        self.fields = fields_of(self.signature)
+        paths, self._leaves = zip(*leaves_of(self.fields), strict=True)
+        self.names = names_of(list(paths))
+
+    def _begin(self) -> None:
+        """Begin as a writer of its own."""
+        self._pid = os.getpid()
+        self._writer = secrets.randbits(63)
+        self._next = 0  # number of the next row added
+        self._unanswered: deque[tuple[Sequence[Any], Pending | None]] = deque()
+        self._refusals: list[Exception] = []
+        self._line = self._n_in_vain = 0
+
+    def _greet(self) -> str:
+        """Learn the shard's fields; ShardError if they are others than before."""
+        message = pack(Kind.HELLO, VERSION.encode(), self.signature.encode())
+        return self._understood(self.transport.send(message).result(self.patience_seconds)).text(1)
+
+    def _understood(self, data: memoryview) -> Message:
+        """Return an answer, and remember what the shard says of itself; raise what it raised."""
+        message = unpack(data)
+        if message.kind is Kind.FAILED:
+            name, text = message.text(0), message.text(1)
+            raise KNOWN.get(name, ShardError)(text)
+        vitals = message.array(0, VITALS_DTYPE, (1,))[0]
+        if message.kind is not Kind.DONE or not are_possible(vitals):
+            raise MessageError(f"a shard says of itself what cannot be: {message.kind} {vitals}")
+        self.vitals = vitals
+        return message
+
+    @property
+    def max_priority(self) -> float:
+        """The largest priority seen, as far as it is known here."""
+        return float(self.vitals["max_priority"])
+
+    # ------------------------------------------------------------------------------- draws
+
+    def ask(self, points: Any, n_alike: int, total: float, n_rows: float, headroom: float) -> Asked:
+        """Ask for the rows at some points; ShardLostError if the shard is lost.
+
+        The first ``n_alike`` points are of rows drawn alike; ``total`` and ``n_rows`` are the mass
+        and the number of rows that points refer to.
+        """
+        message = pack(Kind.DRAW, np.array([n_alike, total, n_rows, headroom], np.float64), points)
+        with self._lock:
+            self._prepare()
+            while True:
+                try:
+                    return Asked(self.transport.send(message), self._line)
+                except ELSEWHERE as error:
+                    self._go_on(error)
+
+    def drawn(self, asked: Asked) -> Drawn | None:
+        """Wait for the rows of `ask`; None if they have to be asked for again.
+
+        ShardLostError if the shard is lost.
+        """
+        try:
+            message = self._understood(asked.pending.result(self.patience_seconds))
+            self._n_in_vain = 0
+            return self._rows_of(message)
+        except MessageError as error:
+            self._lose(f"it does not speak as shards do: {error}", error)
+        except ELSEWHERE as error:
+            with self._lock:
+                if asked.line == self._line:  # else it has been reached anew since
+                    self._go_on(error)
+        return None
+
+    def _rows_of(self, message: Message) -> Drawn:
+        by_mass = message.array(2, np.float64)
+        n = len(by_mass)
+        return Drawn(
+            bool(message.array(1, np.int64, (1,))[0]),
+            by_mass,
+            message.array(3, np.float64, (n,)),
+            message.array(4, HANDLE_DTYPE, (n,)),
+            [
+                message.array(5 + i, field.dtype, (n, *field.shape))
+                for i, field in enumerate(self._leaves)
+            ],
+        )
+
+    # -------------------------------------------------------------------- adds and updates
+
+    def add(self, columns: dict[str, Any], priority: npt.NDArray[np.float64] | None) -> None:
+        """Add rows, whose columns, checked, go by the names of the leaves."""
+        # copies: they may have to be sent again when their owner has written into them
+        values = [np.array(columns[name]) for name in self.names]
+        n = len(values[0])
+        given = np.empty(0) if priority is None else np.array(priority)
+        with self._lock:
+            self._prepare()
+            head = np.array([self._writer, self._next, n, priority is not None], np.uint64)
+            self._next += n
+            self._send(pack(Kind.ADD, head, given, *values))
+
+    def update(self, handle: npt.NDArray[np.void], td_error: npt.NDArray[np.float64]) -> int:
+        """Set priorities; return how many are on their way."""
+        with self._lock:
+            self._prepare()
+            self._send(pack(Kind.UPDATE, handle.copy(), td_error.copy()))
+        return len(handle)
+
+    def set(self, name: str, value: float) -> None:
+        """Set one of the settings that all shards have in common."""
+        with self._lock:
+            self._prepare()
+            self._send(pack(Kind.SET, name.encode(), np.array([value], np.float64)))
+
+    def reset(self) -> None:
+        """Forget all rows."""
+        with self._lock:
+            self._prepare()
+            self._send(pack(Kind.RESET))
+            self.settle()
+
+    def look(self) -> None:
+        """Ask the shard how it is, and wait for the answer."""
+        with self._lock:
+            self._prepare()
+            self._send(pack(Kind.LOOK))
+            self.settle()
+
+    def glance(self) -> None:
+        """Ask the shard how it is, unless it has something to answer, and do not wait."""
+        with self._lock:
+            self._prepare()
+            if not self._unanswered:
+                self._send(pack(Kind.LOOK))
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if something in the shard is not as it must be."""
+        self.settle()
+        self._fetched(pack(Kind.CHECK))
+
+    def save(self, directory: Path) -> None:
+        """Let the shard save itself, and copy what it has saved to a directory.
+
+        Raises ShardLostError, or OSError with what went wrong there.
+        """
+        self.settle()
+        message = self._fetched(pack(Kind.SAVE))
+        saved = message.text(1).encode()
+        try:
+            for name, nbytes in json.loads(message.text(2)).items():
+                path = directory / name
+                if not path.resolve().is_relative_to(directory.resolve()):
+                    raise ShardError(f"a shard has saved a file {name!r}")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("wb") as file:
+                    at = 0
+                    while at < nbytes:
+                        where = np.array([at, LARGEST_PIECE], np.int64)
+                        request = pack(Kind.READ, saved, name.encode(), where)
+                        piece = self._fetched(request).parts[1]
+                        if len(piece) == 0:
+                            raise ShardError(f"the shard's file {name!r} ends at byte {at}")
+                        file.write(piece)
+                        at += len(piece)
+        finally:
+            with contextlib.suppress(*ELSEWHERE):
+                self._fetched(pack(Kind.DROP, saved))
+
+    def _fetched(self, message: Sequence[Any]) -> Message:
+        """Send a message that changes no row, as often as it takes; return its answer."""
+        while True:
+            with self._lock:
+                self._prepare()
+                line = self._line
+            try:
+                return self._understood(self.transport.send(message).result(PATIENCE_WITH_DISKS))
+            except ELSEWHERE as error:
+                with self._lock:
+                    if line == self._line:
+                        self._go_on(error)
+
+    # ------------------------------------------------------------------------- connections
+
+    def _prepare(self) -> None:
+        """See what has been answered; raise what a shard has refused, or that it is lost."""
+        if self._pid != os.getpid():  # a forked child: the parent's connection is not for two
+            self._begin()
+            self.transport.reconnect()
+        self._refuse_lost()
+        while self._unanswered:
+            pending = self._unanswered[0][1]
+            if pending is None or not pending.has_come():
+                break
+            self._take_oldest()
+        self._raise_refusal()
+
+    def _raise_refusal(self) -> None:
+        if self._refusals:
+            refusal = self._refusals[0]
+            self._refusals.clear()
+            raise refusal
+
+    def _send(self, message: Sequence[Any]) -> None:
+        """Send a message that has to be done; what is answered is looked at later."""
+        try:
+            pending: Pending | None = self.transport.send(message)
+        except ELSEWHERE as error:
+            self._unanswered.append((message, None))
+            self._go_on(error)
+        else:
+            self._unanswered.append((message, pending))
+        while len(self._unanswered) > MOST_UNDER_WAY:
+            self._take_oldest()
+
+    def _take_oldest(self) -> None:
+        """Wait for the oldest answer, if need be of a shard that is reached anew."""
+        pending = self._unanswered[0][1]
+        assert pending is not None
+        try:
+            data = pending.result(self.patience_seconds)
+            self._understood(data)
+        except MessageError as error:
+            self._lose(f"it does not speak as shards do: {error}", error)
+        except ELSEWHERE as error:
+            self._go_on(error)
+            return
+        except Exception as error:  # what it refused
+            self._refusals.append(error)
+        self._n_in_vain = 0
+        self._unanswered.popleft()
+
+    def settle(self) -> None:
+        """Wait until the shard has done everything that it was sent.
+
+        Raises ShardLostError if it cannot be reached, or has forgotten its rows, and what it
+        refused.
+        """
+        with self._lock:
+            self._prepare()
+            while self._unanswered:
+                self._take_oldest()
+            self._raise_refusal()
+
+    def _refuse_lost(self) -> None:
+        if self.is_lost:
+            raise ShardLostError("the shard is lost: its rows cannot be drawn any more")
+
+    def _lose(self, why: str, cause: BaseException | None = None) -> None:
+        """Have nothing more to do with the shard; raise ShardLostError."""
+        self.is_lost = True
+        self.transport.close()
+        raise ShardLostError(f"the shard is lost: {why}") from cause
+
+    def _go_on(self, cause: BaseException) -> None:
+        """Reach the shard anew, and send again what it has not answered.
+
+        Raises ShardLostError if it is silent, or cannot be reached, or other rows are there.
+        """
+        self._refuse_lost()
+        if isinstance(cause, TimeoutError):
+            self._lose(f"it has not answered in {self.patience_seconds:g} seconds", cause)
+        end = time.monotonic() + self.patience_seconds
+        identity = tuple(self.vitals["identity"])
+        pause = FEWEST_SECONDS
+        while True:
+            try:
+                self.transport.reconnect()
+                self._greet()
+                if tuple(self.vitals["identity"]) != identity:
+                    self._lose("another shard has taken its place, without its rows")
+                self._line += 1
+                self._n_in_vain += 1
+                if self._n_in_vain > MOST_RECONNECTS:
+                    self._lose(f"it cuts every connection: {cause}", cause)
+                self._unanswered = deque(
+                    (message, self.transport.send(message)) for message, _ in self._unanswered
+                )
+                return
+            except ShardLostError:
+                raise
+            except ELSEWHERE as error:
+                if time.monotonic() > end:
+                    self._lose(f"it cannot be reached: {error}", error)
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_SECONDS)
+            except Exception as error:  # it refuses the greeting, so it is another one
+                self._lose(f"another one has taken its place: {error}", error)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self.transport.close()
+
+
+KNOWN: dict[str, type[Exception]] = {
+    error.__name__: error
+    for error in (ValueError, TypeError, MemoryError, OSError, AssertionError, ShardError)
+}

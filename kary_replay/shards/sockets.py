@@ -1,0 +1,401 @@
+"""Shards behind TCP: a server that lets a shard answer, and the connection to it.
+
+A connection begins with the token of the run, which both sides got by another way. Who does not
+have it is not answered. What travels is said in messages.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import math
+import os
+import select
+import socket
+import socketserver
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..validation import as_count
+from .messages import HEAD, length_of
+from .service import ShardService
+
+__all__ = ["ShardServer", "SocketTransport"]
+
+TOKEN_NBYTES = 32
+WELCOME = b"KRsh welcome\n"
+CONNECT_SECONDS = 5.0
+SEND_SECONDS = 30.0  # for a client to take something of its answers
+STALL_SECONDS = 5.0  # between two parts of a message, for a client
+SHORT_SECONDS = 100e-6
+BUFFERS_AT_ONCE = 64  # that one call sends; systems allow 1024
+
+
+class ShardServer:
+    """Lets a shard answer whoever connects and has the token, each in a thread of its own.
+
+    Parameters
+    ----------
+    service : ShardService
+        Who answers.
+    token : bytes [32]
+        Such as `secrets.token_bytes(32)`; clients must have the same.
+    host, port
+        Where to listen. Use the machine's address in the network that the machines share; port 0 is
+        any free one.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If the token is not of 32 bytes, or service is no ShardService.
+    OSError
+        If nobody can listen there.
+
+    Notes
+    -----
+    Its threads end with the process, and do not keep it alive. Let one service at a time answer for
+    a buffer: close a server, or kill its process, before another one takes its place.
+    """
+
+    def __init__(
+        self, service: ShardService, token: bytes, host: str = "127.0.0.1", port: int = 0
+    ) -> None:
+        _check_token(token)
+        if not isinstance(service, ShardService):
+            raise TypeError(f"service must be a ShardService, got {type(service).__name__}")
+        self._service = service
+        handler = type("Connection", (_Connection,), {"service": service, "token": token})
+        self._server = _Server(host, port, handler)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), name="shard server", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port, for `SocketTransport`."""
+        host, port = self._server.server_address[:2]
+        return str(host), int(port)
+
+    def close(self) -> None:
+        """Listen no more, cut all connections, and wait until nobody is answered any more."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+        self._service.close()
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, host: str, port: int, handler: Any) -> None:
+        self.connections: dict[threading.Thread, socket.socket] = {}
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family = found[0][0]
+        super().__init__((host, port), handler)
+
+    def server_close(self) -> None:
+        super().server_close()
+        for thread, connection in list(self.connections.items()):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            thread.join(CONNECT_SECONDS)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a connection that breaks is its client's affair."""
+
+
+class _Connection(socketserver.BaseRequestHandler):
+    """One client's connection."""
+
+    service: ShardService
+    token: bytes
+    server: _Server
+
+    def handle(self) -> None:
+        """Answer until the client goes."""
+        connection = self.request
+        self.server.connections[threading.current_thread()] = connection
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            given = receive(connection, TOKEN_NBYTES, CONNECT_SECONDS)
+            if not hmac.compare_digest(bytes(given), self.token):
+                return
+            connection.sendall(WELCOME)
+            while True:
+                request = receive_message(connection, None)
+                send(connection, self.service.answer(request))
+        except (OSError, ValueError):
+            return  # gone, or it does not speak as clients do
+        finally:
+            self.server.connections.pop(threading.current_thread(), None)
+
+
+class SocketTransport:
+    """A connection to a shard's server; see `Transport`.
+
+    Parameters
+    ----------
+    address : (str, int)
+        Host and port of a `ShardServer`.
+    token : bytes [32]
+        The server's.
+
+    Raises
+    ------
+    ConnectionError
+        If nobody answers there, or the token is wrong.
+    ValueError, TypeError
+        If the address is no host and port, or the token not of 32 bytes.
+    """
+
+    def __init__(self, address: tuple[str, int], token: bytes) -> None:
+        _check_token(token)
+        self.address, self._token = _checked_address(address), token
+        self._line: _Line | None = None
+        self.reconnect()
+
+    def reconnect(self) -> None:
+        """Connect anew; what was under way is lost."""
+        self.close()
+        host, port = self.address
+        where = f"{host}:{port}"
+        try:
+            connection = socket.create_connection((host, port), CONNECT_SECONDS)
+        except OSError as error:
+            raise ConnectionError(f"no shard answers at {where}: {error}") from error
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(self._token)
+            welcome = bytes(receive(connection, len(WELCOME), CONNECT_SECONDS))
+        except TimeoutError as error:
+            connection.close()
+            raise ConnectionError(
+                f"somebody listens at {where}, and says nothing for {CONNECT_SECONDS:g} seconds"
+            ) from error
+        except OSError as error:
+            connection.close()
+            raise ConnectionError(
+                f"the shard at {where} refuses the token: give both sides the same"
+            ) from error
+        if welcome != WELCOME:
+            connection.close()
+            raise ConnectionError(f"what answers at {where} is no shard")
+        self._line = _Line(connection)
+
+    def send(self, message: Sequence[Any]) -> _Answer:
+        """Send a message; the answer comes after those of the messages before."""
+        line = self._line
+        if line is None:
+            raise ConnectionError("the connection to the shard is closed")
+        return line.send(message)
+
+    def close(self) -> None:
+        """Cut the connection. In a forked child, the parent's goes on."""
+        line, self._line = self._line, None
+        if line is not None and line.pid == os.getpid():
+            line.cut()
+
+
+class _Line:
+    """One connection to a shard's server, and the answers that it is to bring.
+
+    Two threads may send and receive at once. Who sends receives meanwhile what has come: the server
+    may be waiting for somebody to take its answers before it takes more requests.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.pid = os.getpid()
+        self._socket = connection
+        self._waiting: deque[_Answer] = deque()
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._is_cut = False
+
+    def send(self, message: Sequence[Any]) -> _Answer:
+        """Send a message.
+
+        ConnectionError if that fails, TimeoutError if nothing is taken; the line is of no use then.
+        """
+        answer = _Answer(self)
+        with self._sending:
+            if self._is_cut:
+                raise ConnectionError("the connection to the shard is cut")
+            self._waiting.append(answer)
+            try:
+                for _ in send_in_parts(self._socket, message):
+                    self._await_room()
+            except TimeoutError:
+                self.cut()
+                raise
+            except OSError as error:
+                self.cut()
+                raise ConnectionError(f"the connection to the shard is cut: {error}") from error
+        return answer
+
+    def _await_room(self) -> None:
+        """Wait until more can be sent; take what has come meanwhile."""
+        happened = _wait(self._socket, select.POLLIN | select.POLLOUT, STALL_SECONDS)
+        if not happened:
+            raise TimeoutError(f"the shard has taken nothing for {STALL_SECONDS:g} seconds")
+        if happened & select.POLLIN and not happened & select.POLLOUT:
+            if self._receiving.acquire(blocking=False):
+                try:
+                    self._receive_one()
+                finally:
+                    self._receiving.release()
+            else:  # another thread receives
+                time.sleep(SHORT_SECONDS)
+
+    def receive_until(self, wanted: _Answer, timeout_seconds: float) -> None:
+        """Receive answers up to the wanted one; with a time-out of 0, those that have come.
+
+        Raises TimeoutError if it has not come by then, and the line is of no use if part of a
+        message has; ConnectionError if it will not come.
+        """
+        end = time.monotonic() + timeout_seconds
+        with self._receiving:
+            while wanted.data is None:
+                if self._is_cut:
+                    raise ConnectionError("the connection to the shard is cut")
+                left = max(end - time.monotonic(), 0)
+                if not _wait(self._socket, select.POLLIN, left):
+                    raise TimeoutError(f"the shard has not answered in {timeout_seconds:g} seconds")
+                self._receive_one()
+
+    def _receive_one(self) -> None:
+        """Receive the answer that has begun to come."""
+        try:
+            data = receive_message(self._socket, STALL_SECONDS)
+            self._waiting.popleft().data = data
+        except (OSError, ValueError, IndexError) as error:
+            self.cut()
+            raise ConnectionError(f"the connection to the shard is cut: {error}") from error
+
+    def cut(self) -> None:
+        """Let go of the connection; whoever waits for it wakes."""
+        self._is_cut = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def __del__(self) -> None:
+        # not in `cut`: another thread may be receiving, and the descriptor would be another file's
+        self._socket.close()
+
+
+class _Answer:
+    """An answer that is under way; see `Pending`."""
+
+    def __init__(self, line: _Line) -> None:
+        self._line = line
+        self.data: memoryview | None = None
+
+    def has_come(self) -> bool:
+        """Whether it has; one that never will is as good as come."""
+        if self.data is None:
+            try:
+                self._line.receive_until(self, 0)
+            except TimeoutError:
+                return False
+            except ConnectionError:
+                return True
+        return True
+
+    def result(self, timeout_seconds: float) -> memoryview:
+        """Wait for it."""
+        if self.data is None:
+            self._line.receive_until(self, timeout_seconds)
+        assert self.data is not None
+        return self.data
+
+
+def _check_token(token: bytes) -> None:
+    if not isinstance(token, bytes) or len(token) != TOKEN_NBYTES:
+        raise ValueError(f"token must be {TOKEN_NBYTES} bytes, such as secrets.token_bytes gives")
+
+
+def _checked_address(address: Any) -> tuple[str, int]:
+    """Return host and port; TypeError or ValueError if it is something else."""
+    if not isinstance(address, (tuple, list)) or len(address) < 2:
+        raise TypeError(f"address must be (host, port), got {address!r}")
+    host, port = address[:2]
+    if not isinstance(host, str):
+        raise TypeError(f"address must be (host, port) with a host of type str, got {address!r}")
+    return host, as_count("the port of address", port, 65535)
+
+
+def _wait(connection: socket.socket, events: int, timeout_seconds: float) -> int:
+    """Wait at most so long until something can be received or sent; return which of it."""
+    try:
+        poll = select.poll()
+        poll.register(connection, events)
+        found = poll.poll(math.ceil(1000 * timeout_seconds))
+    except (OSError, ValueError):
+        return events  # it has been closed, which whoever uses it finds out
+    if not found:
+        return 0
+    return found[0][1] & events or events  # an error: likewise
+
+
+def send(connection: socket.socket, buffers: Sequence[Any]) -> None:
+    """Send buffers one after the other, without joining them; for a socket that waits."""
+    for _ in send_in_parts(connection, buffers):
+        if not _wait(connection, select.POLLOUT, SEND_SECONDS):
+            raise TimeoutError(f"nothing was taken for {SEND_SECONDS:g} seconds")
+
+
+def send_in_parts(connection: socket.socket, buffers: Sequence[Any]) -> Iterator[None]:
+    """Send buffers one after the other, without joining them; yield whenever there is no room."""
+    views = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
+    while views:
+        try:
+            n = connection.sendmsg(views[:BUFFERS_AT_ONCE], (), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            yield
+            continue
+        while views and n >= len(views[0]):
+            n -= len(views.pop(0))
+        if n:
+            views[0] = views[0][n:]
+
+
+def receive(connection: socket.socket, n: int, timeout_seconds: float | None) -> memoryview:
+    """Return the next n bytes.
+
+    Raises ConnectionError if the other side has gone before, and TimeoutError if nothing has come
+    for so long.
+    """
+    data = memoryview(bytearray(n))
+    _receive_into(connection, data, timeout_seconds)
+    return data
+
+
+def receive_message(connection: socket.socket, timeout_seconds: float | None) -> memoryview:
+    """Return the next message, with its head; ShardError if what comes is none."""
+    head = receive(connection, HEAD.size, timeout_seconds)
+    data = memoryview(bytearray(HEAD.size + length_of(head)))
+    data[: HEAD.size] = head
+    _receive_into(connection, data[HEAD.size :], timeout_seconds or STALL_SECONDS)
+    return data
+
+
+def _receive_into(
+    connection: socket.socket, data: memoryview, timeout_seconds: float | None
+) -> None:
+    at = 0
+    while at < len(data):
+        if timeout_seconds is not None and not _wait(connection, select.POLLIN, timeout_seconds):
+            raise TimeoutError(f"nothing has come for {timeout_seconds:g} seconds")
+        try:
+            found = connection.recv_into(data[at:])
+        except BlockingIOError:  # somebody else may have been faster
+            continue
+        if found == 0:
+            raise ConnectionError("the other side has closed the connection")
+        at += found

@@ -1,0 +1,563 @@
+"""Shards behind TCP: who is let in, and what becomes of connections that are cut."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from shards import FIELDS, add_rows, new_shard, rows
+
+import kary_replay as kr
+from kary_replay import HANDLE_DTYPE
+from kary_replay.errors import ShardError, ShardLostError
+from kary_replay.shards import (
+    LocalTransport,
+    RemoteShard,
+    ShardServer,
+    ShardService,
+    SocketTransport,
+)
+from kary_replay.shards import remote_shard as module
+from kary_replay.shards.messages import HEAD, LONGEST, Kind, pack, unpack
+from kary_replay.shards.service import FOLDERS, HIDDEN
+from kary_replay.shards.sockets import WELCOME
+from kary_replay.shards.transport import _There
+from kary_replay.shards.vitals import VITALS_DTYPE
+
+TOKEN = secrets.token_bytes(32)
+
+
+class Served:
+    """A shard, its server, and what is needed to replace the server."""
+
+    def __init__(self) -> None:
+        self.buffer = new_shard(1000, shared=True)
+        self.server = ShardServer(ShardService(self.buffer), TOKEN)
+        self.address = self.server.address
+
+    def shard(self, patience_seconds: float = 5.0) -> RemoteShard:
+        return RemoteShard(SocketTransport(self.address, TOKEN), patience_seconds)
+
+    def replace(self, buffer: kr.PrioritizedReplayBuffer | None = None) -> None:
+        """Let another server answer at the same address."""
+        self.server.close()
+        self.server = ShardServer(
+            ShardService(self.buffer if buffer is None else buffer), TOKEN, port=self.address[1]
+        )
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    one = Served()
+    yield one
+    one.server.close()
+
+
+def test_all_that_a_buffer_does(served: Served, rng: np.random.Generator) -> None:
+    many = kr.ShardedReplayBuffer([served.shard(), new_shard(1000)], seed=1)
+    for number in range(0, 400, 10):
+        many.add(**rows(np.arange(number, number + 10)))
+    many.settle()
+    assert len(many) == 400
+    for _ in range(50):
+        batch = many.sample(64)
+        np.testing.assert_array_equal(batch.row[:, 2], batch.number)
+        many.update_priorities(batch.handle, rng.gamma(1.0, size=64))
+    many.settle()
+    masses = served.buffer.total_mass + many._shards[1].buffer.total_mass
+    assert many.total_mass == pytest.approx(masses)
+    many.check_invariants()
+    many.close()
+
+
+def test_a_wrong_token_is_not_answered(served: Served) -> None:
+    with pytest.raises(ConnectionError, match="refuses the token"):
+        SocketTransport(served.address, secrets.token_bytes(32))
+    for token in (b"short", "x" * 32):
+        with pytest.raises(ValueError, match="token must be 32 bytes"):
+            SocketTransport(served.address, token)  # type: ignore[arg-type]
+    with socket.create_connection(served.address) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n" + b"x" * 40)
+        stranger.settimeout(5)
+        assert stranger.recv(100) == b""
+    assert len(served.shard().fields) == 2
+
+
+def test_nobody_there() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = free.getsockname()
+    with pytest.raises(ConnectionError, match="no shard answers at 127"):
+        SocketTransport(address, TOKEN)
+
+
+def test_somebody_else_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def greet() -> None:
+            connection, _ = other.accept()
+            connection.sendall(b"220 mail.example ESMTP")
+            time.sleep(0.1)
+            connection.close()
+
+        threading.Thread(target=greet, daemon=True).start()
+        with pytest.raises(ConnectionError, match=r"is no shard|refuses the token"):
+            SocketTransport(other.getsockname(), TOKEN)
+
+
+def test_other_versions_and_fields(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = kr.PrioritizedReplayBuffer(4, {"x": kr.Field((), "float32")})
+    with pytest.raises(ShardError, match="must have the same fields"):
+        kr.ShardedReplayBuffer([local, served.shard()])
+    monkeypatch.setattr(module, "VERSION", "9.9.9")
+    with pytest.raises(ShardError, match=r"install the same version on all machines"):
+        served.shard()
+
+
+def answered(service: ShardService, message: list[Any]) -> Any:
+    """Return what a shard answers."""
+    return unpack(b"".join(map(bytes, service.answer(b"".join(map(bytes, message))))))
+
+
+def connected(served: Served) -> socket.socket:
+    """Return a connection that has been let in."""
+    connection = socket.create_connection(served.address)
+    connection.sendall(TOKEN)
+    connection.settimeout(5)
+    assert connection.recv(len(WELCOME)) == WELCOME
+    return connection
+
+
+HELLO = b"".join(map(bytes, pack(Kind.HELLO, b"0.0.0", b"")))
+GARBAGE = [
+    b"x" * 100,
+    HELLO[:10],
+    HELLO[:-3],
+    HEAD.pack(b"KRsh", 7, Kind.HELLO, 0, 0),
+    HEAD.pack(b"KRsh", 1, 999, 0, 0),
+    HEAD.pack(b"KRsh", 1, Kind.HELLO, 0, LONGEST + 1),
+    HEAD.pack(b"KRsh", 1, Kind.HELLO, 3, 8) + struct.pack("<Q", 99),
+]
+
+
+@pytest.mark.parametrize("sent", GARBAGE, ids=range(len(GARBAGE)))
+def test_messages_that_are_none(served: Served, sent: bytes) -> None:
+    """The connection ends, or is told so; the shard goes on for others."""
+    add_rows(served.buffer, np.arange(5))
+    connection = connected(served)
+    answer = b""
+    with contextlib.suppress(OSError):  # it has been cut at the other end
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        while part := connection.recv(1000):
+            answer += part
+    assert not answer or unpack(answer).kind is Kind.FAILED
+    assert kr.ShardedReplayBuffer([served.shard()]).sample(3).number.max() < 5
+    assert len(served.buffer) == 5
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind < Kind.DONE])
+def test_messages_without_their_parts(served: Served, kind: Kind) -> None:
+    service = ShardService(served.buffer)
+    for parts in ([], [b"\x01"], [b"", b"\xff" * 7], [np.zeros(4, np.uint64), b"abc"]):
+        assert answered(service, pack(kind, *parts)).kind in (Kind.DONE, Kind.FAILED)
+    assert len(served.buffer) == 0
+    served.buffer.check_invariants()
+    service.close()
+
+
+def test_files_outside_are_not_read(served: Served) -> None:
+    service = ShardService(served.buffer)
+    answered(service, pack(Kind.SAVE))
+    for name in (b"../../etc/passwd", b"/etc/passwd", b"."):
+        message = pack(Kind.READ, name, np.array([0, 100], np.int64))
+        assert answered(service, message).kind is Kind.FAILED
+    service.close()
+
+
+def test_a_new_server_goes_on(served: Served, rng: np.random.Generator) -> None:
+    """Adds and updates that were cut off are done once; batches under way are drawn again."""
+    many = kr.ShardedReplayBuffer([served.shard()], seed=2)
+    number = 0
+    for _ in range(20):
+        for _ in range(5):
+            many.add(**rows(np.arange(number, number + 3)))
+            number += 3
+        served.replace()
+        batch = many.sample(32)
+        served.replace()
+        many.update_priorities(batch.handle, rng.gamma(1.0, size=32))
+    many.settle()
+    slots = served.buffer._slots.by_age()[0]
+    assert served.buffer.field_view("number")[slots].tolist() == list(range(number))
+    assert many.lost == []
+
+
+def test_another_memory_is_lost(served: Served) -> None:
+    many = kr.ShardedReplayBuffer([served.shard(), new_shard(100)], seed=2)
+    many.add(**rows(np.arange(10)))
+    many.add(**rows(np.arange(10, 20)))
+    many.settle()
+    handle = many.sample(64).handle
+    served.replace(new_shard(1000))
+    batch = many.sample(64)
+    assert set(batch.number.tolist()) <= set(range(10, 20)), "the law is that of the survivor"
+    np.testing.assert_allclose(batch.importance_weight, 1)
+    assert many.lost == [0]
+    of_lost = int((handle["shard"] == 0).sum())
+    assert many.update_priorities(handle, np.ones(64)) == 64 - of_lost
+    assert many.n_refused == of_lost
+    assert many.join(served.shard()) == 0, "who comes takes the number of the lost"
+    many.add(**rows(np.arange(20, 30)))
+    many.add(**rows(np.arange(30, 40)))
+    assert many.update_priorities(handle, np.ones(64)) == 64 - of_lost, "old handles stay refused"
+    many.settle()
+    assert set(many.sample(512).number.tolist()) == set(range(10, 40))
+
+
+def test_rows_of_others_are_noticed(served: Served) -> None:
+    """A shard without mass is not asked for rows; what it has become is asked for all the same."""
+    many = kr.ShardedReplayBuffer([served.shard(), new_shard(10)], seed=2)
+    many._shards[1].add(rows([1]), None)
+    assert many.sample(4).number.tolist() == [1] * 4
+    add_rows(served.buffer, np.arange(100, 200))
+    while many.sample(64).number.max() < 100:
+        time.sleep(0.001)
+
+
+def test_all_are_lost(served: Served) -> None:
+    many = kr.ShardedReplayBuffer([served.shard(0.2)], seed=2)
+    many.add(**rows(np.arange(10)))
+    many.settle()
+    handle = many.sample(4).handle
+    served.server.close()
+    with pytest.raises(ShardLostError, match="all shards are lost"):
+        many.sample(4)
+    with pytest.raises(ShardLostError, match="all shards are lost"):
+        many.add(**rows([1]))
+    with pytest.raises(ShardLostError, match="all shards are lost"):
+        many.update_priorities(handle, np.ones(4))
+    assert many.join(new_shard(10)) == 0
+    many.add(**rows([1]))
+    assert many.sample(4).number.tolist() == [1] * 4
+
+
+def test_a_silent_shard_is_lost(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is connected, and answers nothing any more."""
+    shard = served.shard(0.3)
+    many = kr.ShardedReplayBuffer([shard, new_shard(10)], seed=2)
+    many.add(**rows([1]))
+    many.add(**rows([2]))
+    many.settle()
+    never = threading.Event()
+    service = served.server._server.RequestHandlerClass.service  # type: ignore[attr-defined]
+    monkeypatch.setattr(service, "answer", lambda _: never.wait(20))
+    began = time.monotonic()
+    assert many.sample(8).number.tolist() == [2] * 8
+    assert time.monotonic() - began < 10
+    never.set()
+
+
+def test_what_a_shard_refuses_is_raised(served: Served) -> None:
+    shard = served.shard()
+    shard._send(pack(Kind.SET, b"alpha", np.array([7.0])))
+    with pytest.raises(ValueError, match="alpha must be from 0 to 1"):
+        shard.settle()
+    shard._send(pack(Kind.SET, b"max_priority", np.array([np.inf])))
+    with pytest.raises(ValueError, match="max_priority must be from 1 to"):
+        shard.settle()
+    shard._send(pack(Kind.SET, b"capacity", np.array([7.0])))
+    with pytest.raises(ShardError, match="has no setting 'capacity'"):
+        shard.settle()
+    assert served.buffer.alpha == 1.0
+    assert set(FIELDS) == set(shard.fields)
+
+
+def test_two_threads_at_once(served: Served, run_threaded) -> None:  # type: ignore[no-untyped-def]
+    many = kr.ShardedReplayBuffer([served.shard(), new_shard(1000)], seed=2)
+    many.add(**rows(np.arange(10)))
+    many.add(**rows(np.arange(10)))
+
+    def draw() -> None:
+        for _ in range(100):
+            batch = many.sample(16)
+            np.testing.assert_array_equal(batch.row[:, 0], batch.number)
+            many.update_priorities(batch.handle, np.ones(16))
+
+    def add() -> None:
+        for number in range(100):
+            many.add(**rows(np.arange(number, number + 5)))
+
+    run_threaded([draw, add])
+    many.settle()
+    assert many.n_added == 520
+
+
+def test_a_refusal_costs_no_other_add(served: Served) -> None:
+    """It is raised by the next call, before that does anything."""
+    shard = served.shard()
+    many = kr.ShardedReplayBuffer([shard], seed=0)
+    n_refused = 0
+    number = 0
+    while number < 300:
+        if number == 50 and not n_refused:
+            shard._send(pack(Kind.SET, b"alpha", np.array([7.0])))
+        try:
+            many.add(**rows([number]))
+            number += 1
+        except ValueError:
+            n_refused += 1
+    many.settle()
+    slots = served.buffer._slots.by_age()[0]
+    assert served.buffer.field_view("number")[slots].tolist() == list(range(300))
+    assert n_refused == 1
+
+
+def test_rows_that_are_sent_again_are_those_that_were_given(served: Served) -> None:
+    many = kr.ShardedReplayBuffer([served.shard()], seed=0)
+    served.server.close()
+    one = rows(np.arange(4))
+    served.server = ShardServer(ShardService(served.buffer), TOKEN, port=served.address[1])
+    many.add(**one)
+    one["number"][:] = 99
+    served.replace()
+    many.settle()
+    assert served.buffer.field_view("number")[:4].tolist() == [0, 1, 2, 3]
+
+
+def test_answers_of_a_lost_shard_are_not_its_successors(served: Served) -> None:
+    many = kr.ShardedReplayBuffer([served.shard(0.5), new_shard(10)], seed=0)
+    many.add(**rows(np.arange(10)))
+    many.add(**rows(np.arange(10, 20)))
+    many.settle()
+    batches = many.batches(16, per_request=1, under_way=2)
+    handle = next(batches).handle
+    served.server.close()
+    with contextlib.suppress(ShardLostError):
+        many._shards[0].look()
+    new = new_shard(100)
+    add_rows(new, np.arange(500, 600))
+    assert many.join(new) == 0
+    for _ in range(4):
+        batch = next(batches)
+        assert batch.number.min() >= 10, "none is of the lost shard"
+        assert ((batch.handle["epoch"] == 1) == (batch.number >= 500)).all()
+    before = new.total_mass
+    n_lost = int((handle["shard"] == 0).sum())
+    assert many.update_priorities(handle, np.full(16, 9.0)) == 16 - n_lost
+    assert new.total_mass == before
+    assert many.n_refused == n_lost
+
+
+def test_a_stranger_at_the_old_address_is_no_shard(served: Served) -> None:
+    many = kr.ShardedReplayBuffer([served.shard(), new_shard(10)], seed=0)
+    many.add(**rows([1]))
+    many.add(**rows([2]))
+    many.settle()
+    other = kr.PrioritizedReplayBuffer(
+        10, {**FIELDS, "row": kr.Field((4,), "float32"), **HIDDEN}, alpha=1.0
+    )
+    served.server.close()
+    served.server = ShardServer(ShardService(other), TOKEN, port=served.address[1])
+    for _ in range(3):
+        assert many.sample(8).number.tolist() == [2] * 8
+        many.add(**rows([2]))
+    assert many.lost == [0]
+    assert len(other) == 0
+
+
+class Evil(LocalTransport):
+    """A shard that says what is not so."""
+
+    def __init__(self, service: ShardService, change: Any) -> None:
+        super().__init__(service)
+        self._change = change
+
+    def send(self, message: Any) -> Any:
+        answer = unpack(super().send(message).result(1))
+        if answer.kind is not Kind.DONE or len(answer.parts) < 4:
+            return super().send(message)
+        parts = [bytearray(part) for part in answer.parts]
+        self._change(parts)
+        return _There(b"".join(map(bytes, pack(Kind.DONE, *parts))))
+
+
+def changed(part: int, dtype: Any, value: Any, name: str = "") -> Any:
+    def change(parts: list[bytearray]) -> None:
+        array = np.frombuffer(parts[part], dtype)
+        (array[name] if name else array)[...] = value
+
+    return change
+
+
+EVIL = {
+    "total": changed(0, VITALS_DTYPE, -5.0, "total"),
+    "infinite total": changed(0, VITALS_DTYPE, np.inf, "total"),
+    "rows": changed(0, VITALS_DTYPE, -5, "n_rows"),
+    "more rows": changed(0, VITALS_DTYPE, 1 << 62, "n_rows"),
+    "priority": changed(0, VITALS_DTYPE, np.inf, "max_priority"),
+    "broken": changed(1, np.int64, 1),
+    "mass": changed(2, np.float64, np.nan),
+    "negative mass": changed(2, np.float64, -1.0),
+    "count": changed(3, np.float64, 0.0),
+    "no rows": changed(4, HANDLE_DTYPE, -1, "index"),
+}
+
+
+@pytest.mark.parametrize("what", EVIL)
+@pytest.mark.parametrize("exact", [None, "rejection"])
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_what_a_shard_says_is_not_believed_unseen(
+    what: str, exact: Any, share: float, served: Served
+) -> None:
+    """The shard is lost, or the draw fails in words; nothing hangs or crashes."""
+    add_rows(served.buffer, np.arange(50))
+    evil = RemoteShard(Evil(ShardService(served.buffer), EVIL[what]))
+    here = new_shard(10)
+    add_rows(here, np.arange(100, 110))
+    many = kr.ShardedReplayBuffer([here, evil], seed=0, exact=exact, uniform_share=share)
+    try:
+        batch = many.sample(64)
+    except (RuntimeError, ShardError):
+        return
+    assert np.isfinite(batch.importance_weight).all()
+    assert many.lost == [1] or what in ("broken", "no rows")
+
+
+def test_large_answers_and_large_adds_at_once() -> None:
+    """Neither side waits for the other to take what it sends."""
+    fields = {"image": kr.Field((84, 84, 4), np.uint8)}
+    server = ShardServer(ShardService(ShardService.new_buffer(1200, fields)), TOKEN)
+    shard = RemoteShard(SocketTransport(server.address, TOKEN))
+    many = kr.ShardedReplayBuffer([shard], seed=0)
+    images = np.zeros((512, 84, 84, 4), np.uint8)
+    many.add(image=images)
+    batches = many.batches(256)
+    for _ in range(4):
+        next(batches)
+        many.add(image=images)
+    many.settle()
+    assert many.n_added == 5 * 512
+    assert shard._line == 0, "it has not been reached anew"
+    many.close()
+    server.close()
+
+
+def test_one_cut_is_one_new_connection(served: Served) -> None:
+    shard = served.shard()
+    many = kr.ShardedReplayBuffer([shard], seed=0)
+    many.add(**rows(np.arange(10)))
+    batches = many.batches(16, per_request=1, under_way=4)
+    next(batches)
+    served.replace()
+    for _ in range(50):
+        next(batches)
+    assert shard._line == 1
+
+
+def test_a_child_has_a_connection_of_its_own(served: Served) -> None:
+    many = kr.ShardedReplayBuffer([served.shard()], seed=0)
+    many.add(**rows(np.arange(10)))
+    many.settle()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            for _ in range(50):
+                batch = many.sample(24)
+                assert (batch.row[:, 0] == batch.number).all()
+                many.add(**rows([1000]))
+            many.settle()
+            code = 0
+        finally:
+            os._exit(code)
+    for _ in range(50):
+        batch = many.sample(16)
+        assert (batch.row[:, 0] == batch.number).all()
+        many.add(**rows([2000]))
+    many.settle()
+    assert os.waitpid(pid, 0)[1] == 0
+    assert served.buffer.n_added == 110
+
+
+def folders() -> set[Path]:
+    """Return what services of this process have saved for others to fetch."""
+    return set(Path(tempfile.gettempdir()).glob(f"{FOLDERS}{os.getpid()}-*"))
+
+
+def test_several_save_the_same_shard(served: Served, tmp_path: Path, run_threaded: Any) -> None:
+    add_rows(served.buffer, np.arange(200))
+    before = folders()
+
+    def save(number: int) -> int:
+        with kr.ShardedReplayBuffer([served.shard()]) as many:
+            for _ in range(3):
+                many.save(tmp_path / str(number))
+            return len(many)
+
+    assert run_threaded(save, n_threads=4) == [200] * 4
+    for number in range(4):
+        after = kr.ShardedReplayBuffer([new_shard(200)])
+        after.load(tmp_path / str(number))
+        assert len(after) == 200
+    assert folders() == before
+
+
+def test_a_shard_dies_during_a_save(served: Served, tmp_path: Path) -> None:
+    shard = served.shard(0.2)
+    many = kr.ShardedReplayBuffer([shard, new_shard(10)], seed=0)
+    many.add(**rows([1]))
+    many.add(**rows([2]))
+    many.save(tmp_path)
+    fetched = shard._fetched
+
+    def die(message: Any) -> Any:
+        if unpack(b"".join(map(bytes, message))).kind is Kind.READ:
+            served.server.close()
+        return fetched(message)
+
+    shard._fetched = die  # type: ignore[method-assign]
+    with pytest.raises(ShardLostError):
+        many.save(tmp_path)
+    assert many.lost == [0]
+    after = kr.ShardedReplayBuffer([new_shard(10)])
+    after.load(tmp_path)
+    assert len(after) == 2, "the checkpoint before stays"
+
+
+def test_what_all_lost_says(served: Served, tmp_path: Path) -> None:
+    shard = served.shard(0.2)
+    many = kr.ShardedReplayBuffer([shard], seed=0)
+    served.server.close()
+    with pytest.raises(ShardLostError):
+        many.sample(1)
+    for call in (
+        lambda: many.alpha,
+        lambda: setattr(many, "alpha", 0.5),
+        lambda: many.save(tmp_path),
+        lambda: many.sample(1),
+        lambda: many.add(**rows([1])),
+        lambda: kr.ShardedReplayBuffer([shard]),
+    ):
+        with pytest.raises(ShardLostError):
+            call()
+    assert len(many) == 0
+
+
+def test_addresses_that_are_none() -> None:
+    for address, error in (("host:1", TypeError), ((1, 2), TypeError), (("x", 70000), ValueError)):
+        with pytest.raises(error, match=r"address must be|port of address"):
+            SocketTransport(address, TOKEN)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="service must be a ShardService"):
+        ShardServer(new_shard(4), TOKEN)  # type: ignore[arg-type]
