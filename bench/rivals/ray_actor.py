@@ -15,7 +15,7 @@ import numpy as np
 import ray
 
 from bench.harness.timing import Contender
-from bench.rivals.rows import VECTOR, Kind, Updates, rows
+from bench.rivals.rows import BETA, VECTOR, Kind, Updates, rows
 
 NAME = "an actor of Ray with cpprb's buffer"
 
@@ -30,7 +30,7 @@ class Actor:
         self.buffer = CpprbBuffer(slots, kind=kind).buffer
 
     def sample(self, batch: int) -> Any:
-        return self.buffer.sample(batch, 0.4)
+        return self.buffer.sample(batch, BETA)
 
     def update(self, index: np.ndarray, errors: np.ndarray) -> None:
         self.buffer.update_priorities(index, errors)

@@ -17,7 +17,7 @@ import multiprocessing
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median, quantiles
@@ -45,10 +45,9 @@ BARS = [  # part, who, against whom, at least
 
 def filled(buffer: kr.PrioritizedReplayBuffer, n: int, seed: int = 0) -> Any:
     """Fill a buffer, which may be one for a shard."""
-    more = {name: field for name, field in buffer.fields.items() if name not in FIELDS}
+    shards = kr.ShardedReplayBuffer([buffer])  # it fills in what a shard keeps beside the fields
     for _, block, errors in chunks(n):
-        hidden = {name: np.zeros(len(errors), field.dtype) for name, field in more.items()}
-        buffer.add(priority=np.roll(errors, seed) + 1e-6, **block, **hidden)
+        shards.add(priority=np.roll(errors, seed) + 1e-6, **block)
     return buffer
 
 
@@ -187,14 +186,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def report_bars(parts: dict[str, dict[str, list[float]]]) -> bool:
     """Say which promises are kept."""
-    judge: Callable[[list[float]], float] = median
     is_met = True
     for part, who, against, least in BARS:
         found = parts[part]
         if against not in found:
             print(f"{part}: {against} is not here")
             continue
-        factor = judge(found[against]) / judge(found[who])
+        factor = median(found[against]) / median(found[who])
         is_met &= factor >= least
         print(
             f"{part}: {who} is {factor:.2f} times as fast as {against}, at least {least:.2f} asked"

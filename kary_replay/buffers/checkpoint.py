@@ -225,7 +225,7 @@ class Checkpoint:
     def restore(self, slots: Slots) -> None:
         """Read everything, verified, into new slots of the same capacity and fields."""
         content = self.content
-        with self._named():
+        with named(self._folder / MANIFEST):
             if snapshots.offsets(slots) != content["offsets"]:
                 raise CheckpointError(
                     f"'{self._folder}' was saved by kary-replay {content['version']}, which lays "
@@ -255,7 +255,7 @@ class Checkpoint:
     ) -> None:
         """Check what the manifest says of the layout, and open the files."""
         content, path = self.content, self._folder / MANIFEST
-        with self._named():
+        with named(path):
             found_format, version = as_count("format", content["format"]), content["version"]
             if found_format not in READABLE:
                 raise CheckpointError(
@@ -285,14 +285,15 @@ class Checkpoint:
     def _read(self, name: str, into: Bytes) -> None:
         read_data(self._files[name], self.content["files"][name], into)
 
-    @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
-        """Raise CheckpointError naming the manifest where what it says cannot be."""
-        try:
-            yield
-        except CheckpointError:
-            raise
-        except WRONG as error:
-            raise CheckpointError(
-                f"'{self._folder / MANIFEST}' contradicts itself: {type(error).__name__}: {error}"
-            ) from error
+
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Raise CheckpointError naming the manifest ``path`` where what it says cannot be."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except WRONG as error:
+        raise CheckpointError(
+            f"'{path}' contradicts itself: {type(error).__name__}: {error}"
+        ) from error

@@ -27,6 +27,9 @@ cdef cnp.ndarray column_of(
 )
 
 
+cdef int64_t as_batch_size(batch_size) except -1
+
+
 cdef class Reader:
     cdef Slots slots
 

@@ -86,6 +86,13 @@ cdef cnp.ndarray column_of(
     return array
 
 
+cdef int64_t as_batch_size(batch_size) except -1:
+    """Return how many rows a batch is to have."""
+    if type(batch_size) is int and 1 <= batch_size <= MAX_BATCH:
+        return batch_size  # as nearly always; the check below takes longer
+    return as_count("batch_size", batch_size, MAX_BATCH)
+
+
 cdef class Reader:
     """Copies rows out of slots. Columns come in the order of the fields. Private to the package."""
 
@@ -99,11 +106,7 @@ cdef class Reader:
         one after the other from those that are not in the batch yet. The arrays are new, but for
         those of ``out``, by the same names.
         """
-        cdef int64_t n
-        if type(batch_size) is int and 1 <= batch_size <= MAX_BATCH:
-            n = batch_size  # as nearly always; the check below takes longer
-        else:
-            n = as_count("batch_size", batch_size, MAX_BATCH)
+        cdef int64_t n = as_batch_size(batch_size)
         return self.collect(n, NULL, stratified and not unique, unique, out)
 
     def take(self, index):

@@ -31,8 +31,8 @@ from ..errors import EmptyBufferError, IndexRangeError, ShardError
 from ..types import HANDLE_DTYPE, SHARDED_HANDLE_DTYPE
 from ..validation import as_count, as_fraction, as_real, as_seed
 
-from .block cimport Handle, Noise, fetch_add_relaxed, fill_uniform, load_relaxed
-from .reader cimport CHUNK, Draw, Reader, column_of
+from .block cimport PER_COUNTER, Handle, Noise, fetch_add_relaxed, fill_uniform, load_relaxed
+from .reader cimport CHUNK, Draw, Reader, as_batch_size, column_of
 from .slots cimport KeySet, Selector, Slots
 
 cnp.import_array()
@@ -55,10 +55,8 @@ cdef extern from "noise.hpp" namespace "kary" nogil:
     double fitting_share(const Noise& noise)
 
 cdef enum:
-    MAX_BATCH = 1 << 30
     MOST_HEADROOM = 1 << 20
     PATIENCE = 16        # draws in vain within a shard, before the root draws anew
-    PER_COUNTER = 4      # random numbers that one count of a stream stands for
 
 
 cdef struct ShardedHandle:
@@ -387,22 +385,15 @@ cdef class ShardedReader:
             if self.shard[s].is_here:
                 reader = <Reader>self.readers[s]
                 self.shard[s].total = max(reader.slots.selector.extent(), 0.0)
-                self.shard[s].n_rows = max(
-                    <double>load_relaxed(&reader.slots.header.n_with_mass), 0.0
-                )
+                self.shard[s].n_rows = rows_of(reader)
 
     def plan(self, batch_size, bint stratified, bint unique=False, double headroom=0.0):
         """Return where the rows of a batch come from, by the totals that are known now.
 
         Raises EmptyBufferError if no shard has mass.
         """
-        cdef int64_t n
-        cdef Plan plan
-        if type(batch_size) is int and 1 <= batch_size <= MAX_BATCH:
-            n = batch_size  # as nearly always; the check below takes longer
-        else:
-            n = as_count("batch_size", batch_size, MAX_BATCH)
-        plan = Plan(n, self.n_shards, stratified, unique, self.share, headroom)
+        cdef int64_t n = as_batch_size(batch_size)
+        cdef Plan plan = Plan(n, self.n_shards, stratified, unique, self.share, headroom)
         self.assign(plan)
         return plan
 
@@ -568,12 +559,12 @@ cdef class ShardedReader:
         cdef double* point = plan.spare
         cdef int64_t* slot = plan.slot
         cdef double extent = selector.extent()
-        cdef double n_rows = <double>load_relaxed(&reader.slots.header.n_with_mass)
+        cdef double n_rows = rows_of(reader), extent_now, rows_now
         cdef double scale = extent / plan.planned[s] if plan.planned[s] > 0 else 0
         cdef int64_t i, j, run, attempts
         if plan.headroom <= 0 and (extent <= 0 or n_rows <= 0):
             return  # all its rows are gone: the root draws anew
-        fetch_add_relaxed(&reader.slots.header.n_sampled, n)
+        fetch_add_relaxed(&reader.slots.header.n_sampled, n)  # relaxed: a count, read by itself
         if plan.headroom > 0:
             self.read_accepted(reader, plan, s, batch, extent, n_rows)
             return
@@ -598,12 +589,12 @@ cdef class ShardedReader:
                 i += run
                 continue
             for j in range(i, i + run):
-                attempts = 0
+                attempts, extent_now, rows_now = 0, extent, n_rows
                 while plan.handle[rows[j]].index < 0 and attempts < PATIENCE:
                     attempts += 1
-                    self.draw_again(reader, plan, rows[j], batch, &extent, &n_rows)
+                    self.draw_again(reader, plan, rows[j], batch, &extent_now, &rows_now)
                 if plan.handle[rows[j]].index >= 0:
-                    self.note(plan, rows[j], 1, extent, n_rows)
+                    self.note(plan, rows[j], 1, extent_now, rows_now)
             i += run
 
     cdef void read_accepted(
@@ -618,7 +609,7 @@ cdef class ShardedReader:
         cdef Selector* selector = reader.slots.selector
         cdef int64_t i, row, slot
         cdef double point
-        self.shard[s].total, self.shard[s].n_rows = max(extent, 0.0), max(n_rows, 0.0)
+        self.shard[s].total, self.shard[s].n_rows = max(extent, 0.0), n_rows
         if extent > plan.planned[s] or n_rows > plan.planned_rows[s]:
             plan.is_broken = True
             return
@@ -643,13 +634,13 @@ cdef class ShardedReader:
     ) noexcept nogil:
         """Draw another row of the same shard in place of one that a writer took.
 
-        What is divided now becomes ``extent`` and ``n_rows``.
+        What is divided now becomes ``extent`` and ``n_rows``, for this row alone.
         """
         cdef Selector* selector = reader.slots.selector
         cdef double u
         cdef int64_t slot
         extent[0] = selector.extent()
-        n_rows[0] = <double>load_relaxed(&reader.slots.header.n_with_mass)
+        n_rows[0] = rows_of(reader)
         if extent[0] <= 0 or n_rows[0] <= 0:
             return
         fill_uniform(self.key, self.counter, &u, 1)
@@ -853,6 +844,12 @@ cdef class ShardedReader:
             by_mass += fabs(plan.mass_share[s] - self.shard[s].total / total)
             by_count += fabs(plan.row_share[s] - self.shard[s].n_rows / n_rows)
         return 0.5 * ((1 - plan.share) * by_mass + plan.share * by_count)
+
+
+cdef inline double rows_of(Reader reader) noexcept nogil:
+    """Return how many rows of a shard have mass."""
+    # relaxed: any recent value will do, for weights come from the one that was used
+    return max(<double>load_relaxed(&reader.slots.header.n_with_mass), 0.0)
 
 
 cdef void weigh(

@@ -196,6 +196,7 @@ cdef class Slots:
         with nogil:
             acquire(self.header)
             if value > self.header.max_priority:
+                # relaxed: readers without the lock may have the one before for one more add
                 store_relaxed(&self.header.max_priority, value)
                 renew_max_mass(self.header)
             release(self.header)
@@ -203,7 +204,7 @@ cdef class Slots:
     @property
     def n_with_mass(self):
         """Rows that have mass."""
-        return max(load_relaxed(&self.header.n_with_mass), 0)
+        return max(load_relaxed(&self.header.n_with_mass), 0)  # any recent value will do
 
     def published(self):
         """Return the slots that hold a whole row, whatever its mass is. As by_age, at rest."""
@@ -213,6 +214,7 @@ cdef class Slots:
         cdef int64_t i, count = 0
         cdef uint64_t generation
         for i in range(n):
+            # relaxed: at rest nobody writes, and otherwise any recent value will do
             generation = load_relaxed(generation_of(self.header, i))
             if is_published(generation) and not is_vacant(generation):
                 slot[count] = i

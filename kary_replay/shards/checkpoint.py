@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..buffers.checkpoint import WRONG
+from ..buffers.checkpoint import named
 from ..buffers.checkpoint_files import DATA, MANIFEST, new_data, read_manifest
 from ..buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
 from ..errors import CheckpointError
@@ -116,25 +116,13 @@ class SavedShards:
 
     def named(self) -> contextlib.AbstractContextManager[None]:
         """Raise CheckpointError where the manifest says what cannot be."""
-        return _named(self._path)
-
-
-@contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except WRONG as error:
-        raise CheckpointError(
-            f"'{path}' contradicts itself: {type(error).__name__}: {error}"
-        ) from error
+        return named(self._path)
 
 
 def _checked(folder: Path, content: dict[str, Any], signature: str) -> list[Path]:
     """Return where the shards of a manifest are; CheckpointError if it is none of theirs."""
     path = folder / MANIFEST
-    with _named(path):
+    with named(path):
         if content["kind"] != KIND:
             raise CheckpointError(
                 f"'{folder}' holds a {content['kind']}: load it with {content['kind']}.load"

@@ -189,10 +189,10 @@ class RemoteShard:
             self._send(pack(Kind.ADD, head, given, *values))
 
     def update(self, handle: npt.NDArray[np.void], td_error: npt.NDArray[np.float64]) -> int:
-        """Set priorities; return how many are on their way."""
+        """Set priorities; return how many are on their way. Nobody writes into the arrays later."""
         with self._lock:
             self._prepare()
-            self._send(pack(Kind.UPDATE, handle.copy(), td_error.copy()))
+            self._send(pack(Kind.UPDATE, handle, td_error))
         return len(handle)
 
     def set(self, name: str, value: float) -> None:

@@ -654,29 +654,28 @@ class ShardedReplayBuffer:
             if shard.max_priority < largest:
                 self._try(s, shard.set, "max_priority", largest)
 
+    def _let_all(self, method: str) -> None:
+        """Call a method of all shards that are not lost, and learn how they are then."""
+        for s, shard in self._alive():
+            self._try(s, getattr(shard, method))
+            self._learn(s)
+
     def look(self) -> None:
         """Ask the shards elsewhere how they are, and wait until they have done what was sent."""
         with self._lock:
-            for s, shard in self._alive():
-                self._try(s, shard.look)
-                self._learn(s)
+            self._let_all("look")
 
     def settle(self) -> None:
         """Wait until all shards have done what was sent to them."""
         with self._lock:
-            for is_last in (False, True):  # the largest priority may be news to some
-                for s, shard in self._alive():
-                    self._try(s, shard.settle)
-                    self._learn(s)
-                if not is_last:
-                    self._share_max_priority()
+            self._let_all("settle")
+            self._share_max_priority()  # which may be news to some
+            self._let_all("settle")
 
     def reset(self) -> None:
         """Forget all rows; handles handed out before stay stale for ever."""
         with self._lock:
-            for s, shard in self._alive():
-                self._try(s, shard.reset)
-                self._learn(s)
+            self._let_all("reset")
 
     def check_invariants(self) -> None:
         """Raise AssertionError if something in a shard is not as it must be."""
@@ -733,7 +732,6 @@ class ShardedReplayBuffer:
             if len(self):
                 raise ValueError(f"load into shards without rows, there are {len(self)}")
             with saved_shards(Path(os.fsdecode(directory)), self.fields) as saved:
-                beta = as_fraction("beta", saved.state["beta"])
                 scratch = ShardedReader(
                     [self._template._reader], self._template._reader, len(self._leaves), 0
                 )
@@ -746,7 +744,7 @@ class ShardedReplayBuffer:
                     for rows, priority in saved.rows():
                         self._deal(rows, priority, room)
                     self._set("max_priority", saved.max_priority)
-                    self._beta = beta
+                    self.beta = saved.state["beta"]
                     self._reader.restore(saved.state["reader"])
                 except BaseException:
                     self.reset()
