@@ -13,7 +13,7 @@ SOURCES := $(wildcard $(foreach suffix,pyx pxd hpp,kary_replay/core/*.$(suffix) 
 WHEEL_PYTHONS ?= $(PYTHON) python3.10 python3.11 python3.12 python3.13 \
 	$(wildcard $(HOME)/.pyenv/versions/3.*/bin/python3)
 
-.PHONY: run test test-quick test-core stress sanitize bench bench-full bench-smoke rivals \
+.PHONY: run test test-quick test-core test-ray stress sanitize bench bench-full bench-smoke rivals \
 	rivals-try solves solves-nightly learning docs wheel lint format clean
 
 run: $(VENV)/recipes-installed $(VENV)/compiled
@@ -42,6 +42,11 @@ test-core:
 		$$(build/core/bin/python -c \
 			'import sys; print("dist/*-cp%d%d-*.whl" % sys.version_info[:2])')
 	cd build/core && bin/pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) $(CORE)
+
+# What can happen to a cluster, twenty times each, and Ray Tune; half an hour on two cores. `make
+# test` has the short form.
+test-ray: $(VENV)/built .venv-rivals/rllib/installed
+	RAY_REPETITIONS=20 .venv-rivals/rllib/bin/python -m pytest tests/cluster
 
 # ------------------------------------------------------------------------------------------ set-up
 

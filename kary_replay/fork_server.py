@@ -29,7 +29,7 @@ from multiprocessing import (
 )
 from typing import Any
 
-__all__ = ["SERVER_ENDED", "WorkerProcess", "let_go", "start"]
+__all__ = ["SERVER_ENDED", "WorkerProcess", "forget_program", "let_go", "start"]
 
 SERVER_ENDED = 256
 """The exit code of a process whose server has ended before it; no process ends with this one."""
@@ -116,6 +116,17 @@ def start() -> None:
     """Start the server unless it runs; it imports in the background."""
     with _inherited():
         _SERVER.ensure_running()
+
+
+def forget_program() -> None:
+    """Keep workers from importing the program of this process, from which they need nothing.
+
+    For a process that a cluster has started, by a program of its own.
+    """
+    program = sys.modules["__main__"]
+    program.__spec__ = None
+    with contextlib.suppress(AttributeError):
+        del program.__file__
 
 
 def let_go() -> None:

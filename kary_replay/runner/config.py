@@ -54,12 +54,17 @@ class RunnerConfig:
     """Processes that step environments; auto: measured, see docs/runner.md."""
     learners: int = 1
     """Processes that train; each takes its part of every batch."""
-    backend: Literal["process", "serial"] = field(
+    backend: Literal["process", "serial", "ray"] = field(
         default_factory=lambda: "process" if is_supported() else "serial"
     )
-    """Where workers run: in processes of this machine (Linux), or taking turns in this process.
+    """Where workers run.
 
-    Only "serial" is reproducible bit for bit."""
+    In processes of this machine (Linux), taking turns in this process, or on all nodes of a Ray
+    cluster. Only "serial" is reproducible bit for bit."""
+    ray_address: str | None = None
+    """HOST:PORT of the Ray cluster for backend ray; auto: the one that this machine is a node of.
+
+    None: that of $RAY_ADDRESS, which a job of the cluster has; else auto; else a new one here."""
     seed: int = 0
     """Seed of everything random: weights, environments, exploration, draws from the buffer."""
     total_env_steps: int = PRESET
@@ -251,6 +256,7 @@ def _check_values(config: RunnerConfig) -> None:
         lambda n: n is None or (isinstance(n, int) and 0 <= n <= MAX_DEPTH),
         f"None or an integer from 0 to {MAX_DEPTH}",
     )
+    _check(config, "ray_address", lambda a: a is None or (isinstance(a, str) and a != ""), "text")
     _check(
         config, "target_return", lambda x: x is None or math.isfinite(x), "None or a finite number"
     )
@@ -272,7 +278,7 @@ def _check_values(config: RunnerConfig) -> None:
         if type(getattr(config, name)) is not bool:
             raise ConfigError(f"{name} must be True or False, got {getattr(config, name)!r}")
     choices = {
-        "backend": ("process", "serial"),
+        "backend": ("process", "serial", "ray"),
         "initial_priority": ("max", "td_error"),
         "evaluate": ("during", "after", "never"),
         "on_environment_error": ("restart", "stop"),
@@ -337,9 +343,19 @@ def _check_together(config: RunnerConfig) -> None:
             f"learning_starts must be at most buffer_capacity={config.buffer_capacity}, "
             f"got {config.learning_starts}: learning would never start"
         )
-    if config.backend == "process" and not is_supported():
+    if config.backend != "serial" and not is_supported():
         raise ConfigError(
-            "backend='process' needs the shared memory of Linux: use backend='serial' here"
+            f"backend={config.backend!r} needs the shared memory of Linux: "
+            "use backend='serial' here"
+        )
+    if config.backend == "ray" and config.prefetch:
+        raise ConfigError(
+            f"prefetch must be None or 0 with backend='ray', got {config.prefetch}: "
+            "batches are asked for ahead in any case"
+        )
+    if config.backend != "ray" and config.ray_address is not None:
+        raise ConfigError(
+            f"ray_address is for backend='ray', got backend={config.backend!r}: leave it out"
         )
     if config.backend == "serial" and config.learners > 1:
         raise ConfigError(

@@ -63,6 +63,8 @@ class Role:
     saved : "each", "first" or "at once"
         Whether a checkpoint has the state of each worker, of the first one for all of them, or only
         of those that answer at once.
+    is_anywhere : bool
+        Whether the workers may be on other machines than those of the other roles.
     provides, holds : str
         What a run lacks that goes on without the role, and what is lost with a worker of it.
     """
@@ -78,6 +80,7 @@ class Role:
     on_failure: Literal["restart", "end", "continue"] = "restart"
     steps_environments: bool = False
     saved: Literal["each", "first", "at once"] = "each"
+    is_anywhere: bool = False
     provides: str = ""
     holds: str = ""
 
@@ -123,6 +126,7 @@ def off_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> 
         min(config.learning_starts, most),
         config.samples_per_insert_error or error,
         batch_size,
+        config.learners,
     )
     streams: dict[str, Stream] = {
         "experience": replay,
@@ -156,6 +160,7 @@ def off_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> 
         reads=("inference", "parameters"),
         writes=("experience", *statistics),
         steps_environments=True,
+        is_anywhere=True,
     )
     waits = config.evaluate == "after"
     evaluator = Role(

@@ -97,5 +97,7 @@ class Problem(NamedTuple):
     """Whether training has diverged: a new start would lead to the same."""
     was_killed: bool = False
     """Whether others have ended the worker's process."""
+    is_blameless: bool = False
+    """Whether it has nothing to do with the worker, and does not count among its failures."""
     error: BaseException | None = None
     """What was raised, if that happened in the process of the supervisor."""

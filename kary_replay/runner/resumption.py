@@ -24,6 +24,7 @@ CHANGEABLE = (
     "environment_timeout_seconds",
     "on_environment_error",
     "max_restarts",
+    "ray_address",
 )
 
 

@@ -142,7 +142,7 @@ class Runner:
             )
         RunDirectory.check_free(config)
         _check_device(config)
-        if config.backend == "process":  # of which other systems than Linux know nothing
+        if config.backend != "serial":  # of which other systems than Linux know nothing
             from .. import fork_server
 
             fork_server.start()
@@ -179,7 +179,8 @@ class Runner:
             Settings that are to be others from now on: total_env_steps, target_return,
             evaluation_interval, evaluation_max_steps, checkpoint_interval_seconds,
             checkpoint_interval_env_steps, environment_timeout_seconds, on_environment_error,
-            max_restarts. Schedules follow total_env_steps, so that exploration may rise again.
+            max_restarts, ray_address. Schedules follow total_env_steps, so that exploration may
+            rise again.
 
         Raises
         ------
@@ -236,11 +237,12 @@ class Runner:
                 why = why_finished(self._directory, config, counters)
                 if why:
                     return self._finished(self._directory, why)
-            n_actors = config.actors
-            if n_actors == "auto":
-                n_actors = counters.get("n_actors") or self._measured_actors()
             backend = BACKENDS[config.backend](config, self._stop.is_set)
             let_go.callback(backend.close)
+            n_actors = config.actors
+            if n_actors == "auto":
+                known = backend.n_actors or counters.get("n_actors")
+                n_actors = known or self._measured_actors()
             flow = HostedFlow(
                 config, self._env_factory, int(n_actors), backend.medium, self._checkpoint
             )
@@ -425,11 +427,10 @@ class Runner:
 
     def _measured_actors(self) -> int:
         """Return how many actors suit the learners, as measured here and now."""
-        config = self.config
-        if config.backend == "serial":
-            return 1
         try:
-            self._allocation = measured_allocation(config, self._env_factory, self._stop.is_set)
+            self._allocation = measured_allocation(
+                self.config, self._env_factory, self._stop.is_set
+            )
         except WorkerFailedError as error:
             nothing = "Nothing has been created: it was to be measured how many actors suit."
             raise RunFailedError(f"{error}\n{nothing}") from error.__cause__

@@ -90,7 +90,7 @@ class RemoteShard:
         self._lock = threading.RLock()
         self._begin()
         self.signature = ""
-        self.signature = self._greet()
+        self.signature = self._greet(self.patience_seconds)
         self.fields = fields_of(self.signature)
         paths, self._leaves = zip(*leaves_of(self.fields), strict=True)
         self.names = names_of(list(paths))
@@ -104,10 +104,10 @@ class RemoteShard:
         self._refusals: list[Exception] = []
         self._line = self._n_in_vain = 0
 
-    def _greet(self) -> str:
+    def _greet(self, timeout_seconds: float) -> str:
         """Learn the shard's fields; ShardError if they are others than before."""
         message = pack(Kind.HELLO, VERSION.encode(), self.signature.encode())
-        return self._understood(self.transport.send(message).result(self.patience_seconds)).text(1)
+        return self._understood(self.transport.send(message).result(timeout_seconds)).text(1)
 
     def _understood(self, data: memoryview) -> Message:
         """Return an answer, and remember what the shard says of itself; raise what it raised."""
@@ -153,7 +153,7 @@ class RemoteShard:
             self._n_in_vain = 0
             return self._rows_of(message)
         except MessageError as error:
-            self._lose(f"it does not speak as shards do: {error}", error)
+            self.lose(f"it does not speak as shards do: {error}", error)
         except ELSEWHERE as error:
             with self._lock:
                 if asked.line == self._line:  # else it has been reached anew since
@@ -274,7 +274,7 @@ class RemoteShard:
         """See what has been answered; raise what a shard has refused, or that it is lost."""
         if self._pid != os.getpid():  # a forked child: the parent's connection is not for two
             self._begin()
-            self.transport.reconnect()
+            self.transport.reconnect(self.patience_seconds)
         self._refuse_lost()
         while self._unanswered:
             pending = self._unanswered[0][1]
@@ -309,7 +309,7 @@ class RemoteShard:
             data = pending.result(self.patience_seconds)
             self._understood(data)
         except MessageError as error:
-            self._lose(f"it does not speak as shards do: {error}", error)
+            self.lose(f"it does not speak as shards do: {error}", error)
         except ELSEWHERE as error:
             self._go_on(error)
             return
@@ -334,7 +334,7 @@ class RemoteShard:
         if self.is_lost:
             raise ShardLostError("the shard is lost: its rows cannot be drawn any more")
 
-    def _lose(self, why: str, cause: BaseException | None = None) -> None:
+    def lose(self, why: str, cause: BaseException | None = None) -> None:
         """Have nothing more to do with the shard; raise ShardLostError."""
         self.is_lost = True
         self.transport.close()
@@ -347,20 +347,21 @@ class RemoteShard:
         """
         self._refuse_lost()
         if isinstance(cause, TimeoutError):
-            self._lose(f"it has not answered in {self.patience_seconds:g} seconds", cause)
+            self.lose(f"it has not answered in {self.patience_seconds:g} seconds", cause)
         end = time.monotonic() + self.patience_seconds
         identity = tuple(self.vitals["identity"])
         pause = FEWEST_SECONDS
         while True:
             try:
-                self.transport.reconnect()
-                self._greet()
+                left = max(end - time.monotonic(), FEWEST_SECONDS)
+                self.transport.reconnect(left)
+                self._greet(max(end - time.monotonic(), FEWEST_SECONDS))
                 if tuple(self.vitals["identity"]) != identity:
-                    self._lose("another shard has taken its place, without its rows")
+                    self.lose("another shard has taken its place, without its rows")
                 self._line += 1
                 self._n_in_vain += 1
                 if self._n_in_vain > MOST_RECONNECTS:
-                    self._lose(f"it cuts every connection: {cause}", cause)
+                    self.lose(f"it cuts every connection: {cause}", cause)
                 self._unanswered = deque(
                     (message, self.transport.send(message)) for message, _ in self._unanswered
                 )
@@ -369,11 +370,11 @@ class RemoteShard:
                 raise
             except ELSEWHERE as error:
                 if time.monotonic() > end:
-                    self._lose(f"it cannot be reached: {error}", error)
+                    self.lose(f"it cannot be reached: {error}", error)
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_SECONDS)
             except Exception as error:  # it refuses the greeting, so it is another one
-                self._lose(f"another one has taken its place: {error}", error)
+                self.lose(f"another one has taken its place: {error}", error)
 
     def close(self) -> None:
         """Let go of the connection."""

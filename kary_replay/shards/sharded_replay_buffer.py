@@ -339,6 +339,22 @@ class ShardedReplayBuffer:
             self._take_over()
             return s
 
+    def leave(self, number: int) -> None:
+        """Have nothing more to do with a shard elsewhere, whose machine is known to be gone.
+
+        It counts as lost at once, and nobody waits for it. One that is lost already stays so.
+        Raises IndexError if there is no such shard, and ValueError if it is one of this process.
+        """
+        with self._lock:
+            self._refuse_closed()
+            if not 0 <= number < len(self._shards):
+                raise IndexError(f"number must be below {len(self._shards)}, got {number}")
+            shard = self._shards[number]
+            if not isinstance(shard, RemoteShard):
+                raise ValueError(f"shard {number} is in this process, and cannot be gone")
+            if not shard.is_lost:
+                self._try(number, shard.lose, "it was said to be gone")
+
     def _try(self, s: int, call: Any, *arguments: Any) -> Any:
         """Call something of a shard; None, with the shard out of the root, if it is lost."""
         try:
@@ -572,7 +588,7 @@ class ShardedReplayBuffer:
         try:
             self._reader.place(plans, s, drawn.columns, *rows, arrays)
         except ShardError as error:
-            self._try(s, shard._lose, f"it does not draw as shards do: {error}", error)
+            self._try(s, shard.lose, f"it does not draw as shards do: {error}", error)
 
     def _complete(self, plan: Plan, columns: dict[str, Any]) -> None:
         """Draw what is missing of a batch, until nothing is."""

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..validation import as_count
+from ..validation import as_count, as_positive
 from .messages import HEAD, length_of
 from .service import ShardService
 
@@ -146,6 +146,8 @@ class SocketTransport:
         Host and port of a `ShardServer`.
     token : bytes [32]
         The server's.
+    timeout_seconds : float
+        For the server to answer at first.
 
     Raises
     ------
@@ -155,29 +157,31 @@ class SocketTransport:
         If the address is no host and port, or the token not of 32 bytes.
     """
 
-    def __init__(self, address: tuple[str, int], token: bytes) -> None:
+    def __init__(
+        self, address: tuple[str, int], token: bytes, timeout_seconds: float = CONNECT_SECONDS
+    ) -> None:
         _check_token(token)
         self.address, self._token = _checked_address(address), token
         self._line: _Line | None = None
-        self.reconnect()
+        self.reconnect(as_positive("timeout_seconds", timeout_seconds))
 
-    def reconnect(self) -> None:
+    def reconnect(self, timeout_seconds: float) -> None:
         """Connect anew; what was under way is lost."""
         self.close()
         host, port = self.address
         where = f"{host}:{port}"
         try:
-            connection = socket.create_connection((host, port), CONNECT_SECONDS)
+            connection = socket.create_connection((host, port), timeout_seconds)
         except OSError as error:
             raise ConnectionError(f"no shard answers at {where}: {error}") from error
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.sendall(self._token)
-            welcome = bytes(receive(connection, len(WELCOME), CONNECT_SECONDS))
+            welcome = bytes(receive(connection, len(WELCOME), timeout_seconds))
         except TimeoutError as error:
             connection.close()
             raise ConnectionError(
-                f"somebody listens at {where}, and says nothing for {CONNECT_SECONDS:g} seconds"
+                f"somebody listens at {where}, and says nothing for {timeout_seconds:.2g} seconds"
             ) from error
         except OSError as error:
             connection.close()

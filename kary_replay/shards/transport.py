@@ -33,8 +33,8 @@ class Transport(Protocol):
         Raises ConnectionError if the shard cannot be reached, and TimeoutError if it takes nothing.
         """
 
-    def reconnect(self) -> None:
-        """Reach the shard anew, or who has taken its place; OSError if nobody can be reached."""
+    def reconnect(self, timeout_seconds: float) -> None:
+        """Reach the shard anew, or who has taken its place; OSError if nobody can be by then."""
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -50,7 +50,7 @@ class LocalTransport:
         """Let the shard answer at once."""
         return _There(b"".join(map(bytes, self._service.answer(b"".join(map(bytes, message))))))
 
-    def reconnect(self) -> None:
+    def reconnect(self, timeout_seconds: float) -> None:
         """Do nothing: the shard is here."""
 
     def close(self) -> None:

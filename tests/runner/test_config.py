@@ -113,7 +113,10 @@ REFUSED = [  # settings of a process run with a batch of 32, and what the messag
         {"env_options": 5, "env": functools.partial(make)},
         "env_options must be a dict of what JSON has",
     ),
-    ({"backend": "ray"}, "backend must be one of process, serial, got 'ray'"),
+    ({"backend": "moon"}, "backend must be one of process, serial, ray, got 'moon'"),
+    ({"ray_address": "auto"}, "ray_address is for backend='ray', got backend='process'"),
+    ({"backend": "ray", "ray_address": ""}, "ray_address must be text, got ''"),
+    ({"backend": "ray", "prefetch": 2}, "prefetch must be None or 0 with backend='ray', got 2"),
     ({"env": lambda: make()}, r"cannot be sent to other processes.*at the top level of a module"),
     (
         {"env": forget},

@@ -375,7 +375,7 @@ from kary_replay.runner.backends import worker_process
 
 if __name__ == "__main__":
     worker_process.SERVER = os.getppid()
-    process = get_context("fork").Process(target=worker_process._leave_no_orphan, args=["actor-0"])
+    process = get_context("fork").Process(target=worker_process.leave_no_orphan, args=["actor-0"])
     process.start()
     process.join()
 """
@@ -393,10 +393,10 @@ HANGS = """
 import time
 
 from kary_replay.fork_server import WorkerProcess
-from kary_replay.runner.backends.worker_process import _leave_no_orphan
+from kary_replay.runner.backends.worker_process import leave_no_orphan
 
 def hang():
-    _leave_no_orphan("actor-0")
+    leave_no_orphan("actor-0")
     print("hangs", flush=True)
     time.sleep(1000)
 

@@ -207,6 +207,20 @@ def test_policies_that_are_lost_are_told_of(supervisor_of, capsys):
     )
 
 
+def test_what_has_nothing_to_do_with_an_actor_does_not_count(supervisor_of, capsys):
+    """It moves, or its machine is gone: as often as that happens."""
+    supervisor = supervisor_of(max_restarts=0)
+    supervisor._has_begun = True
+    actor = of_kind(supervisor, "actor")
+    for _ in range(3):
+        supervisor._failed(actor, Problem("it moves", was_killed=True, is_blameless=True))
+        assert actor.restart_at <= time.monotonic()
+    assert actor.failures == 0
+    assert "actor-0 is started anew: it moves" in capsys.readouterr().out
+    with pytest.raises(WorkerFailedError, match="failed 1 times in a row"):
+        supervisor._failed(actor, Problem("killed by SIGKILL", was_killed=True))
+
+
 def test_a_learner_that_saves_slowly_costs_a_checkpoint(begun, monkeypatch, tmp_path):
     """And not the run: the error is one after which it goes on."""
     monkeypatch.setattr(supervisor_module, "SAVE_SECONDS", 0.0)

@@ -16,8 +16,16 @@ from .supervisor import Supervisor
 
 __all__ = ["BACKENDS", "Backend", "Handle", "ProcessBackend", "SerialBackend", "Supervisor"]
 
+
+def _on_ray(config: RunnerConfig, interrupted: Callable[[], bool]) -> Backend:
+    from .ray import RayBackend  # Ray takes a second to import, where it is installed
+
+    return RayBackend(config, interrupted)
+
+
 BACKENDS: dict[str, Callable[[RunnerConfig, Callable[[], bool]], Backend]] = {
     "process": ProcessBackend,
+    "ray": _on_ray,
     "serial": SerialBackend,
 }
 """What makes the backend of a run, by the name that its configuration has."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ..flow import Role
+from ..flow import HostedFlow, Role
 from ..messages import Problem, Saved
 from ..records.run_directory import save_state
 from ..streams import Medium
@@ -55,6 +55,16 @@ class Backend(Protocol):
     @property
     def starts_anew(self) -> bool:
         """Whether a worker that failed may do better when it is started anew."""
+
+    @property
+    def n_actors(self) -> int | None:
+        """How many actors suit, if that needs no measurement."""
+
+    def open(self, flow: HostedFlow) -> None:
+        """Make room for the workers of a flow, before any is started.
+
+        Raises OSError if there is none, and ValueError if what is to be loaded there is damaged.
+        """
 
     def start(self, role: Role, index: int, seat: Seat, state: Path | None) -> Handle:
         """Start a worker, and return while it may still be being made; OSError if that fails.

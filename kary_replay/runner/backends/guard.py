@@ -12,7 +12,11 @@ __all__ = ["Guard"]
 # Reads lists of process groups until the supervisor's end of the pipe is closed, which the kernel
 # does however it ended. The last list counts: the number of a group that has ended may by then
 # belong to somebody else.
-PROGRAM = 'while read list; do groups=$list; done; kill -9 $groups 2> /dev/null; rm -rf "$1"'
+PROGRAM = (
+    'while read list; do [ "$list" = dismissed ] && exit; groups=$list; done; '
+    'kill -9 $groups 2> /dev/null; rm -rf "$1"'
+)
+ADOPTED = f"exec 3<&0; ({PROGRAM}) <&3 3<&- &"  # its parent ends at once
 
 
 class Guard:
@@ -25,25 +29,34 @@ class Guard:
     ----------
     folder : Path, optional
         Is removed, too.
+    is_adopted : bool
+        Whether it is no child of this process, whose children somebody kills when it ends.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        command = ["/bin/sh", "-c", PROGRAM, "guard", str(folder or "")]
+    def __init__(self, folder: Path | None = None, *, is_adopted: bool = False) -> None:
+        program = ADOPTED if is_adopted else PROGRAM
+        command = ["/bin/sh", "-c", program, "guard", str(folder or "")]
         self._shell = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
         )
 
     def watch(self, groups: Iterable[int]) -> None:
         """Have these groups of processes killed when the time has come, and no others."""
-        assert self._shell.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # somebody killed the guard
-            self._shell.stdin.write(f"{' '.join(f'-{group}' for group in groups)}\n".encode())
-            self._shell.stdin.flush()
+        self._say(" ".join(f"-{group}" for group in groups))
 
     def close(self) -> None:
         """Dismiss the guard; the supervisor has ended everything itself."""
+        self._say("dismissed")
         self._shell.kill()
         self._shell.wait()
         assert self._shell.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._shell.stdin.close()
+
+    def _say(self, line: str) -> None:
+        assert self._shell.stdin is not None
+        if self._shell.stdin.closed:
+            return
+        with contextlib.suppress(BrokenPipeError):  # somebody killed the guard
+            self._shell.stdin.write(f"{line}\n".encode())
+            self._shell.stdin.flush()

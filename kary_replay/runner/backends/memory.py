@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..streams import Part
+
 __all__ = ["OwnMemory", "SharedMemory"]
 
 
@@ -36,6 +38,7 @@ class OwnMemory:
     """The medium of workers that are all in this process."""
 
     is_shared = False
+    part = None
 
     def numbers(self, n: int) -> OwnNumbers:
         """Return ``n`` zeros."""
@@ -50,11 +53,18 @@ class OwnMemory:
 
 
 class SharedMemory:
-    """The medium of workers in processes of one machine. The memory has no name."""
+    """The medium of workers in processes of one machine. The memory has no name.
+
+    Parameters
+    ----------
+    part : Part, optional
+        Which part of a run it has that other machines share.
+    """
 
     is_shared = True
 
-    def __init__(self) -> None:
+    def __init__(self, part: Part | None = None) -> None:
+        self.part = part
         self.path: Path | None = None
         """The folder, once there is one."""
 

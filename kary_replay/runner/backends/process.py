@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..config import RunnerConfig
-from ..flow import Role
+from ..flow import HostedFlow, Role
 from ..messages import Problem
 from ..workers import Seat
 from .backend import Order
@@ -22,7 +22,7 @@ from .memory import SharedMemory
 from .report_pipe import Inbox
 from .worker_process import main
 
-__all__ = ["ProcessBackend"]
+__all__ = ["ProcessBackend", "ProcessHandle"]
 
 LAST_WORD_SECONDS = 0.5  # between the end of a worker's pipe and that of its process
 
@@ -36,17 +36,34 @@ class ProcessBackend:
         The settings of the run.
     interrupted : function
         Whether the run is to end.
+    medium : SharedMemory, optional
+        The memory of the workers, where it has only a part of the run.
+    is_child : bool
+        Whether a cluster has started this process, and kills its children when it ends.
     """
 
     starts_anew = True
+    n_actors = None
 
-    def __init__(self, config: RunnerConfig, interrupted: Callable[[], bool]) -> None:
-        self.medium = SharedMemory()
+    def __init__(
+        self,
+        config: RunnerConfig,
+        interrupted: Callable[[], bool],
+        medium: SharedMemory | None = None,
+        *,
+        is_child: bool = False,
+    ) -> None:
+        self.medium = medium or SharedMemory()
         self._env_name = config.env_name
         self._handles: list[ProcessHandle] = []
-        self._guard: Guard | None = None
+        self._guard = Guard(self.medium.path, is_adopted=True) if is_child else None
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
+
+    def open(self, flow: HostedFlow) -> None:
+        """Have the folder of the flow removed, whatever happens to this process."""
+        if self._guard is None:
+            self._guard = Guard(self.medium.path)
 
     def start(self, role: Role, index: int, seat: Seat, state: Path | None) -> ProcessHandle:
         """Start a process."""
@@ -139,6 +156,11 @@ class ProcessHandle:
             what = f"environment {self._env_name} ended the process that it ran in"
             return Problem(f"{what}, with exit code {code}", is_environment=True)
         return Problem(f"exited with code {code}")
+
+    def end(self, why: Problem) -> None:
+        """Kill the process, and give this as the cause of its death."""
+        self.kill()
+        self._problem = why
 
     def kill(self) -> None:
         """Kill the process and its group, and close the pipe."""

@@ -11,7 +11,7 @@ import torch
 
 from ..config import RunnerConfig
 from ..failures import problem_of
-from ..flow import Role
+from ..flow import HostedFlow, Role
 from ..messages import Finished, Problem, Started
 from ..records.run_directory import load_state
 from ..workers import Seat, Worker
@@ -33,12 +33,16 @@ class SerialBackend:
     """
 
     starts_anew = False  # what broke would break at the same step again
+    n_actors = 1
 
     def __init__(self, config: RunnerConfig, interrupted: Callable[[], bool]) -> None:
         self.medium, self._interrupted = OwnMemory(), interrupted
         self._handles: list[SerialHandle] = []
         self._threads = torch.get_num_threads()
         torch.set_num_threads(config.learner_threads)
+
+    def open(self, flow: HostedFlow) -> None:
+        """Do nothing: workers are made one by one."""
 
     def start(self, role: Role, index: int, seat: Seat, state: Path | None) -> SerialHandle:
         """Make a worker."""

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...errors import CheckpointError
 from ..failures import START_SECONDS, WorkerFailedError, environment_hung
 from ..flow import HostedFlow, Role
 from ..messages import Finished, Problem, Saved, Started
@@ -114,8 +115,13 @@ class Supervisor:
             If a worker cannot be started, fails, or hangs.
         """
         try:
+            self._backend.open(self._flow)
             for member in self._members:
                 self._start(member)
+        except CheckpointError as error:
+            raise WorkerFailedError(f"the checkpoint is damaged: {error}") from error
+        except MemoryError as error:
+            raise WorkerFailedError(f"there is no room for the checkpoint: {error}") from error
         except OSError as error:
             raise WorkerFailedError(f"the workers could not be started: {error}") from error
 
@@ -359,6 +365,10 @@ class Supervisor:
             raise WorkerFailedError(failed)
         if cause.is_environment and config.on_environment_error == "stop":
             raise WorkerFailedError(failed, spares_learning=True)
+        if cause.is_blameless:
+            member.restart_at, member.owes = time.monotonic(), Started
+            self._warn(f"{member.name} is started anew: {cause.message}")
+            return
         self._count_failure(member, cause)
         if member.failures > config.max_restarts:
             times = f"{member.failures} times in a row, the last time: {cause.message}"

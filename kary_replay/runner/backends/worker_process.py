@@ -25,7 +25,7 @@ from ..workers import Seat, Worker
 from .backend import save_worker
 from .report_pipe import send_report
 
-__all__ = ["main"]
+__all__ = ["leave_no_orphan", "main"]
 
 PATIENCE_SECONDS = 0.02  # of one piece of work; orders are looked after that often
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
@@ -36,7 +36,7 @@ def main(role: Role, seat: Seat, pipe: Any, state: Path | None) -> None:
     """Run one worker until the supervisor ends it or is gone."""
     report = partial(send_report, pipe)
     try:
-        _leave_no_orphan(seat.name)
+        leave_no_orphan(seat.name)
         torch.set_num_threads(role.threads)
         worker = role.worker(dataclasses.replace(seat, report=report))
         if state is not None:
@@ -78,7 +78,7 @@ def _serve(worker: Worker, name: str, pipe: Any) -> None:
             worked = True
 
 
-def _leave_no_orphan(name: str) -> None:
+def leave_no_orphan(name: str) -> None:
     """End with the supervisor, however it ends; leave Ctrl-C to it; be called by name.
 
     The parent of this process is the fork server, which ends when the supervisor has. That the

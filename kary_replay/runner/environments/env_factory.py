@@ -113,7 +113,7 @@ def env_factory(config: RunnerConfig) -> EnvFactory:
             ) from None
     factory = EnvFactory(config)
     if config.backend != "serial":
-        _check_picklable(env, factory)
+        _check_picklable(env, factory, config.backend)
     name = f"env={config.env_name!r}"
     observation_space, action_space = _spaces(factory, name)
     config.algorithm_class.check_spaces(observation_space, action_space)
@@ -186,7 +186,7 @@ def _check_has_numbers(space: Any) -> None:
         )
 
 
-def _check_picklable(env: Any, factory: EnvFactory) -> None:
+def _check_picklable(env: Any, factory: EnvFactory, backend: str) -> None:
     try:
         pickle.dumps(factory)
     except Exception as error:
@@ -195,7 +195,13 @@ def _check_picklable(env: Any, factory: EnvFactory) -> None:
             'the environment at the top level of a module, and pass it, or "module:function"; or '
             'use backend="serial"'
         ) from None
-    if getattr(factory.function, "__module__", None) == "__main__" and not _main_is_a_file():
+    is_of_main = getattr(factory.function, "__module__", None) == "__main__"
+    if is_of_main and backend == "ray":
+        raise ConfigError(
+            f"env={env!r} is defined in the program that is run, which other nodes do not import. "
+            'Put it into a module that all nodes find, and pass "module:function"'
+        )
+    if is_of_main and not _main_is_a_file():
         raise ConfigError(
             f"env={env!r} is defined in an interactive session, where other processes cannot "
             'import it. Put it into a module, and pass "module:function"; or use backend="serial"'

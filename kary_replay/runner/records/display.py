@@ -95,7 +95,7 @@ class Display:
         rows.add_row("return", f"{number(recent)}", "of recent episodes")
         if config.evaluate != "never":
             rows.add_row("evaluation", *_evaluated(evaluations, config.target_return))
-        if config.backend == "process":
+        if config.backend != "serial":
             most = f"updates behind, the most {number(figures.most_behind)}"
             rows.add_row("actors' parameters", number(figures.behind), most)
         fill = figures.buffer_size / config.buffer_capacity
@@ -104,12 +104,15 @@ class Display:
             f"{fill:.0%}",
             f"{figures.buffer_size:,} of {config.buffer_capacity:,} transitions",
         )
+        if config.backend == "ray":
+            off = f"law within {figures.distance:.2%} of one buffer's"
+            rows.add_row("shards", f"{figures.shards}", off)
         rows.add_row(
             "samples per insert",
             number(figures.samples_per_insert),
             f"wanted {config.samples_per_insert:g}",
         )
-        if config.backend == "process":
+        if config.backend != "serial":
             actors, learners = share(figures.actors_waited), share(figures.learners_waited)
             waits = f"{actors} of actors, {learners} of learners"
             rows.add_row("time waited", "", waits)
@@ -143,11 +146,13 @@ class Display:
         ]
         if evaluations:
             parts.append(f"evaluation {number(evaluations[-1].mean_return)}")
-        if config.backend == "process":
+        if config.backend != "serial":
             parts.append(f"{number(figures.behind)} updates behind")
         parts.append(f"buffer {figures.buffer_size / config.buffer_capacity:.0%}")
         parts.append(f"{number(figures.samples_per_insert)} samples per insert")
-        if config.backend == "process":
+        if config.backend == "ray":
+            parts.append(f"{figures.shards} shards")
+        if config.backend != "serial":
             parts.append(
                 f"waited: actors {share(figures.actors_waited)}, "
                 f"learners {share(figures.learners_waited)}"

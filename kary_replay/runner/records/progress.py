@@ -29,6 +29,8 @@ class Figures(NamedTuple):
     samples_per_insert: float
     actors_waited: float  # share of the time
     learners_waited: float
+    shards: int = 1
+    distance: float = math.nan  # of the law of draws from that of one buffer
 
 
 class Progress:
@@ -71,4 +73,6 @@ class Progress:
             samples_per_insert=figures.get("samples_per_insert", math.nan),
             actors_waited=actors / passed if passed else math.nan,
             learners_waited=learners / passed if passed else math.nan,
+            shards=int(figures.get("shards", 1)),
+            distance=figures.get("distance", math.nan),
         )

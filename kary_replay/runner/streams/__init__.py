@@ -10,7 +10,7 @@ from .inference import LocalInferenceStream
 from .parameters import ParameterStream
 from .replay import ReplayStream
 from .statistics import StatisticsStream
-from .stream import Checkpoint, Hosted, Medium, Stream
+from .stream import Checkpoint, Hosted, Medium, Part, Peer, Stream
 
 __all__ = [
     "BoardStream",
@@ -20,6 +20,8 @@ __all__ = [
     "LocalInferenceStream",
     "Medium",
     "ParameterStream",
+    "Part",
+    "Peer",
     "ReplayStream",
     "StatisticsStream",
     "Stream",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .stream import Checkpoint, Hosted, Medium, Numbers
+from .stream import Checkpoint, Hosted, Medium, Numbers, Peer
 
 __all__ = ["Board", "BoardStream", "HostedBoard", "Row"]
 
@@ -92,7 +92,7 @@ class Board:
 
     def row(self, kind: str, index: int) -> Row:
         """Return the row of one worker."""
-        return Row(self._rows[self._start(kind) + index])
+        return Row(self.numbers_of(kind, index))
 
     def column(self, kind: str, name: str) -> npt.NDArray[np.float64]:
         """Return one number of all workers of a kind, a view."""
@@ -108,6 +108,17 @@ class Board:
     def updates(self) -> int:
         """Updates of the networks; all learners do each of them together."""
         return int(self.column(TRAINS, "updates")[0])
+
+    @property
+    def workers(self) -> list[tuple[str, int]]:
+        """Whose the rows are, in their order."""
+        counts = self._stream.n_workers
+        return [(kind, index) for kind, count in counts.items() for index in range(count)]
+
+    def numbers_of(self, kind: str, index: int) -> npt.NDArray[np.float64]:
+        """Return all numbers of one worker, a view."""
+        numbers: npt.NDArray[np.float64] = self._rows[self._start(kind) + index]
+        return numbers
 
     def _start(self, kind: str) -> int:
         counts, kinds = self._stream.n_workers, list(self._stream.n_workers)
@@ -140,3 +151,18 @@ class HostedBoard(Hosted):
             f"n_{STEPS}s": board._stream.n_workers[STEPS],
             f"{STEPS}_env_steps": board.column(STEPS, "env_steps").tolist(),
         }
+
+    def told(self, peer: Peer) -> Any:
+        """Return the rows of all who do not work there."""
+        workers = self._board.workers
+        return {
+            worker: self._board.numbers_of(*worker).tolist()
+            for worker in workers
+            if worker not in peer.workers
+        }
+
+    def heard(self, peer: Peer, told: Any) -> None:
+        """Take over the rows of those who work there."""
+        for worker, numbers in told.items():
+            if worker in peer.workers:
+                self._board.numbers_of(*worker)[:] = numbers

@@ -7,6 +7,7 @@ whole or not at all, and how often it was written is its version.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +65,17 @@ class HostedParameters(Hosted):
     def close(self) -> None:
         """Let go of the memory."""
         self._row.close()
+
+    def broadcast(self, since: int) -> tuple[int, Any] | None:
+        """Return the version and the newest parameters, if they are newer than ``since``."""
+        end = self.source()
+        version = end.version
+        newest = end.newest() if version > since else None
+        return None if newest is None else (version, newest)
+
+    def receive(self, content: Any) -> None:
+        """Publish here what was published elsewhere."""
+        self.sink().publish(*content)
 
 
 class Parameters:

@@ -36,6 +36,8 @@ class ReplayStream:
         As `RateLimiter` has them.
     batch_size : int
         Rows that all learners draw together for one update.
+    n_learners : int
+        How many they are.
     """
 
     columns: Mapping[str, Any]
@@ -48,9 +50,12 @@ class ReplayStream:
     min_size: int
     error: float
     batch_size: int
+    n_learners: int = 1
 
-    def host(self, medium: Medium, checkpoint: Checkpoint) -> HostedReplay:
+    def host(self, medium: Medium, checkpoint: Checkpoint) -> Hosted:
         """Make the buffer, or read it from a checkpoint.
+
+        Where several machines have parts of the run, the buffer is a shard.
 
         Raises
         ------
@@ -59,6 +64,10 @@ class ReplayStream:
         OSError, ValueError, KeyError
             If what was saved cannot be read.
         """
+        if medium.part is not None:
+            from .sharded_replay import HostedShard
+
+            return HostedShard(self, medium, medium.part, checkpoint)
         if checkpoint.folder is not None:
             saved = checkpoint.folder / "replay"
             buffer = PrioritizedReplayBuffer.load(saved, shared=medium.is_shared)
@@ -149,7 +158,7 @@ class ReplaySink:
 
     def may_add(self, n: int, patience_seconds: float) -> bool:
         """Wait at most so long; return whether ``n`` rows may be added now."""
-        return _may(self._limiter.await_add, n, patience_seconds)
+        return may(self._limiter.await_add, n, patience_seconds)
 
 
 class ReplaySource:
@@ -173,18 +182,11 @@ class ReplaySource:
 
     def blank(self, n: int) -> Batch:
         """Return a batch of ``n`` rows of zeros."""
-
-        def zeros(field: Any) -> Any:
-            if isinstance(field, Mapping):
-                return {name: zeros(part) for name, part in field.items()}
-            return np.zeros((n, *field.shape), field.dtype)
-
-        columns = {name: zeros(field) for name, field in self._buffer.fields.items()}
-        return Batch({**columns, "importance_weight": np.ones(n, np.float32)})
+        return blank(self._buffer.fields, n)
 
     def may_draw(self, n: int, patience_seconds: float) -> bool:
         """Wait at most so long; return whether ``n`` rows may be drawn now."""
-        return _may(self._limiter.await_sample, n, patience_seconds)
+        return may(self._limiter.await_sample, n, patience_seconds)
 
     def draw(self) -> Batch:
         """Draw a batch by priority, or take one that was drawn ahead."""
@@ -207,7 +209,20 @@ class ReplaySource:
             self._prefetcher.close()
 
 
-def _may(wait: Callable[[int, float], bool], n: int, patience_seconds: float) -> bool:
+def blank(fields: Mapping[str, Any], n: int) -> Batch:
+    """Return a batch of ``n`` rows of zeros."""
+
+    def zeros(field: Any) -> Any:
+        if isinstance(field, Mapping):
+            return {name: zeros(part) for name, part in field.items()}
+        return np.zeros((n, *field.shape), field.dtype)
+
+    columns = {name: zeros(field) for name, field in fields.items()}
+    return Batch({**columns, "importance_weight": np.ones(n, np.float32)})
+
+
+def may(wait: Callable[[int, float], bool], n: int, patience_seconds: float) -> bool:
+    """Return whether a limiter lets ``n`` rows pass within the patience."""
     with suppress(RateLimiterTimeoutError):
         return bool(wait(n, patience_seconds))
     return False

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...algorithms.normalization import Moments, merged, moments_of
-from .stream import Checkpoint, Hosted, Medium, Numbers
+from .board import STEPS
+from .stream import Checkpoint, Hosted, Medium, Numbers, Peer
 
 __all__ = ["HostedStatistics", "Statistics", "StatisticsStream"]
 
@@ -83,3 +84,14 @@ class HostedStatistics(Hosted):
     def counters(self) -> dict[str, Any]:
         """Return the moments of each actor."""
         return {"statistics": self._end.moments.tolist()}
+
+    def told(self, peer: Peer) -> Any:
+        """Return the moments of the actors that a peer follows."""
+        moments = self._end.moments
+        return {index: moments[index].copy() for kind, index in peer.followed if kind == STEPS}
+
+    def heard(self, peer: Peer, told: Any) -> None:
+        """Take over the moments of actors that work there."""
+        for index, moments in told.items():
+            if (STEPS, index) in peer.workers:
+                self._end.moments[index] = moments

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Checkpoint", "Hosted", "Medium", "Numbers", "Stream"]
+__all__ = ["Answerer", "Checkpoint", "Hosted", "Medium", "Numbers", "Part", "Peer", "Stream"]
 
 
 class Numbers(Protocol):
@@ -21,8 +21,43 @@ class Numbers(Protocol):
         """The numbers; they may be written to."""
 
 
+class Part(NamedTuple):
+    """Which part of a run is in the memory of a machine, where several machines have one."""
+
+    number: int
+    """0: the one where the learners are."""
+    share: float
+    """Of the memory that the run asks for, 0 to 1."""
+    token: bytes
+    """By which machines of the run know each other."""
+
+
+class Peer(NamedTuple):
+    """Another machine that has a part of the run, and who works there: (role, index)."""
+
+    number: int
+    """Of its part."""
+    workers: frozenset[tuple[str, int]]
+    followed: tuple[tuple[str, int], ...] = ()
+    """Workers of which it is to know all that they have counted."""
+
+
+class Answerer(Protocol):
+    """Answers other machines for a stream, in a process of its own; picklable to that."""
+
+    def serve(self, host: str, port: int) -> tuple[str, int]:
+        """Answer from now on, in threads; return the address. Port 0 is any free one."""
+
+    def is_answering(self, address: tuple[str, int]) -> bool:
+        """Return whether another process does so at an address; wait a few seconds at most."""
+
+
 class Medium(Protocol):
     """What a backend offers to streams: memory that its workers reach."""
+
+    @property
+    def part(self) -> Part | None:
+        """Which part of the run the memory has; None where it has all of it."""
 
     @property
     def is_shared(self) -> bool:
@@ -55,7 +90,9 @@ class Stream(Protocol):
 class Hosted(ABC):
     """A stream that has a place. Workers get its ends, and nothing of what lies between them.
 
-    By default a checkpoint keeps nothing of it, and it has no figures.
+    By default a checkpoint keeps nothing of it, and it has no figures. Where several machines have
+    a part of the run, each hosts every stream, and the backend lets them tell each other what
+    happens; by default that is nothing.
     """
 
     @abstractmethod
@@ -83,3 +120,35 @@ class Hosted(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Let go of the memory."""
+
+    # -------------------------------------------------- where several machines have parts of it
+
+    def begin(self) -> None:  # noqa: B027
+        """Do what takes all parts, which have joined; the workers have not been started yet."""
+
+    def told(self, peer: Peer) -> Any:
+        """Return what a peer is to know now, small and picklable; None if that is nothing."""
+        return None
+
+    def heard(self, peer: Peer, told: Any) -> None:  # noqa: B027
+        """Take over what a peer has told."""
+
+    def broadcast(self, since: int) -> tuple[int, Any] | None:
+        """Return a number, and what all peers are to have; None unless it is newer than that.
+
+        It may be large.
+        """
+        return None
+
+    def receive(self, content: Any) -> None:  # noqa: B027
+        """Take over what was broadcast."""
+
+    def answerer(self) -> Answerer | None:
+        """Return what answers other machines for this part; None if nobody asks."""
+        return None
+
+    def joined(self, number: int, address: tuple[str, int] | None) -> None:  # noqa: B027
+        """Note that another part is there, and where it answers."""
+
+    def left(self, number: int) -> None:  # noqa: B027
+        """Note that a part is gone for good."""

@@ -99,10 +99,9 @@ class Learner:
     def _advance(self) -> None:
         """Set what changes with the share of the run that is done."""
         done = min(1.0, self.seat.board.env_steps / self.config.total_env_steps)
-        if self.is_first:
-            self.experience.advance(done)
         agreed = torch.tensor([done], dtype=torch.float64, device=self.algorithm.device)
         self._agree(agreed)
+        self.experience.advance(float(agreed))
         self.algorithm.advance(float(agreed))
 
     def _normalize(self) -> None:
@@ -176,7 +175,9 @@ class Learner:
         """Take up a state."""
         self.algorithm.load_state_dict(state["algorithm"])
         self.row.updates = state["updates"]
-        self.algorithm.advance(state.get("progress", 0.0))  # which 0.1.0 did not have
+        if "progress" in state:  # which 0.1.0 did not have
+            self.experience.advance(state["progress"])
+        self.algorithm.advance(state.get("progress", 0.0))
         if self.is_first:
             self.gradients.announce(state["updates"])
             self.parameters.publish(state["published"].numpy(), state["published_after"])

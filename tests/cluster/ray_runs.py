@@ -1,0 +1,158 @@
+"""Runs on a cluster, in a thread, which a test looks into."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from kary_replay.algorithms import ALGORITHMS
+from kary_replay.runner import Runner, RunnerConfig
+
+N_REPETITIONS = int(os.environ.get("RAY_REPETITIONS", "1"))  # 20 in `make test-ray`
+
+MARK = "KARY_REPLAY_TEST_CLUSTER"  # a variable that all processes of a cluster have
+COMM = 15  # bytes that the kernel keeps of a name
+RUNNING: list[Running] = []  # of the test that runs
+
+SMALL = {
+    "backend": "ray",
+    "actors": 6,
+    "envs_per_actor": 2,
+    "groups": 1,
+    "learning_starts": 200,
+    "buffer_capacity": 30_000,
+    "evaluate": "never",
+    "total_env_steps": 10_000_000,
+    "checkpoint_interval_seconds": 0.0,
+}
+
+
+def config(directory, algorithm="dqn", env="CartPole-v1", options=None, **settings):
+    options_class = ALGORITHMS[algorithm].options_class
+    small = {"hidden": (16, 16), "batch_size": 32, **(options or {})}
+    return RunnerConfig(
+        algorithm,
+        env,
+        options=options_class(**small),
+        directory=str(directory),
+        **{**SMALL, **settings},
+    )
+
+
+class Running:
+    """A run in a thread of its own; the flow and the backend can be looked into."""
+
+    def __init__(self, made, monkeypatch, path: Path) -> None:
+        self.runner, self.path = made, path
+        self.flow = self.backend = self.result = self.error = None
+        train = Runner._train
+
+        def watched(runner, supervisor, flow, monitor):
+            self.flow, self.backend = flow, supervisor._backend
+            train(runner, supervisor, flow, monitor)
+
+        monkeypatch.setattr(Runner, "_train", watched)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        RUNNING.append(self)
+
+    def _run(self) -> None:
+        try:
+            self.result = self.runner.run()
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    @property
+    def updates(self) -> int:
+        self.check()
+        return self.flow.board.updates if self.flow is not None else 0
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def await_updates(self, n: int, seconds: float = 180.0) -> None:
+        """Wait until so many more updates are done."""
+        goal, deadline = self.updates + n, time.monotonic() + seconds
+        while self.updates < goal:
+            assert time.monotonic() < deadline, f"{self.updates} of {goal} updates"
+            assert not self.is_over
+            time.sleep(0.02)
+
+    def longest_pause(self, seconds: float) -> float:
+        """Watch so long; return the longest time without an update."""
+        end, moved, longest, last = time.monotonic() + seconds, time.monotonic(), 0.0, self.updates
+        while time.monotonic() < end:
+            if self.updates != last:
+                last, moved = self.updates, time.monotonic()
+            longest = max(longest, time.monotonic() - moved)
+            time.sleep(0.01)
+        return longest
+
+    def end(self) -> None:
+        """End the run, if it goes on."""
+        self.runner.stop()
+        self._thread.join(120.0)
+        assert self.is_over
+
+    def stop(self):
+        """End the run; return its result."""
+        self.end()
+        self.check()
+        return self.result
+
+
+def started(monkeypatch, directory, console=None, **settings):
+    """Start a run, and wait until it learns."""
+    console = console or Console(quiet=True)
+    made = Runner(config(directory, **settings), console=console)
+    running = Running(made, monkeypatch, Path(directory))
+    await_start(running)
+    return running
+
+
+def await_start(running) -> None:
+    deadline = time.monotonic() + 240.0
+    while running.updates < 50:
+        running.check()
+        assert not running.is_over
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def named(part: str) -> set[int]:
+    """Return the processes of this cluster whose name begins so."""
+    mark, found = f"{MARK}={os.environ[MARK]}".encode(), set()
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                name = (path / "comm").read_text().strip()
+                is_ours = mark in (path / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if is_ours and name.startswith(part[:COMM]):
+                found.add(int(path.name))
+    return found
+
+
+def kill_one(part: str) -> int:
+    """Kill a process whose name begins so; return its number."""
+    pid = min(named(part))
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def wait_until(condition, seconds=120.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
