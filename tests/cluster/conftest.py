@@ -6,6 +6,7 @@ No site attaches to another one's memory, so rows of other nodes come by sockets
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import secrets
 import sys
@@ -55,10 +56,12 @@ class Nodes:
 
 
 @pytest.fixture(scope="session")
-def nodes(tmp_path_factory):
+def nodes():
     """A cluster whose processes and folders can be told from those of tests beside this one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("c")))
+    multiprocessing.util.get_temp_dir()  # which outlives this cluster
+    # pytest's own folders have names too long for the sockets of a cluster
+    with tempfile.TemporaryDirectory(prefix="kr-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", None)
         patch.setenv(MARK, secrets.token_hex(8))
         made = Nodes()
