@@ -89,10 +89,12 @@ def model(algorithm: str, units: int) -> DefaultModelConfig:
 
 
 def build(task: Task, chosen: dict[str, Any], seed: int) -> Any:
-    """Return the algorithm; one call of its `train` goes from snapshot to snapshot."""
-    arguments = {
-        name: value for name, value in chosen.items() if name not in ("ray", "threads", "units")
-    }
+    """Return the algorithm; one call of its `train` goes from snapshot to snapshot.
+
+    With `plugged_in` among what is chosen, our replay buffer takes the place of RLlib's.
+    """
+    others = ("ray", "threads", "units", "plugged_in")
+    arguments = {name: value for name, value in chosen.items() if name not in others}
     torch.set_num_threads(chosen["threads"])
     arguments["n_step"] = tuple(arguments["n_step"])
     config = CONFIGS[task.algorithm]().environment(task.env_id, disable_env_checking=True)
@@ -101,9 +103,14 @@ def build(task: Task, chosen: dict[str, Any], seed: int) -> Any:
         .rl_module(model_config=model(task.algorithm, chosen["units"]))
         .debugging(seed=seed)
     )
-    return config.reporting(
+    config = config.reporting(
         min_sample_timesteps_per_iteration=task.snapshot_every, min_time_s_per_iteration=0
-    ).build_algo()
+    )
+    if chosen.get("plugged_in"):
+        from kary_replay.adapters.rllib import use
+
+        use(config)
+    return config.build_algo()
 
 
 def greedy_action(network: nn.Module, observations: torch.Tensor) -> torch.Tensor:

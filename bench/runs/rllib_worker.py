@@ -1,0 +1,108 @@
+"""One run of RLlib in a process of its own: `python -m bench.runs.rllib_worker JOB`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import ray
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.replay_buffers import PrioritizedEpisodeReplayBuffer as RllibBuffer
+
+from bench.harness import machine
+from bench.harness.machine import resident_bytes
+from bench.runs.convergence import rllib_rival
+from bench.runs.convergence.tasks import TASKS
+from bench.runs.rllib_training import MEMORY, OURS, PARTS
+from kary_replay.adapters.rllib import PrioritizedEpisodeReplayBuffer
+
+WEIGHED = 50_000  # steps
+
+
+def episodes(env_id: str, n_steps: int, seed: int) -> Any:
+    """Yield whole episodes of random actions, until there are so many steps."""
+    env = gym.make(env_id)
+    env.action_space.seed(seed)
+    added = 0
+    while added < n_steps:
+        episode = SingleAgentEpisode(
+            observation_space=env.observation_space, action_space=env.action_space
+        )
+        observation, info = env.reset(seed=seed + added)
+        episode.add_env_reset(np.asarray(observation, np.float32), info)
+        while not episode.is_done and added < n_steps:
+            action = env.action_space.sample()
+            observation, reward, terminated, truncated, info = env.step(action)
+            episode.add_env_step(
+                np.asarray(observation, np.float32),
+                action,
+                float(reward),
+                terminated=terminated,
+                truncated=truncated,
+            )
+            added += 1
+        yield episode.to_numpy()
+
+
+def weigh(job: dict[str, Any]) -> dict[str, Any]:
+    """Return the growth of this process over the steps that are added, one by one."""
+    kind = PrioritizedEpisodeReplayBuffer if job["buffer"] == OURS else RllibBuffer
+    buffer = kind(capacity=WEIGHED + WEIGHED // 8, alpha=0.6)
+    made = list(episodes(job["case"], WEIGHED, job["seed"]))
+    buffer.add(SingleAgentEpisode.from_state(made[0].get_state()))
+    before = resident_bytes()
+    for episode in made[1:]:
+        for first in range(len(episode)):
+            buffer.add(episode[first : first + 1])
+        buffer.get_metrics()
+    n_steps = len(buffer) - len(made[0])
+    return {"bytes_per_step": (resident_bytes() - before) / n_steps}
+
+
+def train(job: dict[str, Any]) -> dict[str, Any]:
+    """Return the steps per second of one call of `train`, and RLlib's timers."""
+    ray.init(
+        include_dashboard=False, log_to_driver=False, num_cpus=1, object_store_memory=200_000_000
+    )
+    task = replace(TASKS[job["task"]], snapshot_every=job["steps"])
+    settings = rllib_rival.settings(job["task"], job["units"])
+    settings["train_batch_size_per_learner"] = job["batch"]
+    settings["num_steps_sampled_before_learning_starts"] = job["batch"]
+    settings["plugged_in"] = job["buffer"] == OURS
+    algorithm = rllib_rival.build(task, settings, job["seed"])
+    for episode in episodes(task.env_id, job["filled"], job["seed"]) if job["filled"] else ():
+        algorithm.local_replay_buffer.add(episode)
+    while (result := algorithm.train())["num_env_steps_sampled_lifetime"] < 2 * job["batch"]:
+        pass  # learning has begun, and everything has run once
+    sampled = result["num_env_steps_sampled_lifetime"]
+    begin = time.perf_counter()
+    result = algorithm.train()
+    seconds = time.perf_counter() - begin
+    timers = {**result["timers"]}
+    connectors = result["learners"]["__all_modules__"]["learner_connector"]
+    timers["connectors"] = connectors["connector_pipeline_timer"]
+    timers["learner_update_timer"] -= timers["connectors"]
+    algorithm.stop()
+    ray.shutdown()
+    return {
+        "steps_per_second": (result["num_env_steps_sampled_lifetime"] - sampled) / seconds,
+        "parts": {name: round(timers[key] * 1e6, 1) for key, name in PARTS.items()},
+    }
+
+
+def main() -> None:
+    """Do the job, and write the outcome where it says."""
+    job = json.loads(sys.argv[1])
+    outcome = weigh(job) if job["kind"] == MEMORY else train(job)
+    outcome["versions"] = machine.versions()
+    Path(job["output"]).write_text(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main()

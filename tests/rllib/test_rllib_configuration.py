@@ -1,0 +1,110 @@
+"""`use`: what it sets, what it refuses, and what others may do with the configuration then."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+
+import pytest
+from ray.rllib.algorithms import dqn, ppo, sac, tqc
+from ray.rllib.algorithms.cql import CQLConfig
+from ray.rllib.utils.from_config import from_config
+from ray.rllib.utils.replay_buffers import ReplayBuffer
+
+from kary_replay.adapters.rllib import DQN, SAC, TQC, PrioritizedEpisodeReplayBuffer, use
+
+CONFIGS = [(dqn.DQNConfig, DQN), (sac.SACConfig, SAC), (tqc.TQCConfig, TQC)]
+
+
+def made_by(config):
+    return from_config(ReplayBuffer, config.replay_buffer_config)
+
+
+@pytest.mark.parametrize(("kind", "algorithm"), CONFIGS)
+def test_it_sets_the_buffer_the_connector_and_the_algorithm(kind, algorithm):
+    config = kind()
+    assert use(config, capacity=123, alpha=0.7, seed=3) is config
+    assert config.algo_class is algorithm
+    one = made_by(config)
+    assert isinstance(one, PrioritizedEpisodeReplayBuffer) and one.whole_batches
+    assert (one.capacity, one._options["alpha"], one.beta) == (123, 0.7, 0.4)
+
+
+@pytest.mark.parametrize(("kind", "algorithm"), CONFIGS)
+def test_what_the_configuration_says_stays(kind, algorithm):
+    theirs = {"type": "PrioritizedEpisodeReplayBuffer", "capacity": 77, "alpha": 1.0, "beta": 0.0}
+    one = made_by(use(kind().training(replay_buffer_config=theirs)))
+    assert (one.capacity, one._options["alpha"], one.beta) == (77, 1.0, 0.0)
+    defaults = kind().replay_buffer_config
+    assert made_by(use(kind())).capacity == defaults["capacity"]
+
+
+def test_copies_pickles_and_later_changes_keep_it():
+    config = use(dqn.DQNConfig(), capacity=99)
+    for one in (config.copy(), copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+        one.training(replay_buffer_config={"alpha": 0.3})
+        made = made_by(one)
+        assert isinstance(made, PrioritizedEpisodeReplayBuffer)
+        assert (made.capacity, made._options["alpha"]) == (99, 0.3)
+        assert one.algo_class is DQN
+    assert json.dumps(config.replay_buffer_config["type"]) == '"PrioritizedEpisodeReplayBuffer"'
+
+
+def test_an_algorithm_of_ones_own_stays():
+    class Mine(dqn.DQN):
+        pass
+
+    assert use(dqn.DQNConfig(algo_class=Mine)).algo_class is Mine
+
+
+def _old_stack():
+    return dqn.DQNConfig().api_stack(
+        enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
+    )
+
+
+def _several_agents():
+    return dqn.DQNConfig().multi_agent(
+        policies={"a", "b"}, policy_mapping_fn=lambda agent, *_, **__: agent
+    )
+
+
+def _frozen():
+    config = dqn.DQNConfig()
+    config.freeze()
+    return config
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda: ppo.PPOConfig(), TypeError, "DQNConfig, SACConfig, TQCConfig.*got PPOConfig"),
+        (lambda: {"capacity": 5}, TypeError, "got dict"),
+        (_old_stack, ValueError, "old API stack"),
+        (_several_agents, ValueError, "several agents"),
+        (lambda: CQLConfig().offline_data(input_=["data"]), ValueError, "offline"),
+        (_frozen, ValueError, "frozen"),
+    ],
+)
+def test_what_cannot_use_it_is_refused(make, error, says):
+    with pytest.raises(error, match=says):
+        use(make())
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"capacity": 0}, "capacity"),
+        ({"alpha": -1}, "alpha"),
+        ({"beta": 2}, "beta"),
+        ({"uniform_share": "never"}, "uniform_share"),
+    ],
+)
+def test_settings_out_of_range_change_nothing(settings, says):
+    config = sac.SACConfig()
+    before = dict(config.replay_buffer_config)
+    with pytest.raises((ValueError, TypeError), match=says):
+        use(config, **settings)
+    assert config.replay_buffer_config == before and config.algo_class is sac.SAC
+    assert config._learner_connector is None
