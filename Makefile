@@ -13,7 +13,7 @@ SOURCES := $(wildcard $(foreach suffix,pyx pxd hpp,kary_replay/core/*.$(suffix) 
 WHEEL_PYTHONS ?= $(PYTHON) python3.10 python3.11 python3.12 python3.13 \
 	$(wildcard $(HOME)/.pyenv/versions/3.*/bin/python3)
 
-.PHONY: run test test-quick test-core test-ray stress sanitize bench bench-full bench-smoke rivals \
+.PHONY: run test test-quick test-core test-ray test-rllib stress sanitize bench bench-full bench-smoke rivals \
 	rivals-try solves solves-nightly learning docs wheel lint format clean
 
 run: $(VENV)/recipes-installed $(VENV)/compiled
@@ -47,6 +47,11 @@ test-core:
 # test` has the short form.
 test-ray: $(VENV)/built .venv-rivals/rllib/installed
 	RAY_REPETITIONS=20 .venv-rivals/rllib/bin/python -m pytest tests/cluster
+
+# The adapter for RLlib beside the very versions that RLlib asks for, and its tuned examples. `make
+# test` has the former, with the versions that everybody else asks for.
+test-rllib: $(VENV)/built .venv-rivals/rllib/installed
+	RLLIB_EXAMPLES=1 .venv-rivals/rllib/bin/python -m pytest tests/rllib
 
 # ------------------------------------------------------------------------------------------ set-up
 

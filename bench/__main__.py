@@ -61,6 +61,11 @@ PARTS = {
     "storing": Part("processes, frames, checkpoints, prefetch", files=STORING),
     "adapters": Part("SB3 and Tianshou, stock against ours", files=ADAPTERS),
     "learner": Part("a learner's update", files=LEARNER),
+    "rllib_training": Part(
+        "RLlib's training, stock against ours",
+        module="bench.runs.rllib_training",
+        short=("--seeds", "1", "--short"),
+    ),
     "convergence": Part(
         "seconds until a task is solved, with rivals",
         module="bench.runs.convergence",

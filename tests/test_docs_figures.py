@@ -12,7 +12,7 @@ from pages import GENERATED, PAGES, ROOT, name_of
 
 RESULTS = re.compile(r"bench/results/([\w/]+)\.json")
 # modules that measure, or with --report only write
-REPORTING = {"solves", "scaling", "large_batch", "runner_ablation"}
+REPORTING = {"solves", "scaling", "large_batch", "runner_ablation", "rllib_training"}
 GENERATORS = {
     "convergence": "bench.runs.convergence.report",
     "learning": "bench.runs.learning.report",

@@ -18,6 +18,7 @@ PUBLIC = [
     "kary_replay.shards",
     "kary_replay.adapters.sb3",
     "kary_replay.adapters.tianshou",
+    "kary_replay.adapters.rllib",
     "kary_replay.algorithms",
     "kary_replay.runner",
 ]

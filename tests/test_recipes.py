@@ -15,6 +15,7 @@ SHORT = {  # what makes a recipe short enough for a test, where it can be told
     "native_loop": ["--steps", "1500"],
     "new_algorithm": ["--steps", "1500"],
     "sb3_cartpole": ["--steps", "2048", "--threshold", "501", "--output", "plots"],
+    "rllib_cartpole": ["--steps", "2000"],
     "two_ways": ["--steps", "1200", "--threshold", "501", "--backend", "serial"],
 }
 EXIT_CODES = {"sb3_cartpole": 1, "two_ways": 1}  # the steps run out, for nothing reaches 501
@@ -27,7 +28,8 @@ LEAVES = {
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe(path, monkeypatch, tmp_path):
     """A user runs it in an empty folder; and TD errors reach a tree, for almost every batch."""
-    pytest.importorskip("tianshou" if "tianshou" in path.stem else "stable_baselines3")
+    needed = {"tianshou": "tianshou", "rllib": "ray.rllib"}.get(path.stem.partition("_")[0])
+    pytest.importorskip(needed or "stable_baselines3", exc_type=ImportError)
     if "tianshou" in path.stem:
         import kary_replay.adapters.tianshou as adapter
 

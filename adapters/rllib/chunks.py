@@ -18,6 +18,7 @@ from kary_replay.errors import FieldError
 RESERVED = (
     *("observation", "action", "reward", "terminated", "truncated", "next", "time"),
     *("next_observation", "n_step", "index", "handle", "importance_weight", "priority", "keys"),
+    *("obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "weights"),
 )
 
 
@@ -85,9 +86,11 @@ class Columns:
         return tree.unflatten_as(structure, [leaves[leaf] for leaf in self._names(name)])
 
     def _names(self, name: str) -> list[str]:
-        """Return the fields of a column: its own name, or one for each leaf."""
-        paths = [path for path, _ in tree.flatten_with_path(self.structures[name])]
-        return [".".join(map(str, (name, *path))) for path in paths]
+        """Return the fields of a column: its own name, or a number for each leaf."""
+        structure = self.structures[name]
+        if not tree.is_nested(structure):
+            return [name]
+        return [f"{name}.{i}" for i in range(len(tree.flatten(structure)))]
 
     def _of(self, episode: SingleAgentEpisode) -> dict[str, Any]:
         """Return the (nested) arrays of an episode, without what lies before its chunk."""
@@ -112,11 +115,16 @@ class Columns:
                 f"rows of {leaf}, not {n}"
             )
         array = array[:n]
-        if array.shape[1:] != field.shape or not np.can_cast(array.dtype, field.dtype, "same_kind"):
+        fits = array.shape[1:] == field.shape
+        if fits and array.dtype != field.dtype:
+            fits = np.can_cast(array.dtype, field.dtype, "same_kind")
+            if fits and array.dtype.kind != "f":  # floats are rounded, all else keeps its value
+                fits = np.array_equal(array.astype(field.dtype), array)
+        if not fits:
             raise FieldError(
                 f"episodes: {leaf} of episode {episode.id_} must be {field.dtype} "
                 f"{list(field.shape)} as in the first episode, got {array.dtype} "
-                f"{list(array.shape[1:])}"
+                f"{list(array.shape[1:])}, or values that do not fit"
             )
         return array
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.cql import CQL
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 
 from kary_replay.adapters.rllib.algorithms import OURS
@@ -23,27 +24,34 @@ def use(
     capacity: int | None = None,
     alpha: float | None = None,
     beta: float | None = None,
-    priority_epsilon: float = 1e-6,
-    uniform_share: UniformShare = 0.0,
+    priority_epsilon: float | None = None,
+    uniform_share: UniformShare | None = None,
     seed: int | None = None,
     storage_directory: str | os.PathLike[str] | None = None,
+    whole_batches: bool = True,
 ) -> Config:
     """Let an algorithm of RLlib draw its batches from our buffer, and save it in its checkpoints.
+
+    Call it last: a ``replay_buffer_config`` or a ``learner_connector`` that is set afterwards takes
+    the place of ours.
 
     Parameters
     ----------
     config : DQNConfig, SACConfig or TQCConfig
         On the new API stack, for a single agent and a module that is not recurrent. It is changed:
         ``replay_buffer_config`` and the learner connectors, to which ReplayColumns is added as the
-        first one, and the class of the algorithm, which becomes `DQN`, `SAC` or `TQC` of this
-        package. Of an algorithm of your own the class stays; to have the buffer in its checkpoints,
-        let it inherit from `ReplayInCheckpoints`.
-    capacity, alpha, beta
-        None: what the configuration has. See `PrioritizedEpisodeReplayBuffer`.
-    priority_epsilon, uniform_share, storage_directory
-        See `PrioritizedEpisodeReplayBuffer`.
+        first one, and the class of the algorithm, which becomes `ReplayDQN`, `ReplaySAC` or
+        `ReplayTQC`. Of an algorithm of your own the class stays; to have the buffer in its
+        checkpoints, let it inherit from `ReplayInCheckpoints`.
+    capacity, alpha, beta, priority_epsilon, uniform_share, storage_directory
+        See `PrioritizedEpisodeReplayBuffer`. None: what the configuration has, from an earlier
+        call, too; else 1e-6, 0 and no directory.
     seed : None or int
-        Of the draws; None: the seed of the configuration, if it has one.
+        Of the draws; None: the seed that the configuration has now, if it has one.
+    whole_batches : bool
+        False: batches are lists of episodes, as RLlib's own, for learner connectors that read
+        episodes. These cost RLlib's loops over them, and with several learners the TD errors come
+        back to wrong rows.
 
     Returns
     -------
@@ -70,17 +78,24 @@ def use(
         "capacity": theirs.get("capacity") if capacity is None else capacity,
         "alpha": theirs.get("alpha", 0.6) if alpha is None else alpha,
         "beta": theirs.get("beta", 0.4) if beta is None else beta,
+        "priority_epsilon": theirs.get("priority_epsilon", 1e-6),
+        "uniform_share": theirs.get("uniform_share", 0.0),
+        "seed": config.seed if seed is None else seed,
+        "storage_directory": theirs.get("storage_directory"),
+        "whole_batches": whole_batches,
+    }
+    given = {
         "priority_epsilon": priority_epsilon,
         "uniform_share": uniform_share,
-        "seed": config.seed if seed is None else seed,
         "storage_directory": storage_directory,
-        "whole_batches": True,
     }
+    settings |= {name: value for name, value in given.items() if value is not None}
     PrioritizedEpisodeReplayBuffer(**settings)  # says now what is wrong; memory comes later
     connectors = config._learner_connector
+    if isinstance(connectors, _ColumnsFirst):
+        connectors = connectors.others
     config.replay_buffer_config = {"type": _BufferType(), **settings}
-    if not isinstance(connectors, _ColumnsFirst):
-        config.learners(learner_connector=_ColumnsFirst(connectors))
+    config.learners(learner_connector=_ColumnsFirst(connectors) if whole_batches else connectors)
     config.algo_class = OURS.get(config.algo_class, config.algo_class)
     return config
 
@@ -106,8 +121,8 @@ def _check(config: Any) -> None:
             "config is of several agents, and this buffer keeps the episodes of one; leave "
             "replay_buffer_config at RLlib's MultiAgentPrioritizedEpisodeReplayBuffer"
         )
-    if config.is_offline:
-        raise ValueError("config reads offline data (input_), and fills no replay buffer")
+    if config.is_offline or issubclass(found, CQL):
+        raise ValueError("config reads offline data, and fills no replay buffer")
     if config._is_frozen:
         raise ValueError(
             "config is frozen, for an algorithm was built of it: use(config.copy("
@@ -142,8 +157,12 @@ class _ColumnsFirst:
     """Makes ReplayColumns, and after it the connectors that there were before."""
 
     def __init__(self, others: Callable[..., Any] | None) -> None:
-        self._others = others
+        self.others = others
 
     def __call__(self, *spaces: Any) -> Sequence[ConnectorV2]:
-        made = self._others(*spaces) if self._others else []
-        return [ReplayColumns(), *([made] if isinstance(made, ConnectorV2) else made)]
+        made = self.others(*spaces) if self.others else []
+        if isinstance(made, ConnectorV2):
+            made = [made]
+        if not isinstance(made, (list, tuple)):
+            raise ValueError(f"learner_connector must return connectors, got {made!r}")
+        return [ReplayColumns(), *made]

@@ -9,11 +9,9 @@ import tree
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-_ADVICE = (
-    "these are the rows of a whole batch, and not an episode: let ReplayColumns be the first "
-    "learner connector, as kary_replay.adapters.rllib.use(config) does, or make the buffer with "
-    "whole_batches=False"
-)
+
+class NoEpisodeError(AttributeError, ValueError):
+    """Rows of a batch were read like an episode."""
 
 
 class DrawnRows(SingleAgentEpisode):
@@ -53,6 +51,8 @@ class DrawnRows(SingleAgentEpisode):
         return DrawnRows(tree.map_structure(lambda array: array[slice_], self.columns))
 
     def __getitem__(self, item: slice) -> DrawnRows:
+        if not isinstance(item, slice):
+            raise TypeError(f"rows are cut by slices, got {item!r}")
         return self.slice(item)
 
     def env_steps(self) -> int:
@@ -61,9 +61,13 @@ class DrawnRows(SingleAgentEpisode):
 
     agent_steps = env_steps
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise ValueError(_ADVICE)
-
-    get_observations = get_actions = get_rewards = get_infos = get_extra_model_outputs = _refuse
-    get_return = get_state = get_data_dict = get_sample_batch = concat_episode = cut = _refuse
-    add_env_reset = add_env_step = to_numpy = _refuse
+    def __getattr__(self, name: str) -> NoReturn:
+        """Say what is the matter where an episode's data are looked for: there are none."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NoEpisodeError(
+            f"{name}: these are the rows of a whole batch, and not an episode. Connectors find "
+            "them in the batch, column by column, if ReplayColumns is the first learner connector. "
+            "For connectors that read episodes: kary_replay.adapters.rllib.use(config, "
+            "whole_batches=False)"
+        )

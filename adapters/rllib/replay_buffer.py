@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import pickle
-import shutil
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import tree
 from pyarrow import fs
-from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns as Names
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils import force_list
@@ -23,15 +21,23 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.rllib.utils.replay_buffers import PrioritizedEpisodeReplayBuffer as RllibBuffer
 
 import kary_replay as kr
+from kary_replay.adapters.rllib import checkpoint
+from kary_replay.adapters.rllib.arguments import (
+    ArgumentError,
+    check_count,
+    check_fraction,
+    check_length,
+    check_module,
+    check_weight,
+    range_of,
+)
 from kary_replay.adapters.rllib.chunks import Columns, check_episode, chunk_of
 from kary_replay.adapters.rllib.drawn_rows import DrawnRows
-from kary_replay.adapters.rllib.errors import ArgumentError
 from kary_replay.adapters.rllib.steps import Steps
 from kary_replay.errors import CheckpointError, EmptyBufferError
 from kary_replay.types import UniformShare
 
-_FORMAT = 1  # of states and checkpoints
-_ROWS, _STATE = "rows", "state.pkl"  # of a checkpoint: the native buffer's, and the rest
+logger = logging.getLogger(__name__)
 
 
 class PrioritizedEpisodeReplayBuffer(RllibBuffer):
@@ -110,16 +116,21 @@ class PrioritizedEpisodeReplayBuffer(RllibBuffer):
         metrics_num_episodes_for_smoothing: int = 100,
         **unused: Any,
     ) -> None:
-        _check_count("batch_size_B", batch_size_B, 1)
-        _check_length(batch_length_T)
-        if isinstance(extra_model_outputs, str):
+        check_count("batch_size_B", batch_size_B, 1)
+        check_length(batch_length_T)
+        smoothing = metrics_num_episodes_for_smoothing
+        check_count("metrics_num_episodes_for_smoothing", smoothing, 1)
+        if not isinstance(whole_batches, bool):
+            raise TypeError(f"whole_batches must be True or False, got {whole_batches!r}")
+        given = extra_model_outputs
+        if isinstance(given, str) or not all(isinstance(name, str) for name in given):
             raise TypeError(
                 f"extra_model_outputs must be a sequence of names, got {extra_model_outputs!r}"
             )
         self.capacity = capacity
         self.batch_size_B, self.batch_length_T = batch_size_B, batch_length_T
         self.beta = beta
-        self.whole_batches = bool(whole_batches)
+        self.whole_batches = whole_batches
         self.extra_model_outputs = tuple(extra_model_outputs)
         self._options = {
             "alpha": alpha,
@@ -132,10 +143,10 @@ class PrioritizedEpisodeReplayBuffer(RllibBuffer):
         kr.PrioritizedReplayBuffer(
             2, {"reward": kr.Field((), "float32")}, beta=beta, **self._options
         )
-        _check_count("capacity", capacity, 2)
+        check_count("capacity", capacity, 2)
         self.rng = np.random.default_rng(seed)
         self.metrics = MetricsLogger(root=False)
-        self._metrics_num_episodes_for_smoothing = metrics_num_episodes_for_smoothing
+        self._metrics_num_episodes_for_smoothing = smoothing
         self._steps: Steps | None = None  # made of the first episode, which tells what a step is
         self._drawn: npt.NDArray[np.void] | None = None  # handles of the rows drawn last
         self._spaces: tuple[Any, Any] = (None, None)
@@ -151,27 +162,27 @@ class PrioritizedEpisodeReplayBuffer(RllibBuffer):
 
     def get_num_timesteps(self, module_id: str | None = None) -> int:
         """Return how many steps can be drawn; ``len`` is the same."""
-        _check_module(module_id)
+        check_module(module_id)
         return len(self._steps) if self._steps else 0
 
     def get_num_episodes(self, module_id: str | None = None) -> int:
-        """Return of how many episodes there is at least the newest observation."""
-        _check_module(module_id)
+        """Return how many episodes there are, of which at least the newest observation is kept."""
+        check_module(module_id)
         return len(self._steps.tails) if self._steps else 0
 
     def get_num_episodes_evicted(self, module_id: str | None = None) -> int:
         """Return how many episodes have left the buffer altogether."""
-        _check_module(module_id)
+        check_module(module_id)
         return self._steps.n_episodes - len(self._steps.tails) if self._steps else 0
 
     def get_sampled_timesteps(self, module_id: str | None = None) -> int:
         """Return how many rows were ever drawn."""
-        _check_module(module_id)
+        check_module(module_id)
         return self.sampled_timesteps
 
     def get_added_timesteps(self, module_id: str | None = None) -> int:
         """Return how many steps were ever added."""
-        _check_module(module_id)
+        check_module(module_id)
         return self._n_steps_added
 
     def get_metrics(self) -> dict[str, Any]:
@@ -216,6 +227,7 @@ class PrioritizedEpisodeReplayBuffer(RllibBuffer):
         -----
         O(steps · (bytes of a step + log(capacity))). What is added is copied.
         """
+        check_weight(weight)
         episodes = force_list(episodes)
         for episode in episodes:
             check_episode(episode)
@@ -289,15 +301,14 @@ class PrioritizedEpisodeReplayBuffer(RllibBuffer):
         """
         if num_items is not None and batch_size_B is not None:
             raise ArgumentError("give one of num_items and batch_size_B, not both")
-        n_rows = num_items or batch_size_B or self.batch_size_B
-        _check_count("num_items", n_rows, 1)
-        _check_length(batch_length_T or 0, lookback, min_batch_length_T)
-        low, high = _range_of(n_step)
+        given = batch_size_B if num_items is None else num_items
+        n_rows = self.batch_size_B if given is None else given
+        check_count("num_items", n_rows, 1)
+        check_length(0 if batch_length_T is None else batch_length_T, lookback, min_batch_length_T)
+        low, high = range_of(n_step)
         beta = self.beta if beta is None else beta
-        if not 0 <= beta <= 1:
-            raise ArgumentError(f"beta must be from 0 to 1, got {beta!r}")
-        if not 0 <= gamma <= 1:
-            raise ArgumentError(f"gamma must be from 0 to 1, got {gamma!r}")
+        check_fraction("beta", beta)
+        check_fraction("gamma", gamma)
         if include_infos:
             raise ArgumentError(
                 "include_infos must be False: infos are dicts of any kind, and are not kept; put "
@@ -338,15 +349,16 @@ class PrioritizedEpisodeReplayBuffer(RllibBuffer):
         ValueError
             If a TD error is not finite. Nothing is changed then, and the rows can be updated again.
         """
-        _check_module(module_id)
+        check_module(module_id)
         n_drawn = 0 if self._drawn is None else len(self._drawn)
-        if self._drawn is None or len(priorities) != n_drawn:
+        priorities = np.asarray(priorities)
+        if self._drawn is None or priorities.shape != (n_drawn,):
             raise ArgumentError(
                 f"priorities must be those of the {n_drawn} rows drawn last, got "
-                f"{len(priorities)}: let every sample be followed by one update_priorities"
+                f"{priorities.size}: let every sample be followed by one update_priorities"
             )
         assert self._steps is not None
-        self._steps.native.update_priorities(self._drawn, np.asarray(priorities))
+        self._steps.native.update_priorities(self._drawn, priorities)
         self._drawn = None
 
     def _rows_of(self, batch: kr.Batch, with_outputs: bool) -> DrawnRows:
@@ -411,12 +423,17 @@ class PrioritizedEpisodeReplayBuffer(RllibBuffer):
         return {**self._small_state(), "steps": pickle.dumps(self._steps, protocol=5)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take over what `get_state` returned.
+        """Take over what `get_state` returned, the capacity and alpha among it.
 
-        Raises ValueError if it is a state of RLlib's own buffer, or of a later version.
+        Raises CheckpointError, a ValueError, if it is a state of RLlib's own buffer, is damaged or
+        of a later version. The buffer stays as it is then.
         """
-        _check_format("state", state)
-        self._take_over(state, pickle.loads(state["steps"]))
+        checkpoint.check_format("state", state)
+        try:
+            steps = pickle.loads(state["steps"])
+        except Exception as error:  # whatever damaged bytes may lead to
+            raise CheckpointError(f"this state is damaged: {error!r}") from error
+        self._take_over(state, steps)
 
     def save_to_path(
         self,
@@ -426,12 +443,13 @@ class PrioritizedEpisodeReplayBuffer(RllibBuffer):
         filesystem: fs.FileSystem | None = None,
         use_msgpack: bool = False,
     ) -> str:
-        """Save everything to a directory, as a component of the checkpoint of an algorithm.
+        """Save everything to a folder, as a component of the checkpoint of an algorithm.
 
         Parameters
         ----------
         path : path or URI
-            Where; made if it is missing.
+            Where; made if it is missing. An earlier save there stays in force until this one is
+            complete, and is removed then; what else is there stays.
         state, use_msgpack
             Have no effect: the rows are written as they are.
         filesystem : pyarrow.fs.FileSystem, optional
@@ -447,14 +465,11 @@ class PrioritizedEpisodeReplayBuffer(RllibBuffer):
         OSError
             If it cannot be written.
         """
-        filesystem, where = file_system_of(path, filesystem)
-        if isinstance(filesystem, fs.LocalFileSystem):
-            self._save(pathlib.Path(where))
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                self._save(pathlib.Path(folder))
-                fs.copy_files(folder, where, destination_filesystem=filesystem)
-        return where
+        steps, saved = self._steps, self._small_state()
+        if steps is None:
+            return checkpoint.save(path, filesystem, saved, None)
+        saved["steps"] = steps.without_rows()
+        return checkpoint.save(path, filesystem, saved, steps.native)
 
     def restore_from_path(
         self,
@@ -464,23 +479,20 @@ class PrioritizedEpisodeReplayBuffer(RllibBuffer):
         filesystem: fs.FileSystem | None = None,
         **kwargs: Any,
     ) -> None:
-        """Take over what `save_to_path` wrote.
+        """Take over what `save_to_path` wrote, the capacity and alpha among it.
 
         Raises CheckpointError, a ValueError, if it is damaged or of a later version, and
         FileNotFoundError if nothing is there. The buffer stays as it is then.
         """
-        filesystem, where = file_system_of(path, filesystem)
-        if isinstance(filesystem, fs.LocalFileSystem):
-            self._load(pathlib.Path(where))
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                fs.copy_files(where, folder, source_filesystem=filesystem)
-                self._load(pathlib.Path(folder))
+        directory = self._options["storage_directory"]
+        state, native = checkpoint.load(path, filesystem, directory)
+        steps = None if native is None else Steps.with_rows(state["steps"], native)
+        self._take_over(state, steps)
 
     def _small_state(self) -> dict[str, Any]:
         """Return all but the steps."""
         return {
-            "format": _FORMAT,
+            "format": checkpoint.FORMAT,
             "version": kr.__version__,
             "sampled_timesteps": self.sampled_timesteps,
             "n_steps_added": self._n_steps_added,
@@ -489,102 +501,26 @@ class PrioritizedEpisodeReplayBuffer(RllibBuffer):
         }
 
     def _take_over(self, state: dict[str, Any], steps: Steps | None) -> None:
-        self.rng.bit_generator.state = state["rng"]
-        self._steps, self._drawn = steps, None
-        if steps is not None:
-            self.capacity = steps.native.capacity
-        self._spaces = state["spaces"]
-        self.sampled_timesteps = state["sampled_timesteps"]
-        self._n_steps_added = state["n_steps_added"]
-        self._reported = self._n_steps_added, self.sampled_timesteps
-
-    def _save(self, folder: pathlib.Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        steps = self._steps
-        state = self._small_state()
-        rows = None
-        if steps is not None:
-            rows = f"{_ROWS}_{steps.native.n_added}"  # those that the state before names stay
-            steps.native.save(folder / rows)
-            state |= {"rows": rows, "steps": steps.without_rows()}
-        written = folder / f"{_STATE}.tmp"
-        written.write_bytes(pickle.dumps(state))
-        os.replace(written, folder / _STATE)
-        for former in folder.glob(f"{_ROWS}_*"):
-            if former.name != rows:
-                shutil.rmtree(former)
-
-    def _load(self, folder: pathlib.Path) -> None:
+        """Become what was saved, or raise CheckpointError and stay."""
+        rng = np.random.default_rng()
         try:
-            state = pickle.loads((folder / _STATE).read_bytes())
-        except (pickle.UnpicklingError, EOFError, AttributeError, IndexError) as error:
-            raise CheckpointError(f"'{folder / _STATE}' is damaged: {error}") from error
-        _check_format(f"checkpoint '{folder}'", state)
-        steps = None
-        if "steps" in state:
-            native = kr.PrioritizedReplayBuffer.load(
-                folder / state["rows"], storage_directory=self._options["storage_directory"]
+            rng.bit_generator.state = state["rng"]
+            spaces = state["spaces"]
+            counts = int(state["n_steps_added"]), int(state["sampled_timesteps"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"this state is damaged: {error!r}") from error
+        self.rng, self._steps, self._drawn, self._spaces = rng, steps, None, spaces
+        self._n_steps_added, self.sampled_timesteps = self._reported = counts
+        if steps is None:
+            return
+        wanted = self.capacity, self._options["alpha"]
+        restored = steps.native.capacity, steps.native.alpha
+        if wanted != restored:
+            logger.warning(
+                "The replay buffer has the capacity %s and the alpha %s that were saved, and not "
+                "%s and %s, which it was made with.",
+                *restored,
+                *wanted,
             )
-            steps = Steps.with_rows(state["steps"], native)
-        self._take_over(state, steps)
-
-
-def file_system_of(
-    path: str | pathlib.Path, filesystem: fs.FileSystem | None
-) -> tuple[fs.FileSystem, str]:
-    """Return the file system of a path, and the path there."""
-    text = path if isinstance(path, str) else path.as_posix()
-    if filesystem is not None:
-        return filesystem, text
-    if "://" not in text:
-        text = os.path.abspath(text)
-    return fs.FileSystem.from_uri(text)
-
-
-def _check_format(what: str, state: dict[str, Any]) -> None:
-    found = state.get("format")
-    if found is None:
-        raise CheckpointError(
-            f"this {what} was not saved by kary-replay; RLlib's own buffer can read its own states"
-        )
-    if found > _FORMAT:
-        raise CheckpointError(
-            f"this {what} was saved by kary-replay {state['version']} in format {found}; version "
-            f"{kr.__version__} reads formats up to {_FORMAT}: load it with that version"
-        )
-
-
-def _check_module(module_id: str | None) -> None:
-    if module_id not in (None, DEFAULT_MODULE_ID):
-        raise ArgumentError(
-            f"module_id must be {DEFAULT_MODULE_ID!r}, the only module of a single agent, got "
-            f"{module_id!r}; several modules need RLlib's MultiAgentPrioritizedEpisodeReplayBuffer"
-        )
-
-
-def _check_count(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < least:
-        raise ArgumentError(f"{name} must be at least {least}, got {value}")
-
-
-def _check_length(length: int, lookback: int = 0, burn_in: int = 0) -> None:
-    if length > 1 or lookback or burn_in:
-        raise ArgumentError(
-            "batch_length_T must be 0 or 1, and lookback and burn-in 0: this buffer draws steps, "
-            "not sequences; for a recurrent module use RLlib's EpisodeReplayBuffer, got "
-            f"{length}, {lookback} and {burn_in}"
-        )
-
-
-def _range_of(n_step: int | Sequence[int] | None) -> tuple[int, int]:
-    """Return the least and the largest number of steps in a return."""
-    ends = n_step if isinstance(n_step, (tuple, list)) else (n_step or 1,) * 2
-    if len(ends) != 2:
-        raise ArgumentError(f"n_step must be an integer or a pair of them, got {n_step!r}")
-    for end in ends:
-        _check_count("n_step", end, 1)
-    if ends[0] > ends[1]:
-        raise ArgumentError(f"n_step must not begin above its end, got {n_step!r}")
-    return int(ends[0]), int(ends[1])
+        self.capacity = steps.native.capacity
+        self.extra_model_outputs = steps.columns.extra_model_outputs

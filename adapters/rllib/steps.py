@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,7 +50,8 @@ class Steps:
     def __init__(self, capacity: int, columns: Columns, **options: Any) -> None:
         self.columns = columns
         self.native = kr.PrioritizedReplayBuffer(capacity, {**columns.fields, **_FIELDS}, **options)
-        self.tails: dict[int, str] = {}  # numbers of the newest rows, oldest first, and whose
+        # numbers of the newest rows, oldest first, and whose they are
+        self.tails: OrderedDict[int, str] = OrderedDict()
         self.open: dict[str, int] = {}  # the newest rows of the episodes that go on
         self.n_episodes = 0  # ever begun
         self._see_rows()
@@ -120,14 +122,18 @@ class Steps:
         self._forget(self.native.n_added - self.native.capacity)
 
     def _continued(self, chunks: Sequence[Chunk], begin: int) -> list[int | None]:
-        """Return the row that each chunk completes, or None where it begins anew."""
+        """Return the row that each chunk completes, or None where it begins anew.
+
+        It begins anew, too, where these chunks push out the row that it would complete.
+        """
+        oldest = begin + sum(chunk.n_steps + 1 for chunk in chunks) - self.native.capacity
         newest: dict[str, tuple[int, int]] = {}  # row and time, of episodes in this very call
         found: list[int | None] = []
         for chunk in chunks:
             row, time = newest.get(chunk.id, (None, -1))
             if row is None and (row := self.open.get(chunk.id)) is not None:
                 time = int(self._views["time"][row % self.native.capacity])
-            if time != chunk.first:
+            if row is not None and (time != chunk.first or row < oldest):
                 row = None
             found.append(row)
             begin += chunk.n_steps + (row is None)
@@ -169,11 +175,11 @@ class Steps:
         priority: float | None,
     ) -> None:
         """Make steps of the rows that were the newest ones until now."""
-        oldest, capacity = self.native.n_added - self.native.capacity, self.native.capacity
+        capacity = self.native.capacity
         pairs = [
             (chunk, row, int(end) - chunk.n_steps)
             for chunk, row, end in zip(chunks, continued, ends, strict=True)
-            if row is not None and row >= oldest
+            if row is not None
         ]
         if not pairs:
             return
@@ -194,8 +200,8 @@ class Steps:
 
     def _forget(self, oldest: int) -> None:
         """Drop what is known of newest rows that have left the ring."""
-        while self.tails and (row := next(iter(self.tails))) < oldest:
-            whose = self.tails.pop(row)
+        while self.tails and next(iter(self.tails)) < oldest:
+            row, whose = self.tails.popitem(last=False)
             if self.open.get(whose) == row:
                 del self.open[whose]
 

@@ -16,7 +16,13 @@ from bench.harness.table import factor, quantity
 from bench.harness.timing import Record, find
 from bench.runs.convergence.report import seconds
 
-SOURCES = ("buffers.json", "learner.json", "adapters.json", "convergence.json")
+SOURCES = (
+    "buffers.json",
+    "learner.json",
+    "adapters.json",
+    "rllib_training.json",
+    "convergence.json",
+)
 RIVALS = {
     "Tianshou": "Tianshou",
     "cpprb": "cpprb",
@@ -50,6 +56,10 @@ PLUGGED_IN = {  # of adapters.json: environment steps per second of stock algori
     ),
     "the same, drawing uniformly": ("SB3: training", {"draws": "uniform"}),
     "Tianshou's DQN on CartPole-v1, our buffer plugged in": ("Tianshou: training", {}),
+}
+RLLIB_TRAINING = {  # of rllib_training.json: case, units
+    "RLlib's DQN on CartPole-v1, our buffer plugged in": ("DQN, batch 32", 64),
+    "RLlib's SAC on Pendulum-v1, the same": ("SAC, batch 256", 64),
 }
 SOLVED = {  # of convergence.json: task, units, start-up included
     ("cartpole_dqn", 64, False): "CartPole-v1 solved by DQN, two layers of 64",
@@ -110,6 +120,26 @@ def plugged_in_rows(records: Sequence[Record]) -> list[Row]:
     ]
 
 
+def rllib_rows(records: Sequence[dict[str, Any]]) -> list[Row]:
+    """What `use(config)` is worth to RLlib, seed by seed."""
+    rows = []
+    for title, (case, units) in RLLIB_TRAINING.items():
+        runs = chosen(records, kind="speed", case=case, units=units)
+        theirs, mine = (
+            {run["seed"]: run["steps_per_second"] for run in chosen(runs, buffer=buffer)}
+            for buffer in ("RLlib", "kary-replay")
+        )
+        ratios = [mine[seed] / theirs[seed] for seed in mine]
+        rows.append(
+            row(
+                title,
+                quantity(quartiles(list(mine.values()))[1], "steps/s"),
+                {"RLlib": factor(quartiles(ratios)[1])},
+            )
+        )
+    return rows
+
+
 def solved_rows(records: Sequence[dict[str, Any]]) -> list[Row]:
     """Return the row of a task: seconds from the first environment step, or from the start."""
     rows = []
@@ -167,17 +197,19 @@ def headline() -> list[str]:
     (machine, operations), (second, updates), (third, adapters) = map(
         load_records, ("buffers", "learner", "adapters")
     )
-    fourth, convergence = read(RESULTS / "convergence.json")
+    fourth, rllib = read(RESULTS / "rllib_training.json")
+    fifth, convergence = read(RESULTS / "convergence.json")
     rows = [
         *operation_rows(operations),
         *update_rows(updates),
         *plugged_in_rows(adapters),
+        *rllib_rows(rllib),
         *solved_rows(convergence),
     ]
     header = ["", "kary-replay", *(f"faster than {name}" for name in RIVALS.values())]
     return [
         *markdown_table(*without_empty_columns(header, rows)),
-        f"{measured_on([machine, second, third, fourth])} Rivals were "
+        f"{measured_on([machine, second, third, fourth, fifth])} Rivals were "
         "measured in turn with ours, but for runs that [the page](docs/runner_benchmarks.md) "
         "names. The brackets of runs until solved say where nine in ten ratios lie when the runs "
         "are drawn anew. Stable-Baselines3 draws uniformly: it has no priorities. Every "

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import pyplot as plt
 
 from bench.harness import campaign
 from bench.harness.campaign import Job, Record, chosen, number, quartiles, spread
 from bench.harness.paths import DOCS, RESULTS
+from bench.harness.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, STYLE, YELLOW
 from bench.harness.report import machine_text, markdown_table, write
 from bench.harness.timing import rotated
 from bench.rivals import remote
@@ -49,14 +51,15 @@ PARTS = {
     "replay_buffer_update_prios_timer": "priorities",
     "synch_weights": "weights to the actor",
 }
+COLOURS = dict(zip(PARTS.values(), (GREY, GREEN, BLUE, SKY, ORANGE, PURPLE, YELLOW), strict=True))
 REPLAY = ("add", "sample", "connectors", "priorities")  # what the buffer and connectors take
 
 
-def jobs(kinds: Sequence[str], seeds: int) -> Iterator[Job]:
-    """Every run, seed by seed, in rotating order."""
+def jobs(kinds: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
+    """Every run, seed by seed, in rotating order; or the first case of each kind alone."""
     for seed in range(seeds):
         for kind in kinds:
-            for case, units in cells(kind):
+            for case, units in cells(kind)[: 1 if short else None]:
                 for buffer in rotated(BUFFERS, seed):
                     job = {"kind": kind, "case": case, "units": units, "buffer": buffer}
                     yield {**job, "seed": seed, **details(kind, case, units, buffer)}
@@ -160,6 +163,31 @@ def parts_table(records: Sequence[Record]) -> list[str]:
     return markdown_table(["", "units", "buffer", *PARTS.values()], rows)
 
 
+def draw(records: Sequence[Record], path: Path) -> None:
+    """A bar for each case and buffer: the median microseconds of the parts of a training step."""
+    bars = [(case, units, buffer) for case, units in cells(SPEED) for buffer in BUFFERS]
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(9.5, 0.36 * len(bars) + 1.4), layout="constrained")
+        labels = []
+        for y, (case, units, buffer) in enumerate(bars):
+            runs = chosen(records, kind=SPEED, case=case, units=units, buffer=buffer)
+            good = [run["parts"] for run in runs if "error" not in run]
+            left = 0.0
+            for name, colour in COLOURS.items() if good else ():
+                width = float(np.median([parts[name] for parts in good])) / 1_000
+                axes.barh(y, width, 0.8, left, color=colour, label=None if y else name)
+                left += width
+            labels.append(f"{case}, {units} units: {buffer}")
+        axes.set_yticks(range(len(bars)), labels)
+        axes.set_ylim(len(bars) - 0.5, -0.5)
+        axes.set_xlabel("milliseconds of a training step: five environment steps and one update")
+        axes.set_title("RLlib with its own buffer, and with ours", loc="left")
+        axes.grid(axis="x")
+        figure.legend(loc="outside lower center", ncols=4)
+        figure.savefig(path)
+        plt.close(figure)
+
+
 def memory_table(records: Sequence[Record]) -> list[str]:
     """Bytes of a step."""
     rows = []
@@ -192,6 +220,8 @@ def solve_table(records: Sequence[Record]) -> list[str]:
 def report(results: Path, docs: Path) -> None:
     """Write docs/rllib_benchmarks.md."""
     described, records = campaign.read(results)
+    (docs / "images").mkdir(parents=True, exist_ok=True)
+    draw(records, docs / "images" / "rllib_training.png")
     lines = [
         *machine_text(described),
         "Medians, in brackets the quartiles; ratios are of runs with the same seed. RLlib's "
@@ -203,6 +233,8 @@ def report(results: Path, docs: Path) -> None:
         "",
         *speed_table(records),
         "## Where the time of a training step goes, µs",
+        "",
+        "![milliseconds of the parts of a training step](images/rllib_training.png)",
         "",
         *parts_table(records),
         "## Memory",
@@ -222,7 +254,9 @@ def main() -> None:
         prog="python -m bench.runs.rllib_training", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--seeds", type=int, default=5, help="repetitions (default: %(default)s)")
-    parser.add_argument("--kinds", nargs="+", choices=(SPEED, MEMORY, SOLVE))
+    kinds = (SPEED, MEMORY, SOLVE)
+    parser.add_argument("--kinds", nargs="+", choices=kinds, default=(SPEED, MEMORY))
+    parser.add_argument("--short", action="store_true", help="one case of each kind")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     campaign.add_going_on(parser)
     parser.add_argument("--report", action="store_true", help="only write the page")
@@ -230,8 +264,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.report:
         if not convergence.is_there("rllib"):
-            raise SystemExit(1)
-        planned = jobs(arguments.kinds or (SPEED, MEMORY), arguments.seeds)
+            return
+        planned = jobs(arguments.kinds, arguments.seeds, arguments.short)
         campaign.conduct(arguments.output, planned, IDENTITY, execute, describe, arguments.before)
     report(arguments.output, arguments.docs)
 

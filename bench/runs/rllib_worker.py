@@ -23,6 +23,7 @@ from bench.runs.rllib_training import MEMORY, OURS, PARTS
 from kary_replay.adapters.rllib import PrioritizedEpisodeReplayBuffer
 
 WEIGHED = 50_000  # steps
+STEPS_OF_A_TRAINING_STEP = 5  # as many as n_step=(2, 5) lets an EnvRunner take at once
 
 
 def episodes(env_id: str, n_steps: int, seed: int) -> Any:
@@ -78,9 +79,9 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     algorithm = rllib_rival.build(task, settings, job["seed"])
     for episode in episodes(task.env_id, job["filled"], job["seed"]) if job["filled"] else ():
         algorithm.local_replay_buffer.add(episode)
-    while (result := algorithm.train())["num_env_steps_sampled_lifetime"] < 2 * job["batch"]:
-        pass  # learning has begun, and everything has run once
-    sampled = result["num_env_steps_sampled_lifetime"]
+    n_before = 2 * job["batch"] // STEPS_OF_A_TRAINING_STEP
+    for _ in range(max(n_before, 50)):
+        algorithm.training_step()  # learning has begun, and everything has run
     begin = time.perf_counter()
     result = algorithm.train()
     seconds = time.perf_counter() - begin
@@ -91,7 +92,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     algorithm.stop()
     ray.shutdown()
     return {
-        "steps_per_second": (result["num_env_steps_sampled_lifetime"] - sampled) / seconds,
+        "steps_per_second": result["env_runners"]["num_env_steps_sampled"] / seconds,
         "parts": {name: round(timers[key] * 1e6, 1) for key, name in PARTS.items()},
     }
 

@@ -18,8 +18,8 @@ WAYS = [
         PURPLE,
     ),
     (
-        "Tianshou",
-        ["stock algorithms", "one class changed:", "PrioritizedVectorReplayBuffer"],
+        "Tianshou, RLlib",
+        ["stock algorithms", "one class or one line changed:", "…ReplayBuffer, use(config)"],
         ORANGE,
     ),
     (

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kary_replay.algorithms import ALGORITHMS
-from kary_replay.runner import Runner, RunnerConfig
+from kary_replay.runner import Runner
 
 N_REPETITIONS = int(os.environ.get("RAY_REPETITIONS", "1"))  # 20 in `make test-ray`
 
@@ -33,15 +32,9 @@ SMALL = {
 
 
 def config(directory, algorithm="dqn", env="CartPole-v1", options=None, **settings):
-    options_class = ALGORITHMS[algorithm].options_class
-    small = {"hidden": (16, 16), "batch_size": 32, **(options or {})}
-    return RunnerConfig(
-        algorithm,
-        env,
-        options=options_class(**small),
-        directory=str(directory),
-        **{**SMALL, **settings},
-    )
+    from runs import config as small  # of tests/runner, which conftest.py has put on the path
+
+    return small(algorithm, env, directory, options, **{**SMALL, **settings})
 
 
 class Running:

@@ -18,18 +18,17 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from kary_replay.adapters.rllib import (
-    DQN,
-    SAC,
-    TQC,
-    PrioritizedEpisodeReplayBuffer,
+    ReplayDQN,
     ReplayInCheckpoints,
+    ReplaySAC,
+    ReplayTQC,
     use,
 )
 from kary_replay.errors import CheckpointError
 
 GAMMA = 0.9
 CONFIGS = {"dqn": DQNConfig, "sac": SACConfig, "tqc": TQCConfig}
-CLASSES = {"dqn": DQN, "sac": SAC, "tqc": TQC}
+CLASSES = {"dqn": ReplayDQN, "sac": ReplaySAC, "tqc": ReplayTQC}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -108,7 +107,7 @@ def test_it_trains_and_its_checkpoint_has_the_buffer(build, name, tmp_path):
     other.train()
 
 
-def test_a_checkpoint_of_rllibs_own_has_no_buffer(build, tmp_path):
+def test_a_checkpoint_of_rllibs_own_has_no_buffer(build, tmp_path, caplog):
     """The fault: what was restored begins with an empty buffer. Ours reads such a one as well."""
     stock = build(config_of("dqn"))
     stock.train()
@@ -119,7 +118,7 @@ def test_a_checkpoint_of_rllibs_own_has_no_buffer(build, tmp_path):
     assert len(again.local_replay_buffer) == 0
     ours = build(use(config_of("dqn")))
     ours.restore_from_path(tmp_path / "stock")
-    assert len(ours.local_replay_buffer) == 0
+    assert len(ours.local_replay_buffer) == 0 and "has no replay buffer" in caplog.text
     ours.train()
 
 
@@ -127,7 +126,7 @@ def test_from_checkpoint_and_tune_find_the_class_and_the_buffer(build, tmp_path)
     algorithm = build(use(config_of("dqn"), capacity=300))
     algorithm.train()
     algorithm.save_checkpoint(str(tmp_path / "saved"))  # as Tune does
-    other = DQN.from_checkpoint(str(tmp_path / "saved"))
+    other = ReplayDQN.from_checkpoint(str(tmp_path / "saved"))
     try:
         assert len(other.local_replay_buffer) == len(algorithm.local_replay_buffer) > 0
         other.local_replay_buffer.add([])
@@ -328,10 +327,31 @@ def test_the_same_rows_give_the_same_networks_as_by_rllibs_connectors(build, nam
         np.testing.assert_array_equal(values, second[key], err_msg=key)
 
 
-def test_a_recurrent_module_is_refused(build):
-    config = use(config_of("dqn"))
-    config.rl_module(model_config=DefaultModelConfig(use_lstm=True, max_seq_len=5))
-    algorithm = build(config)
-    assert isinstance(algorithm.local_replay_buffer, PrioritizedEpisodeReplayBuffer)
-    with pytest.raises(ValueError, match="draws steps, not sequences"):
-        algorithm.train()
+def _recurrent():
+    model = DefaultModelConfig(use_lstm=True, max_seq_len=5)
+    return use(config_of("dqn")).rl_module(model_config=model)
+
+
+def _replaced():
+    theirs = {"type": "MultiAgentPrioritizedEpisodeReplayBuffer", "capacity": 77}
+    return use(config_of("dqn")).training(replay_buffer_config=theirs)
+
+
+def _several_agents():
+    def mapping(agent, *_, **__):
+        return "one"
+
+    return use(config_of("dqn")).multi_agent(policies={"one"}, policy_mapping_fn=mapping)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (_recurrent, "recurrent module"),
+        (_replaced, "MultiAgentPrioritizedEpisodeReplayBuffer of RLlib's.*call use.* last"),
+        (_several_agents, "several agents"),
+    ],
+)
+def test_what_was_changed_after_use_is_refused_when_it_is_built(build, make, says):
+    with pytest.raises(ValueError, match=says):
+        build(make())

@@ -139,6 +139,25 @@ def test_a_running_episode_whose_rows_have_left_begins_anew():
         check_row(row, {0: 4, 1: 7}, {1: (True, False)}, 0.99, 3)
 
 
+@pytest.mark.parametrize("others", range(3, 14))
+def test_a_last_step_that_pushes_out_its_own_beginning_is_kept(others):
+    one = buffer(capacity=10)
+    one.add(episode(0, 0, 2))
+    one.add(episode(1, 0, others))
+    one.add(episode(0, 2, 3, terminated=True))
+    rows = [row for row in one.sample(300) if tuple(map(int, row.get_observations(0))) == (0, 2)]
+    assert rows and all(row.is_terminated for row in rows)
+    assert len(one) == len(masses(one))
+
+
+def test_many_environments_in_a_small_buffer_lose_no_newest_steps():
+    one = buffer(capacity=24)
+    for time in range(50):
+        one.add([episode(number, time, time + 1) for number in range(8)])
+        assert {(number, time) for number in range(8)} <= set(masses(one))
+        assert len(one) == len(masses(one)) <= 16
+
+
 def test_long_use_keeps_no_more_than_the_ring():
     one = buffer(capacity=50)
     for number in range(500):
@@ -176,6 +195,25 @@ def test_nested_observations_and_actions_come_back_as_they_were():
         one.add(other)
 
 
+def test_keys_of_observations_may_be_any():
+    def made(t):
+        return {"a": {"b": np.float32([1, t])}, "a.b": np.float32([2, t]), "0": t, "1": -t}
+
+    one = buffer()
+    one.add(
+        SingleAgentEpisode(
+            observations=[made(t) for t in range(4)],
+            actions=[0, 1, 2],
+            rewards=[1.0, 1.0, 1.0],
+            len_lookback_buffer=0,
+        )
+    )
+    for row in one.sample(12):
+        found, t = row.get_observations(0), row.t_started
+        assert found["a"]["b"].tolist() == [1, t] and found["a.b"].tolist() == [2, t]
+        assert (found["0"], found["1"]) == (t, -t)
+
+
 def test_outputs_of_the_module_are_kept_where_that_is_asked_for():
     def made(first, last):
         n = last - first
@@ -191,10 +229,11 @@ def test_outputs_of_the_module_are_kept_where_that_is_asked_for():
     assert "logp" not in without[0].extra_model_outputs
     with pytest.raises(FieldError, match="has no 'logp'"):
         one.add(episode(1, 0, 2))
-    with pytest.raises(FieldError, match=r"must have no dot and be none of .*'reward'"):
-        buffer(extra_model_outputs=["reward"]).add(
-            episode(0, 0, 1, extra_model_outputs={"reward": [1]})
-        )
+    for name in ("reward", "weights", "new_obs", "a.b"):
+        with pytest.raises(FieldError, match=rf"must have no dot and be none of .*{name}"):
+            buffer(extra_model_outputs=[name]).add(
+                episode(0, 0, 1, extra_model_outputs={name: [1]})
+            )
 
 
 # ----------------------------------------------------------------------------------- add, refused
@@ -209,6 +248,7 @@ def test_outputs_of_the_module_are_kept_where_that_is_asked_for():
         (lambda: _without("rewards"), FieldError, "rewards of shape"),
         (lambda: _other_shape(), FieldError, r"must be float32 \[2\].*got float32 \[3\]"),
         (lambda: _other_dtype(), FieldError, "must be int64"),
+        (lambda: _whole_numbers(2**24 + 1), FieldError, "must be float32"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_changes(wrong, error, says):
@@ -237,18 +277,26 @@ def _other_shape():
     )
 
 
+def _whole_numbers(value):
+    return SingleAgentEpisode(
+        observations=[np.array([value, 0])] * 2, actions=[1], rewards=[1.0], len_lookback_buffer=0
+    )
+
+
 def _other_dtype():
     return SingleAgentEpisode(
         observations=[observation(0, 0)] * 2, actions=[1.5], rewards=[1.0], len_lookback_buffer=0
     )
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, np.nan, np.inf])
+@pytest.mark.parametrize("weight", [0.0, -1.0, np.nan, np.inf, "high", np.array([1.0, 2.0, 3.0])])
 def test_a_weight_out_of_range_is_refused(weight):
     one = buffer()
-    with pytest.raises(ValueError, match="priority"):
-        one.add(episode(0, 0, 3), weight)
-    assert len(one) == 0 and one.get_num_episodes() == 0
+    one.add(episode(0, 0, 3))
+    before = pickle.dumps(one.get_state())
+    with pytest.raises((ValueError, TypeError), match="weight must be"):
+        one.add(episode(0, 3, 6), weight)
+    assert pickle.dumps(one.get_state()) == before
 
 
 def test_steps_of_one_episode_that_differ_are_refused():
@@ -376,6 +424,12 @@ def test_the_same_seed_draws_the_same():
     [
         ({"num_items": 3, "batch_size_B": 3}, "one of num_items and batch_size_B"),
         ({"num_items": -1}, "num_items must be at least 1"),
+        ({"num_items": 0}, "num_items must be at least 1"),
+        ({"num_items": 2.5}, "num_items must be an integer"),
+        ({"n_step": 0}, "n_step must be at least 1"),
+        ({"beta": "high"}, "beta must be a number"),
+        ({"gamma": None}, "gamma must be a number"),
+        ({"batch_length_T": -3}, "batch_length_T must be at least 0"),
         ({"n_step": 0.5}, "n_step must be an integer"),
         ({"n_step": (2, 1)}, "must not begin above its end"),
         ({"n_step": (1, 2, 3)}, "an integer or a pair"),
@@ -469,6 +523,9 @@ def test_other_modules_are_unknown(call):
         ({"batch_size_B": 0}, "batch_size_B must be at least 1"),
         ({"batch_length_T": 64}, "draws steps, not sequences"),
         ({"extra_model_outputs": "logp"}, "a sequence of names"),
+        ({"extra_model_outputs": [1]}, "a sequence of names"),
+        ({"whole_batches": "no"}, "whole_batches must be True or False"),
+        ({"metrics_num_episodes_for_smoothing": 0}, "smoothing must be at least 1"),
     ],
 )
 def test_wrong_settings_are_refused_when_it_is_made(arguments, says):
@@ -535,12 +592,15 @@ def test_a_folder_goes_on_with_the_same_draws(used, tmp_path):
         assert used.save_to_path(tmp_path / "saved") == str(tmp_path / "saved")
     other.restore_from_path(tmp_path / "saved")
     _goes_on_alike(used, other)
+    for name in ("rows_of_mine", "rows_1"):
+        (tmp_path / "saved" / name).mkdir()
+    (tmp_path / "saved" / "rows.txt").touch()
     used.save_to_path(tmp_path / "saved")
-    assert len(list((tmp_path / "saved").iterdir())) == 2  # what is not needed has gone
+    assert len(list((tmp_path / "saved").iterdir())) == 5  # only what it wrote itself has gone
     empty = buffer()
     empty.save_to_path(tmp_path / "saved")
     other.restore_from_path(tmp_path / "saved")
-    assert len(other) == 0 and len(list((tmp_path / "saved").iterdir())) == 1
+    assert len(other) == 0 and len(list((tmp_path / "saved").iterdir())) == 4
 
 
 def test_a_pickle_goes_on_with_the_same_draws(used):
@@ -566,26 +626,61 @@ def test_states_of_others_are_refused(used, tmp_path):
     later = {**used.get_state(), "format": 99, "version": "9.0"}
     with pytest.raises(CheckpointError, match=r"kary-replay 9\.0 in format 99"):
         used.set_state(later)
-    used.save_to_path(tmp_path)
-    (tmp_path / "state.pkl").write_bytes(b"\x80\x04broken")
+    for damaged in ({"format": 1}, {**used.get_state(), "steps": b"broken"}, None):
+        with pytest.raises(CheckpointError):
+            used.set_state(damaged)
     with pytest.raises(CheckpointError, match="damaged"):
+        used.set_state({k: v for k, v in used.get_state().items() if k != "spaces"})
+    used.save_to_path(tmp_path)
+    content = (tmp_path / "state.pkl").read_bytes()
+    for wrong in (b"\x80\x04broken", content[:-1], content[:40] + b"x" + content[41:], b""):
+        (tmp_path / "state.pkl").write_bytes(wrong)
+        with pytest.raises(CheckpointError, match="damaged"):
+            used.restore_from_path(tmp_path)
+    (tmp_path / "state.pkl").write_bytes(content)
+    (rows,) = tmp_path.glob("rows_*")
+    rows.rename(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="there is no folder rows_"):
         used.restore_from_path(tmp_path)
     with pytest.raises(FileNotFoundError):
         used.restore_from_path(tmp_path / "nothing")
     assert masses(used) == before
 
 
-def test_a_save_that_is_cut_off_leaves_the_one_before(used, tmp_path, monkeypatch):
+@pytest.mark.parametrize("adds", [True, False])
+@pytest.mark.parametrize("cut_off", ["hashlib.sha256", "os.replace"])
+def test_a_save_that_is_cut_off_leaves_the_one_before(used, tmp_path, monkeypatch, adds, cut_off):
     used.save_to_path(tmp_path)
     expected = masses(used)
-    used.add(episode(9, 0, 4))
-    monkeypatch.setattr("os.replace", _stop)
+    if adds:
+        used.add(episode(9, 0, 4))
+    used.sample(8)
+    used.update_priorities(np.full(8, 9.0))
+    save = used._steps.native.save
+
+    def save_and_cut_off(folder):  # after the rows, before the file that names them
+        save(folder)
+        monkeypatch.setattr(cut_off, _stop)
+
+    monkeypatch.setattr(used._steps.native, "save", save_and_cut_off)
     with pytest.raises(KeyboardInterrupt):
         used.save_to_path(tmp_path)
     monkeypatch.undo()
     other = buffer(capacity=20)
     other.restore_from_path(tmp_path)
     assert masses(other) == expected
+
+
+def test_what_was_saved_counts_and_that_is_said(tmp_path, caplog):
+    small = buffer(capacity=20, alpha=0.5, extra_model_outputs=["x"])
+    small.add(episode(0, 0, 30, extra_model_outputs={"x": [1.0] * 30}))
+    small.save_to_path(tmp_path)
+    large = buffer(capacity=500, alpha=0.9)
+    large.restore_from_path(tmp_path)
+    assert large.capacity == 20 and large.extra_model_outputs == ("x",)
+    assert "the capacity 20 and the alpha 0.5 that were saved" in caplog.text
+    large.add(episode(0, 30, 32, extra_model_outputs={"x": [2.0, 2.0]}))
+    assert len(large) == 19
 
 
 def _stop(*_):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 
 import gymnasium as gym
@@ -9,7 +10,10 @@ import numpy as np
 import pytest
 import torch
 from ray.rllib.algorithms.dqn import DQNConfig
-from ray.rllib.connectors.learner import AddNextObservationsFromEpisodesToTrainBatch
+from ray.rllib.connectors.learner import (
+    AddInfosFromEpisodesToTrainBatch,
+    AddNextObservationsFromEpisodesToTrainBatch,
+)
 from ray.rllib.core.learner.training_data import TrainingData
 from rllib_episodes import episode
 
@@ -78,8 +82,27 @@ def test_rows_and_episodes_do_not_mix():
 
 
 def test_without_the_connector_it_says_what_is_missing():
-    with pytest.raises(ValueError, match="let ReplayColumns be the first learner connector"):
+    with pytest.raises(ValueError, match=r"not an episode.*ReplayColumns is the first"):
         train_batch(DQNConfig(), drawn(True))
+
+
+def test_connectors_that_read_episodes_are_told_what_to_do():
+    with_infos = DQNConfig().learners(
+        learner_connector=lambda *spaces: AddInfosFromEpisodesToTrainBatch()
+    )
+    with pytest.raises(ValueError, match="whole_batches=False"):
+        train_batch(use(with_infos.copy()), drawn(True))
+    config = use(with_infos, whole_batches=False)
+    assert len(train_batch(config, drawn(False))["infos"]) == 32
+    assert not config.replay_buffer_config["whole_batches"]
+    use(config)  # and back
+    assert len(config._learner_connector(*SPACES)) == 2
+
+
+def test_a_connector_factory_that_returns_nothing_is_refused():
+    config = use(DQNConfig().learners(learner_connector=lambda *spaces: None))
+    with pytest.raises(ValueError, match="must return connectors, got None"):
+        config._learner_connector(*SPACES)
 
 
 def test_connectors_that_were_there_come_after_ours():
@@ -113,3 +136,6 @@ def test_rows_travel_to_other_processes():
     for name, values in rows.columns.items():
         np.testing.assert_array_equal(sent.columns[name], values)
     assert len(sent[:3]) == 3 and len(sent[3:]) == 5
+    assert len(copy.deepcopy(sent)) == 8
+    with pytest.raises(TypeError, match="by slices"):
+        sent[3]

@@ -12,9 +12,19 @@ from ray.rllib.algorithms.cql import CQLConfig
 from ray.rllib.utils.from_config import from_config
 from ray.rllib.utils.replay_buffers import ReplayBuffer
 
-from kary_replay.adapters.rllib import DQN, SAC, TQC, PrioritizedEpisodeReplayBuffer, use
+from kary_replay.adapters.rllib import (
+    PrioritizedEpisodeReplayBuffer,
+    ReplayDQN,
+    ReplaySAC,
+    ReplayTQC,
+    use,
+)
 
-CONFIGS = [(dqn.DQNConfig, DQN), (sac.SACConfig, SAC), (tqc.TQCConfig, TQC)]
+CONFIGS = [
+    (dqn.DQNConfig, ReplayDQN),
+    (sac.SACConfig, ReplaySAC),
+    (tqc.TQCConfig, ReplayTQC),
+]
 
 
 def made_by(config):
@@ -47,8 +57,21 @@ def test_copies_pickles_and_later_changes_keep_it():
         made = made_by(one)
         assert isinstance(made, PrioritizedEpisodeReplayBuffer)
         assert (made.capacity, made._options["alpha"]) == (99, 0.3)
-        assert one.algo_class is DQN
+        assert one.algo_class is ReplayDQN
     assert json.dumps(config.replay_buffer_config["type"]) == '"PrioritizedEpisodeReplayBuffer"'
+
+
+def test_said_again_it_keeps_what_was_said_before():
+    config = use(dqn.DQNConfig().debugging(seed=3), uniform_share=0.2, priority_epsilon=1e-3)
+    made = made_by(use(config, alpha=0.5))
+    wanted = {"alpha": 0.5, "uniform_share": 0.2, "priority_epsilon": 1e-3, "seed": 3}
+    assert wanted.items() <= made._options.items()
+
+
+def test_the_names_of_the_classes_are_not_rllibs():
+    """Tune knows algorithms by them."""
+    for kind, algorithm in CONFIGS:
+        assert algorithm.__name__ != kind().algo_class.__name__
 
 
 def test_an_algorithm_of_ones_own_stays():
@@ -84,6 +107,7 @@ def _frozen():
         (_old_stack, ValueError, "old API stack"),
         (_several_agents, ValueError, "several agents"),
         (lambda: CQLConfig().offline_data(input_=["data"]), ValueError, "offline"),
+        (lambda: CQLConfig(), ValueError, "offline"),
         (_frozen, ValueError, "frozen"),
     ],
 )

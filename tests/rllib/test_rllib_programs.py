@@ -20,7 +20,8 @@ class Programs(RuleBasedStateMachine):
         self.buffer = PrioritizedEpisodeReplayBuffer(
             CAPACITY, seed=0, alpha=1.0, priority_epsilon=1e-9
         )
-        self.rows: list[tuple[int, int]] = []  # (episode, time), by age
+        # (episode, time), by age; the time is None where the episode began anew elsewhere
+        self.rows: list[tuple[int, int | None]] = []
         self.last: dict[int, int] = {}  # the newest time of each
         self.ended: dict[int, tuple[bool, bool]] = {}
         self.priority: dict[tuple[int, int], float] = {}
@@ -31,7 +32,7 @@ class Programs(RuleBasedStateMachine):
         return self.rows[-CAPACITY:]
 
     def _steps(self):
-        return [(n, t) for n, t in self._alive() if t < self.last[n]]
+        return [(n, t) for n, t in self._alive() if t is not None and t < self.last[n]]
 
     @rule(
         lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3),
@@ -57,8 +58,13 @@ class Programs(RuleBasedStateMachine):
         self.buffer.add(
             [episode(*chunk, terminated=terminated, truncated=truncated) for chunk in chunks]
         )
+        oldest = len(self.rows) + total - CAPACITY
         for number, first, last in chunks:
-            self.rows += [(number, t) for t in range(first + (first > 0), last + 1)]
+            newest = self.rows.index((number, first)) if first else -1
+            if first and newest < oldest:  # these chunks push it out
+                self.rows[newest] = number, None
+            goes_on = first > 0 and newest >= oldest
+            self.rows += [(number, t) for t in range(first + goes_on, last + 1)]
             self.last[number] = last
             for t in range(first, last):
                 self.priority[number, t] = self.largest
@@ -93,7 +99,7 @@ class Programs(RuleBasedStateMachine):
         assert len(self.buffer) == len(steps)
         if not self.rows:
             return
-        newest = {n for n, t in self._alive() if t == self.last[n]}
+        newest = [n for n, t in self._alive() if t is None or t == self.last[n]]
         assert self.buffer.get_num_episodes() == len(newest)
         native = self.buffer._steps.native
         native.check_invariants()

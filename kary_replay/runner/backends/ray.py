@@ -136,7 +136,6 @@ class RayBackend:
                 num_cpus=n_cpus,
                 max_restarts=0,
                 scheduling_strategy=_affinity(node),
-                name=None,
             )
             .remote(
                 VERSION,
