@@ -14,6 +14,7 @@ import numpy as np
 import ray
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.replay_buffers import PrioritizedEpisodeReplayBuffer as RllibBuffer
+from scipy import signal
 
 from bench.harness import machine
 from bench.harness.machine import resident_bytes
@@ -71,6 +72,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     ray.init(
         include_dashboard=False, log_to_driver=False, num_cpus=1, object_store_memory=200_000_000
     )
+    signal.lfilter([1], [1, -0.9], [1.0])  # RLlib's buffer imports it when it first draws
     task = replace(TASKS[job["task"]], snapshot_every=job["steps"])
     settings = rllib_rival.settings(job["task"], job["units"])
     settings["train_batch_size_per_learner"] = job["batch"]
