@@ -36,7 +36,6 @@ CASES: dict[str, tuple[str, int, tuple[int, ...], int, int]] = {
     "DQN, batch 32, buffer full": ("cartpole_dqn", 32, (64,), 50_000, 1_000),
     "DQN, batch 256": ("cartpole_dqn", 256, (64,), 0, 1_000),
     "SAC, batch 256": ("pendulum_sac", 256, (64, 256), 0, 600),
-    "SAC, batch 1024": ("pendulum_sac", 1_024, (64,), 0, 300),
 }
 NARROW = 64  # units, of what is no matter of their width
 LAYOUTS = ("CartPole-v1", "HalfCheetah-v5")  # whose steps are weighed
