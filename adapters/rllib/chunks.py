@@ -22,6 +22,11 @@ RESERVED = (
 )
 
 
+def is_observation(field: str) -> bool:
+    """Tell whether a native field holds observations, or a leaf of them."""
+    return field.partition(".")[0] == "observation"
+
+
 class Columns:
     """Which native fields hold the observations, actions and outputs of a module.
 
@@ -108,7 +113,7 @@ class Columns:
 
     def _fitted(self, leaf: str, array: np.ndarray, episode: SingleAgentEpisode) -> np.ndarray:
         """Return an array in the shape and dtype of its field."""
-        field, n = self.fields[leaf], len(episode) + (leaf.partition(".")[0] == "observation")
+        field, n = self.fields[leaf], len(episode) + is_observation(leaf)
         if len(array) < n:
             raise FieldError(
                 f"episodes: episode {episode.id_} has {len(episode)} steps, but only {len(array)} "

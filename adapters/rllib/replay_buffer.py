@@ -163,17 +163,17 @@ class PrioritizedEpisodeReplayBuffer(RllibBuffer):
     def get_num_timesteps(self, module_id: str | None = None) -> int:
         """Return how many steps can be drawn; ``len`` is the same."""
         check_module(module_id)
-        return len(self._steps) if self._steps else 0
+        return len(self._steps) if self._steps is not None else 0
 
     def get_num_episodes(self, module_id: str | None = None) -> int:
         """Return how many episodes there are, of which at least the newest observation is kept."""
         check_module(module_id)
-        return len(self._steps.tails) if self._steps else 0
+        return len(self._steps.tails) if self._steps is not None else 0
 
     def get_num_episodes_evicted(self, module_id: str | None = None) -> int:
         """Return how many episodes have left the buffer altogether."""
         check_module(module_id)
-        return self._steps.n_episodes - len(self._steps.tails) if self._steps else 0
+        return self._steps.n_episodes - len(self._steps.tails) if self._steps is not None else 0
 
     def get_sampled_timesteps(self, module_id: str | None = None) -> int:
         """Return how many rows were ever drawn."""

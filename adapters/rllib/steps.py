@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import kary_replay as kr
-from kary_replay.adapters.rllib.chunks import Chunk, Columns
+from kary_replay.adapters.rllib.chunks import Chunk, Columns, is_observation
 from kary_replay.errors import EmptyBufferError
 
 # Beside the columns of an episode. `next` says how many rows later the next step was added, and is
@@ -187,7 +187,7 @@ class Steps:
         for chunk, row, successor in pairs:
             slot = row % capacity
             for name, array in chunk.leaves.items():
-                if name.partition(".")[0] != "observation":
+                if not is_observation(name):
                     views[name][slot] = array[0]
             views["reward"][slot] = chunk.reward[0]
             views["next"][slot] = successor - row
@@ -246,8 +246,6 @@ class Steps:
             batch.terminated, batch.truncated = views["terminated"][last], views["truncated"][last]
         batch.n_step = n_summed
         batch.next_observation = {
-            name: views[name][after]
-            for name in self.columns.fields
-            if name.partition(".")[0] == "observation"
+            name: views[name][after] for name in self.columns.fields if is_observation(name)
         }
         return batch

@@ -61,7 +61,7 @@ def jobs(kinds: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
             for case, units in cells(kind)[: 1 if short else None]:
                 for buffer in rotated(BUFFERS, seed):
                     job = {"kind": kind, "case": case, "units": units, "buffer": buffer}
-                    yield {**job, "seed": seed, **details(kind, case, units, buffer)}
+                    yield {**job, "seed": seed, **details(kind, case, buffer)}
 
 
 def cells(kind: str) -> list[tuple[str, int]]:
@@ -71,7 +71,7 @@ def cells(kind: str) -> list[tuple[str, int]]:
     return [(case, NARROW) for case in (LAYOUTS if kind == MEMORY else SOLVED)]
 
 
-def details(kind: str, case: str, units: int, buffer: str) -> dict[str, Any]:
+def details(kind: str, case: str, buffer: str) -> dict[str, Any]:
     """Return what the worker is told beside."""
     if kind == SOLVE:
         plugged_in = {"plugged_in": True} if buffer == OURS else {}
