@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +20,7 @@ pytest.importorskip("torch")
 import torch
 
 from bench import __main__ as suite
-from bench.harness import campaign, grid, headline, timing
+from bench.harness import campaign, grid, headline, orphans, timing
 from bench.harness.paths import ROOT
 from bench.harness.timing import (
     Contender,
@@ -206,6 +208,35 @@ def test_how_a_run_failed_is_recorded(program, reason, tmp_path, monkeypatch):
     record = campaign.run({"seed": 0}, "failing_run", timeout=1.0 if "sleep" in program else 60.0)
     assert record["error"] == reason and not record["solved"]
     json.dumps(record)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others do not adopt orphans")
+@pytest.mark.parametrize("then", ["", "raise SystemExit(1)"])
+def test_what_a_command_leaves_behind_is_waited_for(then, tmp_path):
+    left_behind = "import time\nwhile time.process_time() < 0.5: pass\nopen('ended', 'w').close()"
+    program = (
+        f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {left_behind!r}])"
+    )
+    before, error = os.times(), None
+    try:
+        orphans.run([sys.executable, "-c", f"{program}\n{then}"], tmp_path, timeout=60.0)
+    except subprocess.CalledProcessError as raised:
+        error = raised
+    after = os.times()
+    assert bool(error) == bool(then)
+    assert (tmp_path / "ended").exists()
+    assert sum(after[2:4]) - sum(before[2:4]) >= 0.5  # children, user and system
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others do not adopt orphans")
+def test_what_a_command_leaves_behind_for_too_long_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(orphans, "PATIENCE", 0.1)
+    program = (
+        "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, file=open('pid', 'w'))"
+    )
+    orphans.run([sys.executable, "-c", program], tmp_path, timeout=60.0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_the_same_rounds_count_for_all():

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness import machine
+from bench.harness import machine, orphans
 from bench.harness.paths import DOCS, RESULTS, ROOT
 from bench.harness.report import machine_text
 from bench.harness.report import write as write_section
@@ -46,9 +46,7 @@ def run(
         sent = json.dumps({**job, "output": str(output), "spawned": time.time()})
         command = [str(interpreter), "-W", "ignore", "-m", worker, sent]
         try:
-            subprocess.run(
-                command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=timeout
-            )
+            orphans.run(command, ROOT, timeout)
             record |= json.loads(output.read_text())
         except (subprocess.SubprocessError, OSError, ValueError) as error:
             record |= {"solved": False, "wall_seconds": None, "curve": [], "error": reason(error)}
@@ -189,9 +187,8 @@ def conduct(
             record["earlier_errors"] = [*old.get("earlier_errors", []), old["error"]]
             records.remove(old)
         records.append(record)
-        described["cores_used_by_others"] = max(
-            record["cores_used_by_others"] for record in records
-        )
+        known = (record.get("cores_used_by_others") for record in records)
+        described["cores_used_by_others"] = max(filter(None, known), default=0.0)
         write(partial_of(output), described, records)
         print(describe(record), flush=True)
     complete(output)

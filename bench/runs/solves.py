@@ -53,7 +53,7 @@ def train(task: str, seed: int) -> dict[str, Any]:
     from kary_replay.runner import Runner, RunnerConfig
 
     algorithm, env, threshold, episodes = TASKS[task]
-    neighbours, stamp = machine.Neighbours(), campaign.stamp()
+    stamp = campaign.stamp()
     with tempfile.TemporaryDirectory() as folder:
         config = RunnerConfig(
             algorithm,
@@ -90,7 +90,6 @@ def train(task: str, seed: int) -> dict[str, Any]:
         "alpha": config.alpha,
         "curve": curve,
         "options": asdict(config.options),
-        "cores_used_by_others": round(neighbours.cores_used(), 2),
     }
 
 
@@ -210,7 +209,6 @@ def measure(tasks: Sequence[str], seeds: int, resume: bool, minutes: float) -> b
             return False
         record = {**train(*job), "processor": described["processor"]}
         records.append(record)
-        described["cores_used_by_others"] = max(run["cores_used_by_others"] for run in records)
         campaign.write(campaign.partial_of(OUTPUT), described, records)
         print({key: record[key] for key in SHOWN}, flush=True)
     campaign.complete(OUTPUT)

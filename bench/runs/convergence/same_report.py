@@ -186,8 +186,7 @@ def section(images: Path, output: Path = OUTPUT) -> list[str]:
         "### The same settings for all",
         "",
         f"Measured {described['date']}, commit {described['commit']}, "
-        f"on {processor['cores']} cores of an {processor['model']}; other processes used "
-        f"{described['cores_used_by_others']} cores meanwhile; "
+        f"on {processor['cores']} cores of an {processor['model']}; "
         f"every run, with its settings: {results_links([output.name])}.",
         "",
         READING,
