@@ -28,6 +28,7 @@ OUTPUT = RESULTS / "rllib_training.json"
 WORKER = "bench.runs.rllib_worker"
 IDENTITY = ("kind", "case", "units", "buffer", "seed")
 STOCK, OURS = BUFFERS = ("RLlib", "kary-replay")
+NOTHING = "nothing"  # a buffer that takes no time: returns the same rows, and forgets all else
 SPEED, MEMORY, SOLVE = "speed", "memory", "solve"
 # name -> what is trained, rows of a batch, widths of the networks, steps in the buffer before it
 # begins, steps measured
@@ -38,6 +39,7 @@ CASES: dict[str, tuple[str, int, tuple[int, ...], int, int]] = {
     "SAC, batch 256": ("pendulum_sac", 256, (64, 256), 0, 600),
 }
 NARROW = 64  # units, of what is no matter of their width
+WITH_NOTHING = ("DQN, batch 32", NARROW)  # where a buffer that does nothing is measured, too
 LAYOUTS = ("CartPole-v1", "HalfCheetah-v5")  # whose steps are weighed
 SOLVED = ("cartpole_dqn", "pendulum_sac")
 # RLlib's timers of a training step -> what the page calls them
@@ -59,7 +61,7 @@ def jobs(kinds: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
     for seed in range(seeds):
         for kind in kinds:
             for case, units in cells(kind)[: 1 if short else None]:
-                for buffer in rotated(BUFFERS, seed):
+                for buffer in rotated(contenders(kind, case, units), seed):
                     job = {"kind": kind, "case": case, "units": units, "buffer": buffer}
                     yield {**job, "seed": seed, **details(kind, case, buffer)}
 
@@ -69,6 +71,11 @@ def cells(kind: str) -> list[tuple[str, int]]:
     if kind == SPEED:
         return [(case, units) for case, (_, _, widths, *_) in CASES.items() for units in widths]
     return [(case, NARROW) for case in (LAYOUTS if kind == MEMORY else SOLVED)]
+
+
+def contenders(kind: str, case: str, units: int) -> tuple[str, ...]:
+    """Return the buffers that a case is run with."""
+    return (*BUFFERS, NOTHING) if kind == SPEED and (case, units) == WITH_NOTHING else BUFFERS
 
 
 def details(kind: str, case: str, buffer: str) -> dict[str, Any]:
@@ -101,11 +108,12 @@ def execute(job: Job) -> Record:
     return campaign.run(job, WORKER, remote.python("rllib"))
 
 
-def ratios(runs: Sequence[Record], value: Any) -> str:
-    """Return how many times less ours takes, pair by pair of the same seed."""
+def ratios(runs: Sequence[Record], value: Any, buffer: str = OURS) -> str:
+    """Return how many times less a buffer takes than RLlib's, pair by pair of the same seed."""
     by = {(run["buffer"], run["seed"]): value(run) for run in runs if "error" not in run}
     seeds = {seed for _, seed in by}
-    found = [by[STOCK, s] / by[OURS, s] for s in seeds if {(STOCK, s), (OURS, s)} <= set(by)]
+    pairs = [((STOCK, seed), (buffer, seed)) for seed in seeds]
+    found = [by[stock] / by[other] for stock, other in pairs if {stock, other} <= set(by)]
     if not found:
         return "–"
     low, middle, high = quartiles(found)
@@ -153,7 +161,7 @@ def parts_table(records: Sequence[Record]) -> list[str]:
     """Where a training step's time goes, in medians of microseconds."""
     rows = []
     for case, units in cells(SPEED):
-        for buffer in BUFFERS:
+        for buffer in contenders(SPEED, case, units):
             runs = chosen(records, kind=SPEED, case=case, units=units, buffer=buffer)
             good = [run["parts"] for run in runs if "error" not in run]
             if good:
@@ -162,9 +170,28 @@ def parts_table(records: Sequence[Record]) -> list[str]:
     return markdown_table(["", "units", "buffer", *PARTS.values()], rows)
 
 
+def nothing_text(records: Sequence[Record]) -> list[str]:
+    """Say how much less than RLlib's own a buffer takes that takes no time."""
+    case, units = WITH_NOTHING
+    runs = [run for run in chosen(records, case=case, units=units) if run["buffer"] != OURS]
+    if not chosen(runs, buffer=NOTHING):
+        return []
+    least = ratios(runs, replay_microseconds, NOTHING)
+    return [
+        f"A buffer that takes no time, and returns the same rows again and again, leaves RLlib's "
+        f"timers and connectors. With it, {case}, {units} units, they take {least} less than with "
+        "RLlib's buffer: no buffer can do better.",
+        "",
+    ]
+
+
 def draw(records: Sequence[Record], path: Path) -> None:
     """A bar for each case and buffer: the median microseconds of the parts of a training step."""
-    bars = [(case, units, buffer) for case, units in cells(SPEED) for buffer in BUFFERS]
+    bars = [
+        (case, units, buffer)
+        for case, units in cells(SPEED)
+        for buffer in contenders(SPEED, case, units)
+    ]
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(9.5, 0.36 * len(bars) + 1.4), layout="constrained")
         labels = []
@@ -236,6 +263,7 @@ def report(results: Path, docs: Path) -> None:
         "![milliseconds of the parts of a training step](images/rllib_training.png)",
         "",
         *parts_table(records),
+        *nothing_text(records),
         "## Memory",
         "",
         "What the process grew by while 50,000 steps were added, over the steps.",

@@ -20,7 +20,7 @@ from bench.harness import machine
 from bench.harness.machine import resident_bytes
 from bench.runs.convergence import rllib_rival
 from bench.runs.convergence.tasks import TASKS
-from bench.runs.rllib_training import MEMORY, OURS, PARTS
+from bench.runs.rllib_training import MEMORY, NOTHING, OURS, PARTS, STOCK
 from kary_replay.adapters.rllib import PrioritizedEpisodeReplayBuffer
 
 WEIGHED = 50_000  # steps
@@ -68,6 +68,14 @@ def weigh(job: dict[str, Any]) -> dict[str, Any]:
     return {"bytes_per_step": (resident_bytes() - before) / n_steps}
 
 
+def do_nothing(buffer: Any, n_rows: int, n_step: tuple[int, int]) -> None:
+    """Let a buffer return the same rows from now on, and take no time."""
+    rows = buffer.sample(n_rows, n_step=n_step)
+    buffer.sample = lambda *_, **__: rows
+    buffer.add = buffer.update_priorities = lambda *_, **__: None
+    buffer.get_metrics = dict
+
+
 def train(job: dict[str, Any]) -> dict[str, Any]:
     """Return the steps per second of one call of `train`, and RLlib's timers."""
     ray.init(
@@ -78,13 +86,15 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     settings = rllib_rival.settings(job["task"], job["units"])
     settings["train_batch_size_per_learner"] = job["batch"]
     settings["num_steps_sampled_before_learning_starts"] = job["batch"]
-    settings["plugged_in"] = job["buffer"] == OURS
+    settings["plugged_in"] = job["buffer"] != STOCK
     algorithm = rllib_rival.build(task, settings, job["seed"])
     for episode in episodes(task.env_id, job["filled"], job["seed"]) if job["filled"] else ():
         algorithm.local_replay_buffer.add(episode)
     n_before = 2 * job["batch"] // STEPS_OF_A_TRAINING_STEP
     for _ in range(max(n_before, 50)):
         algorithm.training_step()  # learning has begun, and everything has run
+    if job["buffer"] == NOTHING:
+        do_nothing(algorithm.local_replay_buffer, job["batch"], tuple(settings["n_step"]))
     before = algorithm.metrics.peek(("env_runners", LIFETIME))
     begin = time.perf_counter()
     result = algorithm.train()
