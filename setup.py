@@ -27,6 +27,7 @@ modules = {
         "frame_reader",
         "sharded_reader",
         "writer",
+        "ordered",
     ],
     "kary_replay/native": ["program"],
 }

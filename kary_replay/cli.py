@@ -179,7 +179,7 @@ def _train(arguments: list[str]) -> int:
 def _config(arguments: list[str]) -> Any:
     """Return the configuration that the arguments of train describe."""
     from .runner import RunnerConfig
-    from .runner.config import check_algorithm
+    from .runner.config import FOREIGN, check_algorithm, check_kind
 
     algorithm, *rest = arguments
     if algorithm.startswith("-"):
@@ -196,7 +196,8 @@ def _config(arguments: list[str]) -> Any:
         )
     env, *options = rest
     preset = RunnerConfig(algorithm, env)
-    hidden = ("algorithm", "env")
+    check_kind(algorithm, _given(options))
+    hidden = ("algorithm", "env", *FOREIGN[preset.learns_from])
     return RunnerConfig(
         algorithm, env, **_settings(preset, options, f"train {algorithm} {env}", TRAIN_HELP, hidden)
     )
@@ -250,7 +251,7 @@ def _settings(
     fields: list[Any] = [
         (
             name,
-            Annotated[types[name], tyro.conf.Suppress] if name in hidden else types[name],
+            Annotated[types[name] | None, tyro.conf.Suppress] if name in hidden else types[name],
             dataclasses.field(default=None),
         )
         for name in special
@@ -295,7 +296,7 @@ def _presets(arguments: list[str]) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from .runner.presets import COMMON, PRESETS
+    from .runner.presets import PRESETS, REPLAY, ROLLOUTS
 
     if arguments:
         if arguments[0] not in ("-h", "--help"):
@@ -311,7 +312,8 @@ def _presets(arguments: list[str]) -> int:
     )
     for name in ("algorithm", "environment", "settings"):
         table.add_column(name)
-    for (algorithm, env), row in {("any", "*"): COMMON, **PRESETS}.items():
+    common = {("from replay", "*"): REPLAY, ("from rollouts", "*"): ROLLOUTS}
+    for (algorithm, env), row in {**common, **PRESETS}.items():
         settings = {key: value for key, value in row.items() if key != "options"}
         settings |= {f"options.{key}": value for key, value in row.get("options", {}).items()}
         table.add_row(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from .a2c import A2C, A2COptions
 from .algorithm import Algorithm, Options
 from .ddpg import DDPG, DDPGOptions
 from .dqn import DQN, DQNOptions
 from .networks import MLP, Encoder
 from .off_policy import OffPolicy, OffPolicyOptions
+from .on_policy import OnPolicy, OnPolicyOptions
+from .ppo import PPO, PPOOptions
 from .registry import ALGORITHMS, find, register
 from .sac import SAC, SACOptions
 from .spaces import UnsuitableSpaceError
@@ -14,12 +17,15 @@ from .td3 import TD3, TD3Options
 from .updates.minimizer import Minimizer, Share, flatten
 
 __all__ = [
+    "A2C",
     "ALGORITHMS",
     "DDPG",
     "DQN",
     "MLP",
+    "PPO",
     "SAC",
     "TD3",
+    "A2COptions",
     "Algorithm",
     "DDPGOptions",
     "DQNOptions",
@@ -27,7 +33,10 @@ __all__ = [
     "Minimizer",
     "OffPolicy",
     "OffPolicyOptions",
+    "OnPolicy",
+    "OnPolicyOptions",
     "Options",
+    "PPOOptions",
     "SACOptions",
     "Share",
     "TD3Options",
@@ -37,5 +46,5 @@ __all__ = [
     "register",
 ]
 
-for _algorithm in (DQN, DDPG, TD3, SAC):
+for _algorithm in (DQN, DDPG, TD3, SAC, A2C, PPO):
     register(_algorithm)

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -41,13 +41,10 @@ class Options:
     """Learning rate of Adam, for all networks."""
     learning_rate_final_share: float = 1.0
     """Share of the learning rate, 0 to 1, to which it falls linearly over the training."""
-    batch_size: int = 256
-    """Rows of one update, over all learners."""
     gamma: float = 0.99
     """Discount of one step, 0 to 1."""
 
     def __post_init__(self) -> None:
-        as_count("batch_size", self.batch_size)
         if not isinstance(self.hidden, (tuple, list)):
             raise TypeError(
                 f"hidden must be a tuple of widths, such as (64, 64), got {self.hidden!r}"
@@ -106,6 +103,10 @@ class Algorithm(ABC):
     options_class: ClassVar[type[Options]] = Options
     flow: ClassVar[str]
     """Where the function is that returns the flow of a run, as "module:function"."""
+    learns_from: ClassVar[Literal["replay", "rollouts"]] = "replay"
+    """Which settings a run has: those of a replay buffer, or those of rollouts."""
+    settings_interval: ClassVar[int] = 100
+    """Updates between two looks at what changes slowly, such as the learning rate."""
     policy: nn.Module
     """What actors need in order to act."""
     minimizers: dict[str, Minimizer]
@@ -202,6 +203,16 @@ class Algorithm(ABC):
         array [N, ...]
             The actions as the buffer stores them: indices from 0, or numbers from -1 to 1.
         """
+
+    def choose(
+        self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return the columns of the rows of N environments that an actor chooses.
+
+        ``action`` is what `act` returns for the same arguments. Others, as `columns` names them,
+        say how it came to be.
+        """
+        return {"action": self.act(observation, exploration, rng)}
 
     @abstractmethod
     def exploration(self, progress: float) -> float:

@@ -6,7 +6,7 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .spaces import is_image
 
-__all__ = ["MLP", "Encoder"]
+__all__ = ["ACTIVATIONS", "MLP", "Encoder", "initialize"]
 
 IMAGE_FEATURES, DICT_IMAGE_FEATURES = 512, 256
 Array = npt.NDArray[np.float32]
@@ -25,11 +25,14 @@ Observation = Any  # Tensor [B, ...], or a dict of them
 
 
 class MLP(nn.Sequential):
-    """Linear layers with ReLU in between."""
+    """Linear layers with an activation in between, "relu" or "tanh"."""
 
-    def __init__(self, n_inputs: int, hidden: tuple[int, ...], n_outputs: int) -> None:
+    def __init__(
+        self, n_inputs: int, hidden: tuple[int, ...], n_outputs: int, activation: str = "relu"
+    ) -> None:
         self._linears = [nn.Linear(*widths) for widths in pairwise((n_inputs, *hidden, n_outputs))]
-        super().__init__(*[layer for linear in self._linears for layer in (linear, nn.ReLU())][:-1])
+        layer, self._activate = ACTIVATIONS[activation]
+        super().__init__(*[part for linear in self._linears for part in (linear, layer())][:-1])
         self._views: list[tuple[Array, Array]] = []
 
     def numpy(self, features: Array) -> Array:
@@ -51,10 +54,37 @@ class MLP(nn.Sequential):
             ]
         for number, (matrix, bias) in enumerate(self._views):
             if number:
-                np.maximum(features, 0, out=features)
+                self._activate(features)
             features = features @ matrix
             features += bias
         return features
+
+
+def _rectify(features: Array) -> None:
+    np.maximum(features, 0, out=features)
+
+
+def _tangent(features: Array) -> None:
+    np.tanh(features, out=features)
+
+
+ACTIVATIONS: dict[str, tuple[type[nn.Module], Callable[[Array], None]]] = {
+    "relu": (nn.ReLU, _rectify),
+    "tanh": (nn.Tanh, _tangent),
+}
+"""Layers by name, and what does the same to an array, in place."""
+
+
+def initialize(module: nn.Module, gain: float) -> None:
+    """Give the layers of a module orthogonal weights of a gain, and no biases.
+
+    Saxe, McClelland & Ganguli (2014), arXiv:1312.6120.
+    """
+    for layer in module.modules():
+        if isinstance(layer, (nn.Linear, nn.Conv2d)):
+            nn.init.orthogonal_(layer.weight, gain)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
 
 
 class NatureCNN(nn.Module):

@@ -182,6 +182,10 @@ class Normalized:
         error: Tensor = algorithm.td_error(self.normalization.batch(batch))
         return error
 
+    def choose(self, observation: Any, *how: Any) -> dict[str, npt.NDArray[Any]]:
+        """Choose the columns of an actor's rows for raw observations, tensors."""
+        return self.algorithm.choose(self.normalization.observation(observation), *how)
+
     def act(self, observation: Any, *how: Any) -> npt.NDArray[Any]:
         """Choose the actions for raw observations, tensors."""
         return self.algorithm.act(self.normalization.observation(observation), *how)

@@ -26,6 +26,8 @@ TARGETS, NOTHING = frozenset({"targets"}), frozenset[str]()
 class OffPolicyOptions(Options):
     """Hyperparameters of algorithms that learn from replay."""
 
+    batch_size: int = 256
+    """Rows of one update, over all learners."""
     n_step: int = 1
     """Environment steps whose rewards are summed up in one row."""
     tau: float = 0.005
@@ -35,7 +37,7 @@ class OffPolicyOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("n_step", "target_interval"):
+        for name in ("batch_size", "n_step", "target_interval"):
             as_count(name, getattr(self, name))
         check_above_0("tau", self.tau)
         as_fraction("tau", self.tau)
@@ -52,7 +54,7 @@ class OffPolicy(Algorithm):
     """
 
     options_class: ClassVar[type[Options]] = OffPolicyOptions
-    flow: ClassVar[str] = "kary_replay.runner.flow:off_policy"
+    flow: ClassVar[str] = "kary_replay.runner.flows.off_policy:off_policy"
     targets: dict[str, Tensor]
     """The flat parameters of target networks, by the name of the minimizer they follow."""
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from .algorithm import Algorithm
 from .off_policy import OffPolicy, OffPolicyOptions
+from .on_policy import OnPolicy, OnPolicyOptions
 
 __all__ = ["ALGORITHMS", "find", "register"]
 
@@ -48,8 +49,8 @@ def register(algorithm: AnyAlgorithm) -> AnyAlgorithm:
     if not isinstance(getattr(algorithm, "flow", None), str):
         raise TypeError(
             f"{algorithm.__name__} names no flow: derive it from kary_replay.algorithms.OffPolicy "
-            "if it learns from replay, and its options from OffPolicyOptions; Algorithm is the "
-            "base of others, too"
+            "if it learns from replay, and its options from OffPolicyOptions; or from OnPolicy and "
+            "OnPolicyOptions if it learns from rollouts; Algorithm is the base of others, too"
         )
     if inspect.isabstract(algorithm):
         missing = ", ".join(sorted(algorithm.__abstractmethods__))
@@ -68,13 +69,12 @@ def register(algorithm: AnyAlgorithm) -> AnyAlgorithm:
             f"options_class of {algorithm.__name__} must be a dataclass, "
             f"got {algorithm.options_class!r}"
         )
-    if issubclass(algorithm, OffPolicy) and not issubclass(
-        algorithm.options_class, OffPolicyOptions
-    ):
-        raise TypeError(
-            f"options_class of {algorithm.__name__} must be derived from "
-            f"kary_replay.algorithms.OffPolicyOptions, got {algorithm.options_class!r}"
-        )
+    for base, options in ((OffPolicy, OffPolicyOptions), (OnPolicy, OnPolicyOptions)):
+        if issubclass(algorithm, base) and not issubclass(algorithm.options_class, options):
+            raise TypeError(
+                f"options_class of {algorithm.__name__} must be derived from "
+                f"kary_replay.algorithms.{options.__name__}, got {algorithm.options_class!r}"
+            )
     other = ALGORITHMS.get(name, algorithm)
     if (other.__module__, other.__qualname__) != (algorithm.__module__, algorithm.__qualname__):
         raise ValueError(

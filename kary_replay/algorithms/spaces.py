@@ -12,6 +12,7 @@ __all__ = [
     "UnsuitableSpaceError",
     "check_actions_are_bounded",
     "check_actions_are_discrete",
+    "check_actions_are_known",
     "check_observations",
     "is_image",
 ]
@@ -82,6 +83,12 @@ def check_actions_are_bounded(name: str, space: Any) -> None:
             f"{name} needs actions between finite bounds, got {space}: "
             "set them with gymnasium.wrappers.RescaleAction or gymnasium.wrappers.TransformAction"
         )
+
+
+def check_actions_are_known(name: str, space: Any) -> None:
+    """Raise UnsuitableSpaceError unless actions are numbered, or numbers between bounds."""
+    if "Discrete" not in kinds(space):
+        check_actions_are_bounded(name, space)
 
 
 def _is_bounded(space: Any) -> bool:

@@ -8,7 +8,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -21,7 +21,16 @@ from ..prefetch.prefetcher import MAX_DEPTH
 from ..types import UniformShare
 from .presets import preset
 
-__all__ = ["ConfigError", "RunnerConfig", "as_json", "check_algorithm", "from_json", "suggestion"]
+__all__ = [
+    "FOREIGN",
+    "ConfigError",
+    "RunnerConfig",
+    "as_json",
+    "check_algorithm",
+    "check_kind",
+    "from_json",
+    "suggestion",
+]
 
 
 class ConfigError(ValueError):
@@ -29,6 +38,29 @@ class ConfigError(ValueError):
 
 
 PRESET: Any = None  # to be filled in
+FOREIGN = {
+    "replay": ("max_staleness",),
+    "rollouts": (
+        "envs_per_actor",
+        "buffer_capacity",
+        "learning_starts",
+        "samples_per_insert",
+        "samples_per_insert_error",
+        "alpha",
+        "beta",
+        "uniform_share",
+        "initial_priority",
+        "exploration_spread",
+        "prefetch",
+    ),
+}
+"""Settings that algorithms do not have which learn from replay, or from rollouts."""
+INSTEAD = {
+    "envs_per_actor": "n_envs of the options is over all actors",
+    "buffer_capacity": "n_envs · rollout_length of the options says what an update learns from",
+    "samples_per_insert": "n_epochs of the options says how often rows are used",
+    "max_staleness": "samples_per_insert says how far actors and learners may be apart",
+}
 EVALUATIONS = 50  # of a run, by default
 MOST_STEPS = 2**53  # float64 counts them
 
@@ -41,7 +73,7 @@ class RunnerConfig:
     """
 
     algorithm: str
-    """dqn, ddpg, td3, sac, or "module:Class" for one of your own."""
+    """dqn, ddpg, td3, sac, a2c, ppo, or "module:Class" for one of your own."""
     env: str | Callable[..., Any]
     """A gymnasium id, "module:function" for what makes an environment, or in Python a function."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
@@ -100,6 +132,11 @@ class RunnerConfig:
 
     Of N environments the i-th explores by the schedule's value to the power of
     1 + spread · i / (N - 1)."""
+    max_staleness: int = PRESET
+    """Updates that may lie between the choice of an action and the one that learns from it.
+
+    For algorithms that learn from rollouts; what is older is dropped. With 0 actors wait for each
+    update."""
     normalize_observations: bool = False
     """Shift and scale observations to mean 0 and standard deviation 1 over all that actors saw."""
     normalize_rewards: bool = False
@@ -164,6 +201,8 @@ class RunnerConfig:
             object.__setattr__(self, "env_options", {**given.keywords, **options})
         if isinstance(self.directory, os.PathLike):
             object.__setattr__(self, "directory", os.fspath(self.directory))
+        names = FOREIGN[self.learns_from]
+        check_kind(self.algorithm, [name for name in names if getattr(self, name) is not None])
         for name, value in preset(self.algorithm, self.env_name, self.options).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
@@ -198,6 +237,26 @@ class RunnerConfig:
         return cast("Algorithm", Normalized(algorithm, normalization))
 
     @property
+    def learns_from(self) -> Literal["replay", "rollouts"]:
+        """Which settings the run has."""
+        return self.algorithm_class.learns_from
+
+    @property
+    def rows_per_update(self) -> int:
+        """Rows that all learners learn from in one update."""
+        options: Any = self.options
+        if self.learns_from == "rollouts":
+            return int(options.n_envs * options.rollout_length)
+        return int(options.batch_size)
+
+    def n_envs(self, n_actors: int) -> int:
+        """Return how many environments each of some actors steps."""
+        if self.learns_from == "rollouts":
+            options: Any = self.options
+            return int(options.n_envs // n_actors)
+        return self.envs_per_actor
+
+    @property
     def normalizes(self) -> bool:
         """Whether observations or rewards are normalized."""
         return self.normalize_observations or self.normalize_rewards
@@ -225,21 +284,17 @@ def _check_values(config: RunnerConfig) -> None:
             f"options must be {wanted.__name__} for {config.algorithm}, "
             f"got {type(config.options).__name__}"
         )
-    at_least_1 = (
+    for name in (
         "learners",
         "total_env_steps",
-        "envs_per_actor",
         "groups",
-        "buffer_capacity",
         "publish_interval",
         "evaluation_interval",
         "evaluation_episodes",
         "evaluation_max_steps",
         "learner_threads",
-        "learning_starts",
-    )
-    for name in at_least_1:
-        _check(config, name, lambda n: isinstance(n, int) and n >= 1, "an integer of at least 1")
+    ):
+        _check(config, name, *AT_LEAST_1)
     _check(
         config,
         "actors",
@@ -250,15 +305,53 @@ def _check_values(config: RunnerConfig) -> None:
         _check(config, name, lambda n: isinstance(n, int) and n >= 0, "an integer of at least 0")
     _check(config, "seed", lambda n: n < 2**63, "below 2**63")
     _check(config, "total_env_steps", lambda n: n <= MOST_STEPS, f"at most {MOST_STEPS}")
+    _check(config, "ray_address", lambda a: a is None or (isinstance(a, str) and a != ""), "text")
+    _check(
+        config, "target_return", lambda x: x is None or math.isfinite(x), "None or a finite number"
+    )
+    _check(config, "environment_timeout_seconds", *ABOVE_0)
+    _check(config, "checkpoint_interval_seconds", *NOT_BELOW_0)
+    for name in ("normalize_observations", "normalize_rewards"):
+        if type(getattr(config, name)) is not bool:
+            raise ConfigError(f"{name} must be True or False, got {getattr(config, name)!r}")
+    choices = {
+        "backend": ("process", "serial", "ray"),
+        "evaluate": ("during", "after", "never"),
+        "on_environment_error": ("restart", "stop"),
+    }
+    for name, allowed in choices.items():
+        _check_choice(config, name, allowed)
+    _check_kinds(config)
+    _check_together(config)
+    if config.learns_from == "replay":
+        _check_replay(config)
+    else:
+        _check_rollouts(config)
+
+
+def check_kind(algorithm: str, given: Iterable[str]) -> None:
+    """Raise ConfigError if something is given that algorithms of this kind do not have."""
+    kind = find(algorithm).learns_from
+    other = "rollouts" if kind == "replay" else "replay"
+    for name in FOREIGN[kind]:
+        if name in given:
+            instead = f"; {INSTEAD[name]}" if name in INSTEAD else ""
+            raise ConfigError(
+                f"{name} is a setting of algorithms that learn from {other}, and {algorithm} "
+                f"learns from {kind}: leave it out{instead}"
+            )
+
+
+def _check_replay(config: RunnerConfig) -> None:
+    """Raise ConfigError naming the first setting of replay that is wrong."""
+    options: Any = config.options
+    for name in ("envs_per_actor", "buffer_capacity", "learning_starts"):
+        _check(config, name, *AT_LEAST_1)
     _check(
         config,
         "prefetch",
         lambda n: n is None or (isinstance(n, int) and 0 <= n <= MAX_DEPTH),
         f"None or an integer from 0 to {MAX_DEPTH}",
-    )
-    _check(config, "ray_address", lambda a: a is None or (isinstance(a, str) and a != ""), "text")
-    _check(
-        config, "target_return", lambda x: x is None or math.isfinite(x), "None or a finite number"
     )
     _check(
         config,
@@ -266,30 +359,76 @@ def _check_values(config: RunnerConfig) -> None:
         lambda x: x is None or 0 < x < math.inf,
         "None or a finite number above 0",
     )
-    for name in ("samples_per_insert", "environment_timeout_seconds"):
-        _check(config, name, lambda x: 0 < x < math.inf, "a finite number above 0")
+    _check(config, "samples_per_insert", *ABOVE_0)
     for name in ("alpha", "beta"):
         _check(config, name, lambda x: 0 <= x <= 1, "a number from 0 to 1")
     share = "auto or a number from 0 to 1"
     _check(config, "uniform_share", lambda x: x == "auto" or 0 <= x <= 1, share)
-    for name in ("exploration_spread", "checkpoint_interval_seconds"):
-        _check(config, name, lambda x: 0 <= x < math.inf, "a finite number of at least 0")
-    for name in ("normalize_observations", "normalize_rewards"):
-        if type(getattr(config, name)) is not bool:
-            raise ConfigError(f"{name} must be True or False, got {getattr(config, name)!r}")
-    choices = {
-        "backend": ("process", "serial", "ray"),
-        "initial_priority": ("max", "td_error"),
-        "evaluate": ("during", "after", "never"),
-        "on_environment_error": ("restart", "stop"),
-    }
-    for name, allowed in choices.items():
-        if getattr(config, name) not in allowed:
-            raise ConfigError(
-                f"{name} must be one of {', '.join(allowed)}, got {getattr(config, name)!r}"
-            )
-    _check_kinds(config)
-    _check_together(config)
+    _check(config, "exploration_spread", *NOT_BELOW_0)
+    _check_choice(config, "initial_priority", ("max", "td_error"))
+    if config.learners > options.batch_size or options.batch_size % config.learners:
+        raise ConfigError(
+            f"learners must divide batch_size={options.batch_size}, so that each has as many rows, "
+            f"got {config.learners}: choose another number of learners or another batch size"
+        )
+    if config.envs_per_actor % config.groups:
+        raise ConfigError(
+            f"groups must divide envs_per_actor={config.envs_per_actor}, got {config.groups}"
+        )
+    due = max(
+        options.batch_size, config.envs_per_actor // config.groups * config.samples_per_insert
+    )
+    if config.samples_per_insert_error is not None and not config.samples_per_insert_error >= due:
+        raise ConfigError(
+            f"samples_per_insert_error must be at least {due:g}, "
+            f"got {config.samples_per_insert_error}: a batch, or what is due for one step of a "
+            "group of environments, moves the balance by so much"
+        )
+    if config.learning_starts > config.buffer_capacity:
+        raise ConfigError(
+            f"learning_starts must be at most buffer_capacity={config.buffer_capacity}, "
+            f"got {config.learning_starts}: learning would never start"
+        )
+    if config.backend == "ray" and config.prefetch:
+        raise ConfigError(
+            f"prefetch must be None or 0 with backend='ray', got {config.prefetch}: "
+            "batches are asked for ahead in any case"
+        )
+
+
+def _check_rollouts(config: RunnerConfig) -> None:
+    """Raise ConfigError naming the first setting of rollouts that is wrong."""
+    options: Any = config.options
+    _check(config, "max_staleness", *NO_LESS_THAN_0)
+    if config.publish_interval != 1:
+        raise ConfigError(
+            f"publish_interval must be 1 for {config.algorithm}, got {config.publish_interval}: "
+            "what is learned from was chosen by the newest parameters"
+        )
+    if config.backend == "ray":
+        raise ConfigError(
+            f"backend='ray' has no rollouts yet: {config.algorithm} runs with backend='process' "
+            "or 'serial'"
+        )
+    if options.n_envs % config.learners:
+        raise ConfigError(
+            f"learners must divide n_envs={options.n_envs}, so that each has as many, "
+            f"got {config.learners}: choose another number of learners or of environments"
+        )
+    steps = getattr(options, "batch_size", config.learners)
+    if steps % config.learners:
+        raise ConfigError(
+            f"learners must divide batch_size={steps}, so that each has as many rows, "
+            f"got {config.learners}: choose another number of learners or another batch size"
+        )
+    if options.n_envs % config.groups:
+        raise ConfigError(f"groups must divide n_envs={options.n_envs}, got {config.groups}")
+    if config.actors != "auto" and options.n_envs % (config.actors * config.groups):
+        raise ConfigError(
+            f"actors · groups = {config.actors * config.groups} must divide "
+            f"n_envs={options.n_envs}, so that each group has as many environments: choose another "
+            "number of actors or of environments"
+        )
 
 
 def _survives_json(value: Any) -> bool:
@@ -319,39 +458,10 @@ def _check_kinds(config: RunnerConfig) -> None:
 
 
 def _check_together(config: RunnerConfig) -> None:
-    options = config.options
-    if config.learners > options.batch_size or options.batch_size % config.learners:
-        raise ConfigError(
-            f"learners must divide batch_size={options.batch_size}, so that each has as many rows, "
-            f"got {config.learners}: choose another number of learners or another batch size"
-        )
-    if config.envs_per_actor % config.groups:
-        raise ConfigError(
-            f"groups must divide envs_per_actor={config.envs_per_actor}, got {config.groups}"
-        )
-    due = max(
-        options.batch_size, config.envs_per_actor // config.groups * config.samples_per_insert
-    )
-    if config.samples_per_insert_error is not None and not config.samples_per_insert_error >= due:
-        raise ConfigError(
-            f"samples_per_insert_error must be at least {due:g}, "
-            f"got {config.samples_per_insert_error}: a batch, or what is due for one step of a "
-            "group of environments, moves the balance by so much"
-        )
-    if config.learning_starts > config.buffer_capacity:
-        raise ConfigError(
-            f"learning_starts must be at most buffer_capacity={config.buffer_capacity}, "
-            f"got {config.learning_starts}: learning would never start"
-        )
     if config.backend != "serial" and not is_supported():
         raise ConfigError(
             f"backend={config.backend!r} needs the shared memory of Linux: "
             "use backend='serial' here"
-        )
-    if config.backend == "ray" and config.prefetch:
-        raise ConfigError(
-            f"prefetch must be None or 0 with backend='ray', got {config.prefetch}: "
-            "batches are asked for ahead in any case"
         )
     if config.backend != "ray" and config.ray_address is not None:
         raise ConfigError(
@@ -391,6 +501,20 @@ def suggestion(name: Any, known: Any) -> str:
     return f": did you mean {' or '.join(lower[other] for other in near)}?" if near else ""
 
 
+Rule = tuple[Callable[[Any], bool], str]
+AT_LEAST_1: Rule = (lambda n: isinstance(n, int) and n >= 1), "an integer of at least 1"
+NO_LESS_THAN_0: Rule = (lambda n: isinstance(n, int) and n >= 0), "an integer of at least 0"
+ABOVE_0: Rule = (lambda x: 0 < x < math.inf), "a finite number above 0"
+NOT_BELOW_0: Rule = (lambda x: 0 <= x < math.inf), "a finite number of at least 0"
+
+
+def _check_choice(config: RunnerConfig, name: str, allowed: tuple[str, ...]) -> None:
+    if getattr(config, name) not in allowed:
+        raise ConfigError(
+            f"{name} must be one of {', '.join(allowed)}, got {getattr(config, name)!r}"
+        )
+
+
 def _check(config: RunnerConfig, name: str, fits: Callable[[Any], bool], wanted: str) -> None:
     value = getattr(config, name)
     try:
@@ -422,7 +546,8 @@ def from_json(content: Mapping[str, Any]) -> RunnerConfig:
             # Losses, and their gradients, were divided by huber_delta then.
             options["max_gradient_norm"] *= options["huber_delta"]
             options["prioritize_by"] = "td_error"
-        before = {"uniform_share": 0.0}
+        is_replay = find(content["algorithm"]).learns_from == "replay"
+        before = {"uniform_share": 0.0} if is_replay else {}
         return RunnerConfig(**{**before, **content, "options": options_class(**options)})
     except ConfigError:
         raise

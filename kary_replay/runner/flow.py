@@ -1,8 +1,8 @@
 """A run as a flow: which workers there are, and which streams lie between them.
 
-An algorithm names the function that makes its flow; `off_policy` is that of algorithms which learn
-from replay. A backend decides where the workers are. `HostedFlow` is a flow whose streams have
-places; from it every worker gets its `Seat`.
+An algorithm names the function that makes its flow; `flows` has those of all algorithms here. A
+backend decides where the workers are. `HostedFlow` is a flow whose streams have places; from it
+every worker gets its `Seat`.
 """
 
 from __future__ import annotations
@@ -16,22 +16,11 @@ from typing import Any, Literal
 from .clock import Clock
 from .config import ConfigError, RunnerConfig
 from .environments.env_factory import EnvFactory
-from .streams import (
-    BoardStream,
-    Checkpoint,
-    GradientStream,
-    LocalInferenceStream,
-    Medium,
-    ParameterStream,
-    ReplayStream,
-    StatisticsStream,
-    Stream,
-)
+from .streams import BoardStream, Checkpoint, Medium, Stream
 from .streams.board import Board
-from .streams.parameters import published
-from .workers import Actor, Evaluator, Learner, Seat, Worker
+from .workers import Seat, Worker
 
-__all__ = ["Flow", "HostedFlow", "Role", "flow_of", "off_policy"]
+__all__ = ["Flow", "HostedFlow", "Role", "device_of", "flow_of"]
 
 
 @dataclass(frozen=True)
@@ -98,84 +87,6 @@ def flow_of(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> Flo
     module, _, function = config.algorithm_class.flow.partition(":")
     flow: Flow = getattr(importlib.import_module(module), function)(config, env_factory, n_actors)
     return flow
-
-
-def off_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> Flow:
-    """Return the flow of an algorithm that learns from replay.
-
-    Learners come first: the others begin with their parameters.
-    """
-    algorithm: Any = config.new_algorithm(env_factory)
-    spaces = env_factory.observation_space, env_factory.action_space
-    batch_size, per_insert = config.options.batch_size, config.samples_per_insert
-    n_envs = n_actors * config.envs_per_actor
-    moved = config.envs_per_actor // config.groups * per_insert
-    # There is room for pauses of the operating system, but for no more than 1 % of the run.
-    pauses = 0.01 * config.total_env_steps * per_insert if config.backend != "serial" else 0.0
-    error = max(batch_size, 2 * moved, min(32 * batch_size, pauses))
-    # A full buffer has fewer rows than its capacity while some are being overwritten.
-    most = max(1, config.buffer_capacity - n_envs)
-    replay = ReplayStream(
-        algorithm.columns(*spaces),
-        config.buffer_capacity,
-        config.alpha,
-        config.beta,
-        config.uniform_share,
-        config.seed,
-        per_insert,
-        min(config.learning_starts, most),
-        config.samples_per_insert_error or error,
-        batch_size,
-        config.learners,
-    )
-    streams: dict[str, Stream] = {
-        "experience": replay,
-        "parameters": ParameterStream(
-            sum(vector.numel() for vector in published(algorithm, config.publishes_all))
-        ),
-        "inference": LocalInferenceStream(config.publishes_all),
-        "gradients": GradientStream(config.learners),
-    }
-    statistics: tuple[str, ...] = ()
-    if algorithm.normalization is not None:
-        statistics = ("statistics",)
-        streams["statistics"] = StatisticsStream(algorithm.normalization.n_numbers, n_actors)
-    learner = Role(
-        "learner",
-        Learner,
-        random_stream=1,
-        count=config.learners,
-        reads=("experience", *statistics),
-        writes=("parameters", "gradients"),
-        device=config.device,
-        threads=config.learner_threads,
-        on_failure="end",
-        saved="first",
-    )
-    actor = Role(
-        "actor",
-        Actor,
-        random_stream=0,
-        count=n_actors,
-        reads=("inference", "parameters"),
-        writes=("experience", *statistics),
-        steps_environments=True,
-        is_anywhere=True,
-    )
-    waits = config.evaluate == "after"
-    evaluator = Role(
-        "evaluator",
-        Evaluator,
-        random_stream=2,
-        count=int(config.evaluate != "never"),
-        reads=("parameters",),
-        on_failure="continue",
-        steps_environments=True,
-        saved="each" if waits else "at once",
-        provides="evaluations",
-        holds="the policies that wait for their evaluation" if waits else "",
-    )
-    return Flow(streams, (learner, actor, evaluator))
 
 
 class HostedFlow:
@@ -296,5 +207,7 @@ def device_of(device: str, index: int) -> str:
 
 
 def _no_room(config: RunnerConfig, cause: BaseException) -> ConfigError:
-    capacity = config.buffer_capacity
-    return ConfigError(f"buffer_capacity={capacity} is more than memory has room for: {cause}")
+    what = f"buffer_capacity={config.buffer_capacity}"
+    if config.learns_from == "rollouts":
+        what = f"n_envs · rollout_length = {config.rows_per_update}"
+    return ConfigError(f"{what} is more than memory has room for: {cause}")

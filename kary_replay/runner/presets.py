@@ -6,12 +6,13 @@ from typing import Any
 
 from ..algorithms import Options, find
 
-__all__ = ["COMMON", "PRESETS", "preset"]
+__all__ = ["PRESETS", "REPLAY", "ROLLOUTS", "preset"]
 
 # What every run has unless a row below or the user says otherwise. samples_per_insert: the batch
 # size, one update per step.
-COMMON: dict[str, Any] = {
-    "total_env_steps": 1_000_000,
+COMMON: dict[str, Any] = {"total_env_steps": 1_000_000}
+REPLAY: dict[str, Any] = {
+    **COMMON,
     "envs_per_actor": 8,
     "groups": 2,
     "buffer_capacity": 1_000_000,
@@ -22,6 +23,7 @@ COMMON: dict[str, Any] = {
     "initial_priority": "max",
     "exploration_spread": 0.0,
 }
+ROLLOUTS: dict[str, Any] = {**COMMON, "groups": 1, "max_staleness": 0}
 
 # At an undiminished learning rate, networks go on changing after they have learned their task, and
 # forget it now and then. Where that was seen, the rate falls to 0, and the run ends well.
@@ -123,6 +125,37 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
         },
     },
     ("sac", "InvertedPendulum-v5"): INVERTED,
+    # Those of RL Baselines3 Zoo, https://github.com/DLR-RM/rl-baselines3-zoo, but for what is said.
+    ("ppo", "CartPole-v1"): {
+        "total_env_steps": 100_000,
+        "evaluation_interval": 2_000,
+        "options": {
+            **STEADY,
+            "n_envs": 8,
+            "rollout_length": 32,
+            "batch_size": 256,
+            "n_epochs": 20,
+            "learning_rate": 1e-3,
+            "gamma": 0.98,
+            "gae_lambda": 0.8,
+            "clip_range_final_share": 0.0,
+        },
+    },
+    ("ppo", "Pendulum-v1"): {
+        "total_env_steps": 150_000,
+        "evaluation_interval": 5_000,
+        "options": {
+            "n_envs": 4,
+            "rollout_length": 1024,
+            "learning_rate": 1e-3,
+            "gamma": 0.9,
+        },
+    },
+    ("a2c", "CartPole-v1"): {
+        "total_env_steps": 500_000,
+        "evaluation_interval": 10_000,
+        "options": {**STEADY, "n_envs": 8, "learning_rate": 1e-3},
+    },
     # An update of its wide networks takes longer than many steps: four of them for each.
     ("sac", "HalfCheetah-v5"): {
         "learning_starts": 10_000,
@@ -135,12 +168,14 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
 
 def preset(algorithm: str, env: str, options: Options | None) -> dict[str, Any]:
     """Return the settings for an algorithm and an environment, where it has these options."""
-    settings: dict[str, Any] = {**COMMON}
+    learns_from = find(algorithm).learns_from
+    settings: dict[str, Any] = {**(REPLAY if learns_from == "replay" else ROLLOUTS)}
     tuned: dict[str, Any] = {}
     for name in ("*", env):
         row = PRESETS.get((algorithm, name), {})
         tuned.update(row.get("options", {}))
         settings.update({key: value for key, value in row.items() if key != "options"})
     settings["options"] = options if options is not None else find(algorithm).options_class(**tuned)
-    settings.setdefault("samples_per_insert", float(settings["options"].batch_size))
+    if learns_from == "replay":
+        settings.setdefault("samples_per_insert", float(settings["options"].batch_size))
     return settings

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from ..algorithms import UnsuitableSpaceError
 from ..version import VERSION
-from .allocation.cores import Allocation
+from .allocation.cores import Allocation, actors_for, n_cores
 from .allocation.measurement import measured_allocation
 from .backends import BACKENDS, Supervisor
 from .callback import RunnerCallback
@@ -242,7 +242,7 @@ class Runner:
             n_actors = config.actors
             if n_actors == "auto":
                 known = backend.n_actors or counters.get("n_actors")
-                n_actors = known or self._measured_actors()
+                n_actors = known or self._suitable_actors()
             flow = HostedFlow(
                 config, self._env_factory, int(n_actors), backend.medium, self._checkpoint
             )
@@ -425,8 +425,11 @@ class Runner:
         monitor.saved()
         self._call("on_checkpoint", folder)
 
-    def _measured_actors(self) -> int:
+    def _suitable_actors(self) -> int:
         """Return how many actors suit the learners, as measured here and now."""
+        if self.config.learns_from == "rollouts":
+            options: Any = self.config.options
+            return actors_for(options.n_envs, self.config.groups, n_cores())
         try:
             self._allocation = measured_allocation(
                 self.config, self._env_factory, self._stop.is_set

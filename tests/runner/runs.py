@@ -27,16 +27,24 @@ SMALL = {
 }
 
 
+SMALL_ROLLOUTS = {"actors": 1, "backend": "serial", "groups": 2, "evaluate": "never"}
+
+
 def config(algorithm, env, directory, options=None, **settings):
     """A small, fast run."""
-    options_class = ALGORITHMS[algorithm].options_class
-    small = {"hidden": (16, 16), "batch_size": 32, **(options or {})}
+    cls = ALGORITHMS[algorithm]
+    small, learned_from = {"hidden": (16, 16)}, SMALL
+    if cls.learns_from == "rollouts":
+        small |= {"n_envs": 4, "rollout_length": 10}
+        learned_from = SMALL_ROLLOUTS
+    if algorithm != "a2c":
+        small |= {"batch_size": 20 if algorithm == "ppo" else 32}
     return RunnerConfig(
         algorithm,
         env,
-        options=options_class(**small),
+        options=cls.options_class(**{**small, **(options or {})}),
         directory=str(directory),
-        **{**SMALL, **settings},
+        **{**learned_from, **settings},
     )
 
 
@@ -93,7 +101,7 @@ def parameters(directory):
     folder = directory / json.loads((directory / "checkpoint.json").read_text())["folder"]
     state = load_state(folder / "learner-0.pt")["algorithm"]
     found = {name: minimizer["parameters"] for name, minimizer in state["minimizers"].items()}
-    found.update({f"target {name}": target for name, target in state["targets"].items()})
+    found.update({f"target {name}": target for name, target in state.get("targets", {}).items()})
     return {**found, **{name: state[name] for name in ("normalization",) if name in state}}
 
 

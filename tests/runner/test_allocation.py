@@ -76,7 +76,7 @@ def test_measuring_does_not_collect_what_learning_starts_with(tmp_path, monkeypa
     settings = {"backend": "process", "actors": "auto", "learning_starts": 4_000}
     settings |= {"env_options": {"seconds": 0.05}}
     runner = Runner(config("dqn", "test_ratio:slow", tmp_path / "run", **settings))
-    assert runner._measured_actors() >= 1
+    assert runner._suitable_actors() >= 1
     assert 0 < n_steps[0] < 4_000
 
 
@@ -91,7 +91,7 @@ def test_a_learner_is_measured_with_its_share_of_a_batch_and_its_threads(tmp_pat
     monkeypatch.setattr(measurement, "_rates", rates)
     settings = {"backend": "process", "actors": "auto", "learners": 4, "learner_threads": 2}
     runner = Runner(config("dqn", "CartPole-v1", tmp_path / "run", **settings))
-    assert runner._measured_actors() >= 1 and seen == [(8, 1, 2)]
+    assert runner._suitable_actors() >= 1 and seen == [(8, 1, 2)]
 
 
 def test_an_environment_that_hangs_while_it_is_measured_is_named(tmp_path, monkeypatch):
@@ -128,10 +128,10 @@ def test_an_environment_that_breaks_now_and_then_is_measured_all_the_same(policy
         config("dqn", "faulty_envs:make", tmp_path / "run", env_options=fault, **settings)
     )
     if policy == "restart":
-        assert runner._measured_actors() >= 1
+        assert runner._suitable_actors() >= 1
     else:
         with pytest.raises(RunFailedError, match="the bottle is empty"):
-            runner._measured_actors()
+            runner._suitable_actors()
 
 
 def test_a_learner_that_fails_while_it_is_measured_is_named(tmp_path):

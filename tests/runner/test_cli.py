@@ -15,6 +15,7 @@ from runs import HANG_SECONDS, wait_until
 from kary_replay import cli
 from kary_replay.algorithms import ALGORITHMS
 from kary_replay.runner import RunnerConfig
+from kary_replay.runner.config import FOREIGN
 from kary_replay.runner.presets import PRESETS
 from kary_replay.version import VERSION
 
@@ -173,12 +174,23 @@ def test_the_help_of_train_shows_every_setting(algorithm, capsys):
         for field in dataclasses.fields(RunnerConfig)
         if field.name not in ("algorithm", "env", "options")
     ]
+    foreign = FOREIGN[ALGORITHMS[algorithm].learns_from]
+    assert not [name for name in foreign if f"--{name.replace('_', '-')}" in out]
+    names = [name for name in names if name not in foreign]
     names += [
         f"options.{field.name}" for field in dataclasses.fields(ALGORITHMS[algorithm].options_class)
     ]
     missing = [name for name in names if f"--{name.replace('_', '-')}" not in out]
     assert not missing
     assert "--algorithm" not in out and "--env " not in out
+
+
+@pytest.mark.parametrize("option", ["--alpha", "--buffer-capacity=9", "--no-prefetch"])
+def test_settings_of_algorithms_of_the_other_kind_are_named(option, capsys):
+    assert cli.main(["train", "ppo", "CartPole-v1", option, "1"]) == cli.REFUSED
+    name = option.removeprefix("--").removeprefix("no-").partition("=")[0].replace("-", "_")
+    told = capsys.readouterr().err
+    assert f"{name} is a setting" in told or name == "prefetch"
 
 
 def test_the_help_shows_docstrings_and_the_preset(capsys):

@@ -38,6 +38,8 @@ OBSERVATIONS = {
     "bits": spaces.MultiBinary(4),
 }
 
+CONTINUOUS = "ddpg", "td3", "sac"
+
 IMAGES = {
     ("dqn", "image"): IMAGE,
     ("td3", "image"): IMAGE,
@@ -57,15 +59,14 @@ class Spaces(gymnasium.Env):
 
 def untrained(path, algorithm, monkeypatch, observation_space=BOX, action_space=None, **options):
     """The directory of a run whose networks, targets included, have random weights."""
-    action_space = action_space or (spaces.Discrete(3) if algorithm == "dqn" else WIDE)
+    action_space = action_space or (WIDE if algorithm in CONTINUOUS else spaces.Discrete(3))
     monkeypatch.setattr(Spaces, "observation_space", observation_space)
     monkeypatch.setattr(Spaces, "action_space", action_space)
     settings = config(algorithm, "test_export_sb3:Spaces", path, options)
     made = ALGORITHMS[algorithm](observation_space, action_space, settings.options)
     with torch.no_grad():
-        for vector in [minimizer.flat for minimizer in made.minimizers.values()] + list(
-            made.targets.values()
-        ):
+        targets = getattr(made, "targets", {}).values()
+        for vector in [*(minimizer.flat for minimizer in made.minimizers.values()), *targets]:
             vector += 0.1 * torch.randn_like(vector)
     directory = RunDirectory.new(settings)
     folder = directory.begin_checkpoint(0)
@@ -97,10 +98,11 @@ def assert_same_actions(policy, model, n):
     assert ours.shape == theirs.shape
     if isinstance(policy.algorithm.action_space, spaces.Discrete):
         assert np.array_equal(ours, theirs)
+    if hasattr(policy.algorithm, "q"):
         tensors, _ = model.policy.obs_to_tensor(observation)
         with torch.no_grad():  # on large observations one action may always be the best
             assert torch.equal(policy.algorithm.q(as_tensors(observation)), model.q_net(tensors))
-    else:
+    if not isinstance(policy.algorithm.action_space, spaces.Discrete):
         # so is rounding then
         large = (
             max(1.0, np.abs(observation).max() / 10) if isinstance(observation, np.ndarray) else 1.0
@@ -149,6 +151,44 @@ def test_critics_and_targets_come_along(algorithm, tmp_path, monkeypatch):
         torch.testing.assert_close(theirs, ours)
     if algorithm == "sac":
         assert model.log_ent_coef.item() == policy.algorithm.alpha.log_alpha.item()
+
+
+@pytest.mark.parametrize("kind", ["discrete", "box"])
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo"])
+def test_values_and_densities_come_along(algorithm, kind, tmp_path, monkeypatch):
+    """Densities of the environment's own actions, whose range is another one."""
+    space = {"discrete": spaces.Discrete(3), "box": WIDE}[kind]
+    untrained(tmp_path / "run", algorithm, monkeypatch, action_space=space)
+    policy, model = exported(tmp_path / "run", algorithm)
+    assert_same_actions(policy, model, 2000)
+    observation, rng = samples(BOX, 50), np.random.default_rng(0)
+    ours = policy.algorithm.choose(torch.from_numpy(observation), np.ones(50, np.float32), rng)
+    action, per_unit = ours["action"], 0.0
+    if kind == "box":
+        half = (WIDE.high - WIDE.low) / 2
+        action, per_unit = WIDE.low + half * (action + 1), np.log(half).sum()
+    with torch.no_grad():
+        value, log_prob, _ = model.policy.evaluate_actions(
+            *map(torch.tensor, (observation, action))
+        )
+        expected = policy.algorithm.network.value(torch.from_numpy(observation))
+    torch.testing.assert_close(value.squeeze(1), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(log_prob, ours["log_prob"] - per_unit, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo"])
+def test_a_model_of_rollouts_goes_on_learning(algorithm, tmp_path, monkeypatch):
+    observations = spaces.Box(-10, 10, (4,), np.float32)
+    untrained(tmp_path / "run", algorithm, monkeypatch, observations, spaces.Discrete(2))
+    _, model = exported(tmp_path / "run", algorithm)
+    clipped = gymnasium.wrappers.TransformObservation(
+        gymnasium.make("CartPole-v1"), lambda x: x.clip(-10, 10), observations
+    )
+    model.set_env(clipped)
+    before = model.policy.state_dict()["action_net.weight"].clone()
+    model.learn(80)
+    assert model.num_timesteps == 80 and model.n_steps == 40
+    assert not torch.equal(before, model.policy.state_dict()["action_net.weight"])
 
 
 def test_q_targets_come_along(tmp_path, monkeypatch):

@@ -58,13 +58,11 @@ def test_the_side_that_is_held_back_is_the_one_that_waited(monkeypatch, tmp_path
 
         return may
 
-    assert actor.wait(may_after(0.0), 8, patience_seconds=5.0)
+    assert actor.wait(5.0, may_after(0.0), 8)
     assert flow.waited() == {"actors": 0.0, "learners": 0.0}
-    assert learner.wait(may_after(3.0), 32, patience_seconds=5.0)
-    assert not actor.wait(may_after(3.0), 8, patience_seconds=0.0), (
-        "who has no patience does not wait"
-    )
-    assert not actor.wait(may_after(3.0), 8, patience_seconds=1.0), "and in vain is waited, too"
+    assert learner.wait(5.0, may_after(3.0), 32)
+    assert not actor.wait(0.0, may_after(3.0), 8), "who has no patience does not wait"
+    assert not actor.wait(1.0, may_after(3.0), 8), "and in vain is waited, too"
     clock[0] = 110.0
     # of two actors one, 1 s of 10
     assert flow.waited() == {"actors": pytest.approx(0.05), "learners": pytest.approx(0.3)}

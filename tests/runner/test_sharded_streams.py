@@ -11,6 +11,7 @@ import pytest
 import runs
 import torch
 
+from kary_replay.algorithms import Share
 from kary_replay.errors import CheckpointError
 from kary_replay.runner.backends.memory import SharedMemory
 from kary_replay.runner.environments.env_factory import env_factory
@@ -80,7 +81,7 @@ def step(flow, n=64, value=0.0):
     """Add rows as an actor does, through the sink of its own machine."""
     sink = experience(flow).sink()
     algorithm = flow.config.new_algorithm(flow.env_factory)
-    writer = sink.writer(algorithm, n)
+    writer = sink.writer(algorithm, n, 0, None)
     writer.add(
         observation=np.full((n, 4), value, np.float32),
         action=np.zeros(n, np.int64),
@@ -94,7 +95,7 @@ def step(flow, n=64, value=0.0):
 def source_of(flow, batch_size=32):
     """The end of a learner, which has reached all shards."""
     source = experience(flow).source()
-    source.prepare(batch_size, torch.device("cpu"), 0)
+    source.prepare(batch_size, torch.device("cpu"), 0, Share())
     reach_all(source)
     return source
 
@@ -220,10 +221,10 @@ def test_actors_add_without_waiting_when_all_rows_are_gone(pair):
         pair.exchange()
     source, sink = source_of(pair.driver), experience(pair.driver).sink()
     assert source.may_draw(32, 0.0)
-    assert not sink.may_add(16, 0.0)
+    assert not sink.may_add(0, 16, 0.0)
     experience(pair.driver).left(1)
     assert not source.may_draw(32, 0.0)
-    assert sink.may_add(16, 0.0)
+    assert sink.may_add(0, 16, 0.0)
     step(pair.driver, 100, value=1.0)
     assert source.may_draw(32, 0.0)
     assert (source.draw().observation[:, 0] == 1.0).all()
@@ -239,7 +240,7 @@ def test_the_learner_does_not_wait_for_a_shard_that_says_nothing(pair):
         assert 2 not in experience(pair.driver)._addresses
         experience(pair.driver)._members.write({2: silent.getsockname()})  # it falls silent later
         source = experience(pair.driver).source()
-        source.prepare(32, torch.device("cpu"), 0)
+        source.prepare(32, torch.device("cpu"), 0, Share())
         begun = threading.active_count()
         for _ in range(200):
             assert (source.draw().observation[:, 0] == 1.0).all()
@@ -254,7 +255,7 @@ def test_a_shard_that_could_not_be_reached_is_tried_again(pair, monkeypatch):
     step(pair.driver, value=1.0)
     step(pair.site, value=2.0)
     source = experience(pair.driver).source()
-    source.prepare(32, torch.device("cpu"), 0)
+    source.prepare(32, torch.device("cpu"), 0, Share())
     reach, failures = source._members.reach, []
 
     def fails_twice(address):

@@ -26,7 +26,7 @@ from .tape import Tape, active
 
 __all__ = ["Minimizer", "Share", "flatten", "move_towards", "take_up"]
 
-ADAM: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+ADAM: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999}
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,8 @@ class Minimizer:
         Longer gradients are scaled down to this length.
     share : Share
         With several learners, how they average gradients.
+    epsilon : float
+        Of Adam, beside the root of the squares.
     record : bool
         False: run the loss anew each time, for instance to debug it. On other devices than CPUs and
         GPUs of CUDA it always is.
@@ -134,6 +136,7 @@ class Minimizer:
         *,
         max_gradient_norm: float | None = None,
         share: Share | None = None,
+        epsilon: float = 1e-8,
         record: bool = True,
     ) -> None:
         modules = self.modules = list(modules)
@@ -142,6 +145,7 @@ class Minimizer:
         self._loss, self._max_norm = loss, max_gradient_norm
         self._average = (share or Share()).average
         self._learning_rate, self.learning_rate_share = learning_rate, 1.0
+        self._adam_settings = {**ADAM, "eps": epsilon}
         self._compute = (
             Recorded(self._gradient)
             if record and self.flat.device.type in PROGRAMS
@@ -182,10 +186,10 @@ class Minimizer:
             tensors = self.flat, gradient, self._mean, self._square, self._n_steps
             tape = active()
             if tape is not None:
-                tape.adam(self, tensors, **ADAM)
+                tape.adam(self, tensors, **self._adam_settings)
             flat, given, mean, square, n_steps = [tensor.data_ptr() for tensor in tensors]
             n, rate = self.flat.numel(), self.learning_rate
-            adam(flat, given, mean, square, n, n_steps, rate, **ADAM)
+            adam(flat, given, mean, square, n, n_steps, rate, **self._adam_settings)
             return
         with torch.inference_mode():
             self._n_steps += 1
@@ -202,7 +206,7 @@ class Minimizer:
                 weight_decay=0.0,
                 amsgrad=False,
                 maximize=False,
-                **ADAM,
+                **self._adam_settings,
             )
 
     def figures(self) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-__all__ = ["Allocation", "Split", "allocate", "n_cores"]
+__all__ = ["Allocation", "Split", "actors_for", "allocate", "n_cores"]
 
 ENOUGH = 0.99  # of the most: one more actor for the last hundredth is not worth its core
 
@@ -80,3 +80,11 @@ def allocate(
             f"actors are slower than learners, so they get all the other cores ({most} of {cores})"
         )
     return Allocation(steps_per_actor, updates_per_second, splits, chosen, reason)
+
+
+def actors_for(n_envs: int, groups: int, cores: int) -> int:
+    """Return the most actors that have a core and as many groups of environments each.
+
+    For what learns from rollouts: while learners work, actors wait, so these get all cores.
+    """
+    return next(n for n in range(cores, 0, -1) if n_envs % (n * groups) == 0)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from ..backends import BACKENDS, Supervisor
 from ..config import RunnerConfig
@@ -36,10 +36,10 @@ def measured_allocation(
     WorkerFailedError
         If the environment hangs, or fails as often as would end the run; if the learner fails.
     """
-    n_rows = config.options.batch_size // config.learners
+    n_rows, options = config.rows_per_update // config.learners, cast("Any", config.options)
     alone = dataclasses.replace(
         config,
-        options=dataclasses.replace(config.options, batch_size=n_rows),
+        options=dataclasses.replace(options, batch_size=n_rows),
         actors=1,
         learners=1,
         learning_starts=1,  # rows enough to draw from: more might take minutes to collect
@@ -57,7 +57,7 @@ def measured_allocation(
         let_go.callback(supervisor.stop)
         supervisor.start()
         steps, updates = _rates(flow, supervisor, interrupted)
-    per_update = config.options.batch_size / config.samples_per_insert
+    per_update = config.rows_per_update / config.samples_per_insert
     return allocate(steps, updates, per_update, n_cores(), config.learners, config.learner_threads)
 
 

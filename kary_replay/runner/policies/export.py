@@ -13,7 +13,7 @@ from torch import nn
 
 from ...algorithms.actor_critic import Critics
 from ...algorithms.dqn import QNetwork
-from ...algorithms.networks import MLP, Flatten
+from ...algorithms.networks import ACTIVATIONS, MLP, Flatten
 from ...algorithms.spaces import is_image
 from ..config import ConfigError
 from ..environments.vector import action_scale
@@ -145,7 +145,30 @@ def _model(cls: Any, policy: CheckpointPolicy, whole: Any) -> Any:
         if has_images
         else "MlpPolicy"
     )
-    bytes_per_row = 2 * sum(int(np.prod(part.shape)) * part.dtype.itemsize for part in parts) + 64
+    settings = _replay_settings if config.learns_from == "replay" else _rollout_settings
+    model = cls(
+        kind,
+        _Spaces(space, algorithm.action_space),
+        learning_rate=options.learning_rate,
+        gamma=options.gamma,
+        device="cpu",
+        seed=config.seed,
+        policy_kwargs={
+            "net_arch": list(options.hidden),
+            "activation_fn": ACTIVATIONS[getattr(options, "activation", "relu")][0],
+            "normalize_images": has_images,
+        },
+        **settings(config, whole),
+    )
+    if config.learns_from == "replay":
+        nbytes = 2 * sum(int(np.prod(part.shape)) * part.dtype.itemsize for part in parts) + 64
+        model.buffer_size = max(1, min(config.buffer_capacity, MOST_BUFFER_BYTES // nbytes))
+    return model
+
+
+def _replay_settings(config: Any, whole: Any) -> dict[str, Any]:
+    """Return the settings of a model that learns from replay; its buffer is made when it loads."""
+    options = config.options
     own: dict[str, Any] = {}
     if config.algorithm == "dqn":
         own = {
@@ -155,26 +178,36 @@ def _model(cls: Any, policy: CheckpointPolicy, whole: Any) -> Any:
         }
     elif config.algorithm == "sac" and options.ent_coef is not None:
         own = {"ent_coef": options.ent_coef * _reward_scale(whole)}
-    model = cls(
-        kind,
-        _Spaces(space, algorithm.action_space),
-        learning_rate=options.learning_rate,
-        gamma=options.gamma,
-        tau=options.tau,
-        batch_size=options.batch_size,
-        learning_starts=config.learning_starts,
-        buffer_size=1,
-        device="cpu",
-        seed=config.seed,
-        policy_kwargs={
-            "net_arch": list(options.hidden),
-            "activation_fn": nn.ReLU,
-            "normalize_images": has_images,
-        },
+    return {
+        "tau": options.tau,
+        "batch_size": options.batch_size,
+        "learning_starts": config.learning_starts,
+        "buffer_size": 1,
         **own,
-    )
-    model.buffer_size = max(1, min(config.buffer_capacity, MOST_BUFFER_BYTES // bytes_per_row))
-    return model
+    }
+
+
+def _rollout_settings(config: Any, whole: Any) -> dict[str, Any]:
+    """Return the settings of a model that learns from rollouts, of one environment."""
+    options = config.options
+    own: dict[str, Any] = {"use_rms_prop": False}
+    if config.algorithm == "ppo":
+        own = {
+            "batch_size": options.batch_size,
+            "n_epochs": options.n_epochs,
+            "clip_range": options.clip_range,
+            "clip_range_vf": options.clip_range_vf,
+            "normalize_advantage": options.normalize_advantage,
+            "target_kl": options.target_kl,
+        }
+    return {
+        "n_steps": config.rows_per_update,
+        "gae_lambda": options.gae_lambda,
+        "ent_coef": options.ent_coef,
+        "vf_coef": options.vf_coef,
+        "max_grad_norm": options.max_gradient_norm,
+        **own,
+    }
 
 
 class _Spaces(gymnasium.Env[Any, Any]):
@@ -218,7 +251,37 @@ def _copy_sac(algorithm: Any, model: Any) -> None:
         model.log_ent_coef.data.fill_(float(algorithm.alpha.log_alpha.detach()))
 
 
-COPY = {"dqn": _copy_dqn, "ddpg": _copy_ddpg, "td3": _copy_ddpg, "sac": _copy_sac}
+def _copy_policy_and_value(algorithm: Any, model: Any) -> None:
+    """Copy both; Stable-Baselines3's policy has the environment's own actions, and clips them."""
+    ours, theirs = algorithm.network, model.policy
+    _copy_encoder(ours.encoder, theirs.features_extractor)
+    extractor = theirs.mlp_extractor
+    for mlp, hidden, last in (
+        (ours.pi, extractor.policy_net, theirs.action_net),
+        (ours.v, extractor.value_net, theirs.value_net),
+    ):
+        *layers, head = mlp
+        _copy(nn.Sequential(*layers), hidden)
+        _copy(head, last)
+    space = algorithm.action_space
+    if isinstance(space, spaces.Discrete):
+        return
+    half, middle = ((space.high - space.low) / 2).ravel(), ((space.high + space.low) / 2).ravel()
+    half, middle = torch.from_numpy(half), torch.from_numpy(middle)
+    with torch.no_grad():
+        theirs.action_net.weight.mul_(half[:, None])
+        theirs.action_net.bias.mul_(half).add_(middle)
+        theirs.log_std.copy_(ours.distribution.log_std + half.log())
+
+
+COPY = {
+    "dqn": _copy_dqn,
+    "ddpg": _copy_ddpg,
+    "td3": _copy_ddpg,
+    "sac": _copy_sac,
+    "a2c": _copy_policy_and_value,
+    "ppo": _copy_policy_and_value,
+}
 
 
 def _copy_critics(ours: Any, theirs: Any) -> None:
@@ -266,7 +329,7 @@ def _fold_in(algorithm: Any) -> None:
                 inputs = first.weight[:, : len(shift)]
                 inputs *= factor
                 first.bias.copy_(first.bias.double() - inputs.double() @ shift.double())
-                if isinstance(network, (QNetwork, Critics)):
+                if isinstance(network, (QNetwork, Critics)) or mlp is getattr(network, "v", None):
                     last.weight *= scale
                     last.bias *= scale
         if hasattr(algorithm, "alpha"):

@@ -98,20 +98,8 @@ class Display:
         if config.backend != "serial":
             most = f"updates behind, the most {number(figures.most_behind)}"
             rows.add_row("actors' parameters", number(figures.behind), most)
-        fill = figures.buffer_size / config.buffer_capacity
-        rows.add_row(
-            "buffer",
-            f"{fill:.0%}",
-            f"{figures.buffer_size:,} of {config.buffer_capacity:,} transitions",
-        )
-        if config.backend == "ray":
-            off = f"law within {figures.distance:.2%} of one buffer's"
-            rows.add_row("shards", f"{figures.shards}", off)
-        rows.add_row(
-            "samples per insert",
-            number(figures.samples_per_insert),
-            f"wanted {config.samples_per_insert:g}",
-        )
+        for row in self._experience(figures):
+            rows.add_row(*row)
         if config.backend != "serial":
             actors, learners = share(figures.actors_waited), share(figures.learners_waited)
             waits = f"{actors} of actors, {learners} of learners"
@@ -135,6 +123,30 @@ class Display:
             width=min(88, self._console.width),
         )
 
+    def _experience(self, figures: Figures) -> list[tuple[str, str, str]]:
+        """Return the rows about what is between actors and learners."""
+        config = self._config
+        if config.learns_from == "rollouts":
+            dropped = f"{figures.dropped_steps:,} steps dropped"
+            rollouts = f"{config.rows_per_update:,}", "steps for an update"
+            return [
+                ("rollouts", *rollouts),
+                ("staleness", number(figures.staleness), f"updates; {dropped}"),
+            ]
+        fill = figures.buffer_size / config.buffer_capacity
+        rows = [
+            (
+                "buffer",
+                f"{fill:.0%}",
+                f"{figures.buffer_size:,} of {config.buffer_capacity:,} transitions",
+            )
+        ]
+        if config.backend == "ray":
+            off = f"law within {figures.distance:.2%} of one buffer's"
+            rows.append(("shards", f"{figures.shards}", off))
+        wanted = f"wanted {config.samples_per_insert:g}"
+        return [*rows, ("samples per insert", number(figures.samples_per_insert), wanted)]
+
     def line(self, figures: Figures, recent: float, evaluations: Sequence[Evaluation]) -> str:
         """Return the same in one line."""
         config = self._config
@@ -148,8 +160,11 @@ class Display:
             parts.append(f"evaluation {number(evaluations[-1].mean_return)}")
         if config.backend != "serial":
             parts.append(f"{number(figures.behind)} updates behind")
-        parts.append(f"buffer {figures.buffer_size / config.buffer_capacity:.0%}")
-        parts.append(f"{number(figures.samples_per_insert)} samples per insert")
+        if config.learns_from == "replay":
+            parts.append(f"buffer {figures.buffer_size / config.buffer_capacity:.0%}")
+            parts.append(f"{number(figures.samples_per_insert)} samples per insert")
+        else:
+            parts.append(f"staleness {number(figures.staleness)}")
         if config.backend == "ray":
             parts.append(f"{figures.shards} shards")
         if config.backend != "serial":

@@ -218,7 +218,10 @@ class Monitor:
                 "return/episodes": self.recent_return,
                 "speed/env_steps_per_second": figures.env_steps_per_second,
                 "speed/updates_per_second": figures.updates_per_second,
-                **{f"replay/{name}": value for name, value in self.flow.figures.items()},
+                **{
+                    f"{self.config.learns_from}/{name}": value
+                    for name, value in self.flow.figures.items()
+                },
                 "workers/updates_behind": figures.behind,
                 "workers/actors_waited": figures.actors_waited,
                 "workers/learners_waited": figures.learners_waited,

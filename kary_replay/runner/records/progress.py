@@ -31,6 +31,8 @@ class Figures(NamedTuple):
     learners_waited: float
     shards: int = 1
     distance: float = math.nan  # of the law of draws from that of one buffer
+    staleness: float = math.nan  # updates, of what the last update learned from, on average
+    dropped_steps: int = 0  # which nobody learned from
 
 
 class Progress:
@@ -75,4 +77,6 @@ class Progress:
             learners_waited=learners / passed if passed else math.nan,
             shards=int(figures.get("shards", 1)),
             distance=figures.get("distance", math.nan),
+            staleness=figures.get("staleness", math.nan),
+            dropped_steps=int(figures.get("dropped_steps", 0)),
         )

@@ -9,6 +9,7 @@ from .gradients import GradientStream
 from .inference import LocalInferenceStream
 from .parameters import ParameterStream
 from .replay import ReplayStream
+from .rollout import RolloutStream
 from .statistics import StatisticsStream
 from .stream import Checkpoint, Hosted, Medium, Part, Peer, Stream
 
@@ -23,6 +24,7 @@ __all__ = [
     "Part",
     "Peer",
     "ReplayStream",
+    "RolloutStream",
     "StatisticsStream",
     "Stream",
 ]

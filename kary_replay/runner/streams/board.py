@@ -49,12 +49,12 @@ class Row:
     def __setattr__(self, name: str, value: float) -> None:
         self._numbers[INDEX[name]] = value
 
-    def wait(self, may: Callable[[int, float], bool], n: int, patience_seconds: float) -> bool:
-        """Return ``may(n, patience_seconds)``; what that takes is added to ``waited_seconds``."""
-        if may(n, 0.0):
+    def wait(self, patience_seconds: float, may: Callable[..., bool], *what: int) -> bool:
+        """Return ``may(*what, patience_seconds)``; what it takes goes to ``waited_seconds``."""
+        if may(*what, 0.0):
             return True
         started = time.monotonic()
-        may_now = patience_seconds > 0 and may(n, patience_seconds)
+        may_now = patience_seconds > 0 and may(*what, patience_seconds)
         self.waited_seconds += time.monotonic() - started
         return may_now
 

@@ -1,17 +1,18 @@
 """What actors and learners ask of the stream between them, whatever lies behind its two ends.
 
-`replay` has the ends of a prioritized buffer. Another stream under the name "experience", such as
-one of rollouts, has the same.
+`replay` has the ends of a prioritized buffer, and `rollout` those of what is learned from once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
 
-from ...algorithms import Algorithm
+from ...algorithms import Algorithm, Share
 from ...types import Batch
+from .inference import Inference
 
 __all__ = ["Sink", "Source"]
 
@@ -27,11 +28,27 @@ class Sink(Protocol):
     def priority_epsilon(self) -> float:
         """What is added to |TD error| to make a priority."""
 
-    def writer(self, algorithm: Algorithm, n_envs: int, priority: Any = None) -> Any:
-        """Return what turns the steps of some environments into rows, as the algorithm does."""
+    def writer(
+        self,
+        algorithm: Algorithm,
+        n_envs: int,
+        group: int,
+        inference: Inference,
+        priority: Any = None,
+    ) -> Any:
+        """Return what turns the steps of some environments into rows, as the algorithm does.
 
-    def may_add(self, n: int, patience_seconds: float) -> bool:
-        """Wait at most so long; return whether ``n`` rows may be added now."""
+        They are a group of all actors' environments, whose actions ``inference`` chooses.
+        """
+
+    def may_add(self, group: int, n: int, patience_seconds: float) -> bool:
+        """Wait at most so long; return whether a group may add ``n`` rows now."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the actor's writers go on from, beside the steps that are played again."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a state, in the actor's writers."""
 
 
 class Source(Protocol):
@@ -41,8 +58,8 @@ class Source(Protocol):
     def draws_tensors(self) -> bool:
         """Whether batches come as tensors on the learner's device."""
 
-    def prepare(self, batch_size: int, device: torch.device, n_ahead: int) -> None:
-        """Say how many rows `draw` is to return, where, and how many batches lie ready."""
+    def prepare(self, batch_size: int, device: torch.device, n_ahead: int, share: Share) -> None:
+        """Say how many rows `draw` is to return, where, how many batches lie ready, and to whom."""
 
     def blank(self, n: int) -> Batch:
         """Return a batch of ``n`` rows of zeros."""
@@ -55,6 +72,12 @@ class Source(Protocol):
 
     def learned(self, batch: Batch, td_error: Any) -> None:
         """Take back a batch and its errors; ValueError if one of them is not finite."""
+
+    def release(self, updates: int) -> None:
+        """Note that what was drawn is not needed any more.
+
+        If newer parameters were due, they have been published; they have had so many updates.
+        """
 
     def advance(self, progress: float) -> None:
         """Set what changes with the share of the run that is done, 0 to 1."""

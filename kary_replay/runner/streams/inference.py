@@ -30,8 +30,8 @@ class Inference(Protocol):
     def request(self, group: int, observation: Any, exploration: npt.NDArray[np.float32]) -> None:
         """Ask for the actions of a group; return at once."""
 
-    def collect(self, group: int) -> npt.NDArray[Any]:
-        """Return the actions that were asked for."""
+    def collect(self, group: int) -> dict[str, npt.NDArray[Any]]:
+        """Return the actions that were asked for, and what `Algorithm.choose` says beside."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ class LocalInference:
         """Ask for the actions of a group."""
         self._asked[group] = observation, exploration
 
-    def collect(self, group: int) -> npt.NDArray[Any]:
+    def collect(self, group: int) -> dict[str, npt.NDArray[Any]]:
         """Choose the actions."""
         self._renew()
         observation, exploration = self._asked.pop(group)
-        return self.algorithm.act(as_tensors(observation), exploration, self._rng)
+        return self.algorithm.choose(as_tensors(observation), exploration, self._rng)
 
     def _renew(self) -> None:
         """Take over newer parameters, if there are any."""

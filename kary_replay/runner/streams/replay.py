@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...algorithms import Algorithm
+from ...algorithms import Algorithm, Share
 from ...buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
 from ...buffers.rate_limiter import RateLimiter
 from ...errors import RateLimiterTimeoutError
 from ...prefetch.prefetcher import Prefetcher
 from ...types import Batch, UniformShare
+from .inference import Inference
 from .stream import Checkpoint, Hosted, Medium
 
 __all__ = ["HostedReplay", "ReplaySink", "ReplaySource", "ReplayStream"]
@@ -152,13 +153,27 @@ class ReplaySink:
         """What is added to |TD error| to make a priority."""
         return self._buffer.priority_epsilon
 
-    def writer(self, algorithm: Algorithm, n_envs: int, priority: Any = None) -> Any:
+    def writer(
+        self,
+        algorithm: Algorithm,
+        n_envs: int,
+        group: int,
+        inference: Inference,
+        priority: Any = None,
+    ) -> Any:
         """Return what turns the steps of some environments into rows, as the algorithm does."""
         return algorithm.writer(self._buffer, n_envs, priority)
 
-    def may_add(self, n: int, patience_seconds: float) -> bool:
+    def may_add(self, group: int, n: int, patience_seconds: float) -> bool:
         """Wait at most so long; return whether ``n`` rows may be added now."""
         return may(self._limiter.await_add, n, patience_seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: writers' windows come back with the steps that are played again."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Do nothing."""
 
 
 class ReplaySource:
@@ -174,7 +189,7 @@ class ReplaySource:
         """Whether batches come as tensors on the learner's device, which they do drawn ahead."""
         return self._prefetcher is not None
 
-    def prepare(self, batch_size: int, device: torch.device, n_ahead: int) -> None:
+    def prepare(self, batch_size: int, device: torch.device, n_ahead: int, share: Share) -> None:
         """Say what `draw` is to return; a thread brings ``n_ahead`` batches to the device."""
         self._batch_size = batch_size
         if n_ahead:
@@ -198,6 +213,9 @@ class ReplaySource:
     def learned(self, batch: Batch, td_error: Any) -> None:
         """Set the priorities of a batch's rows; ValueError if an error is not finite."""
         self._buffer.update_priorities(batch.handle, td_error)
+
+    def release(self, updates: int) -> None:
+        """Do nothing: batches are copies."""
 
     def advance(self, progress: float) -> None:
         """Set what changes with the share of the run that is done, 0 to 1: beta."""

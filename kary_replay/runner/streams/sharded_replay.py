@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ...algorithms import Algorithm
+from ...algorithms import Algorithm, Share
 from ...buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
 from ...buffers.rate_limiter import RateLimiter
 from ...errors import EmptyBufferError, ShardError
@@ -27,6 +27,7 @@ from ...shards import RemoteShard, ShardServer, ShardService, SocketTransport
 from ...shards.sharded_replay_buffer import ShardedReplayBuffer
 from ...types import Batch
 from ..records.background import in_background
+from .inference import Inference
 from .replay import ReplayStream, blank, may
 from .stream import Checkpoint, Hosted, Medium, Numbers, Part, Peer
 
@@ -367,13 +368,27 @@ class ShardSink:
         """What is added to |TD error| to make a priority."""
         return self._shard.priority_epsilon
 
-    def writer(self, algorithm: Algorithm, n_envs: int, priority: Any = None) -> Any:
+    def writer(
+        self,
+        algorithm: Algorithm,
+        n_envs: int,
+        group: int,
+        inference: Inference,
+        priority: Any = None,
+    ) -> Any:
         """Return what turns the steps of some environments into rows, as the algorithm does."""
         return algorithm.writer(ShardedReplayBuffer([self._shard]), n_envs, priority)
 
-    def may_add(self, n: int, patience_seconds: float) -> bool:
+    def may_add(self, group: int, n: int, patience_seconds: float) -> bool:
         """Wait at most so long; return whether ``n`` rows may be added now."""
         return may(self._limiter.await_add, n, patience_seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: writers' windows come back with the steps that are played again."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Do nothing."""
 
 
 class ShardSource:
@@ -412,7 +427,7 @@ class ShardSource:
         self._per_request = FEWEST
         self._untold: list[tuple[Any, Any]] = []  # handles and errors that are to be told together
 
-    def prepare(self, batch_size: int, device: torch.device, n_ahead: int) -> None:
+    def prepare(self, batch_size: int, device: torch.device, n_ahead: int, share: Share) -> None:
         """Say how many rows `draw` returns. Batches are asked for ahead in any case."""
         history = self._stream.seed, self._number, int(self._drawn.array[0])
         (seed,) = np.random.SeedSequence(history).generate_state(1, np.uint64)
@@ -527,6 +542,9 @@ class ShardSource:
             self._shards.update_priorities(
                 np.concatenate(handles), np.concatenate([one.reshape(-1) for one in errors])
             )
+
+    def release(self, updates: int) -> None:
+        """Do nothing: batches are copies."""
 
     def advance(self, progress: float) -> None:
         """Set beta, which rises to 1 with the share of the run that is done, and show figures."""

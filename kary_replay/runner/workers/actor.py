@@ -41,23 +41,25 @@ class Actor:
         self.algorithm = seat.algorithm()
         client = seat.streams["inference"].client
         self.inference: Inference = client(seat, self.algorithm, self.rng)
-        n = config.envs_per_actor // config.groups
+        n = seat.n_envs // config.groups
         name = f"{config.env_name} (actor {seat.index})"
         self.groups = [
             Environments(seat.env_factory, n, self.rng, name, seat.beat)
             for _ in range(config.groups)
         ]
         priority = self.priority if config.initial_priority == "td_error" else None
+        self.first_group = seat.index * config.groups  # among those of all actors
         self.writers = [
-            self.experience.writer(self.algorithm, n, priority) for _ in range(config.groups)
+            self.experience.writer(self.algorithm, n, group, self.inference, priority)
+            for group in range(self.first_group, self.first_group + config.groups)
         ]
         self.statistics = seat.streams.get("statistics")
         self.returns = np.zeros((config.groups, n))  # discounted, of running episodes
         self.turn = 0
         # Ape-X (arXiv:1803.00933), section 4.1.
-        n_all = seat.n_workers * config.envs_per_actor
-        rank = seat.index * config.envs_per_actor + np.arange(config.envs_per_actor)
-        exponent = 1 + config.exploration_spread * rank / max(1, n_all - 1)
+        n_all = seat.n_workers * seat.n_envs
+        rank = seat.index * seat.n_envs + np.arange(seat.n_envs)
+        exponent = 1 + (config.exploration_spread or 0.0) * rank / max(1, n_all - 1)
         self.exponent = exponent.reshape(config.groups, n)
         self.exploration = [np.zeros(n, np.float32) for _ in self.groups]  # asked for
         self.started = False
@@ -68,22 +70,23 @@ class Actor:
         self.seat.beat()
         if self.board.env_steps >= self.config.total_env_steps:
             return False
-        if not self.row.wait(self.experience.may_add, group.n_envs, patience_seconds):
+        whose = self.first_group + self.turn, group.n_envs
+        if not self.row.wait(patience_seconds, self.experience.may_add, *whose):
             return False
         if not self.started:
             self._start()
         self.row.has_stepped = 1
-        action = self._actions()
+        chosen = self._chosen()
         try:
-            steps = group.step(action)
+            steps = group.step(chosen["action"])
         except EnvironmentFaultError:
-            if np.isfinite(action).all():
+            if np.isfinite(chosen["action"]).all():
                 raise
             what = "the policy chooses actions that are no longer finite"
             updates, options = int(self.row.parameter_version), self.config.options
             raise DivergedError(what, updates, self.board.env_steps, options) from None
         self.row.env_steps += group.n_envs
-        self.writers[self.turn].add(**steps._asdict(), action=action)
+        self.writers[self.turn].add(**steps._asdict(), **chosen)
         if self.statistics is not None:
             self._count(steps)
         for episode in group.ended:
@@ -113,6 +116,7 @@ class Actor:
             "turn": self.turn,
             "exploration": [value.tolist() for value in self.exploration],
             "groups": [group.state_dict() for group in self.groups] if self.started else [],
+            "experience": self.experience.state_dict(),
         }
         return state if self.statistics is None else {**state, "returns": self.returns.tolist()}
 
@@ -121,6 +125,7 @@ class Actor:
         if not state["groups"]:
             self.rng.bit_generator.state = state["rng"]
             return
+        self.experience.load_state_dict(state.get("experience", {}))  # which 0.1.0 did not have
         for group, writer, saved in zip(self.groups, self.writers, state["groups"], strict=True):
             group.load_state_dict(saved, writer, writer.n_step - 1)
         self.rng.bit_generator.state = state["rng"]  # last: episodes that begin anew draw from it
@@ -164,10 +169,11 @@ class Actor:
         self.statistics.add(self.seat.index, normalization.numbers(steps.observation, returns))
         returns[steps.terminated | steps.truncated] = 0.0
 
-    def _actions(self) -> npt.NDArray[Any]:
-        action = self.inference.collect(self.turn)
+    def _chosen(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what the group does next, and what is to be known of it."""
+        chosen = self.inference.collect(self.turn)
         self.row.parameter_version = self.inference.updates
         if not self.experience.has_begun:
             space, n = self.seat.env_factory.action_space, self.groups[self.turn].n_envs
-            return random_actions(space, n, self.rng)
-        return action
+            chosen["action"] = random_actions(space, n, self.rng)
+        return chosen

@@ -19,9 +19,7 @@ from .worker import Seat
 
 __all__ = ["Learner"]
 
-SETTINGS_INTERVAL = 100  # updates between two looks at what changes slowly
 FIGURES_SECONDS = 5.0  # between two reports of how training goes
-LAST_UPDATE_SECONDS = 0.02  # patience in an update that other learners do, too
 
 
 class Learner:
@@ -48,7 +46,7 @@ class Learner:
         self.statistics = streams.get("statistics")
         self.is_first = seat.index == 0
         self.algorithm = seat.algorithm(self.gradients.share(seat.index, seat.device))
-        self.batch_size = config.options.batch_size // seat.n_workers
+        self.batch_size = config.rows_per_update // seat.n_workers
         self.tensors = published(self.algorithm, config.publishes_all)
         device, ahead = self.algorithm.device, config.prefetch
         if ahead is None:
@@ -56,10 +54,9 @@ class Learner:
         blank = self.experience.blank(self.batch_size)
         self.columns = list(blank.keys())
         self.algorithm.warm_up(self.as_tensors(blank))
-        self.experience.prepare(self.batch_size, device, ahead)
+        self.experience.prepare(self.batch_size, device, ahead, self.algorithm.share)
         self.next_figures = 0.0
-        self.n_done = 0  # updates of this session
-        self.last_update: int | None = None
+        self.has_finished = False
         # What the stream had before `finish` published out of turn: a run that goes on from a
         # checkpoint of now must begin with that, in order to be the same as one that never ended.
         self.in_turn: tuple[np.ndarray[Any, Any], int] | None = None
@@ -84,16 +81,17 @@ class Learner:
                 raise
             raise self._diverged("TD errors are no longer finite") from None
         self.row.updates = following
-        self.n_done += 1
-        if self.is_first and following % self.config.publish_interval == 0:
-            self.publish()
-        if following % SETTINGS_INTERVAL == 0:
+        has_settings = following % self.algorithm.settings_interval == 0
+        if has_settings:
             self._advance()
             self._normalize()
-            if self.is_first and time.monotonic() >= self.next_figures:
-                self.next_figures = time.monotonic() + FIGURES_SECONDS
-                figures = {"td_error": float(error.mean()), **self.algorithm.figures(tensors)}
-                self.seat.report(Trained(self.seat.board.env_steps, figures))
+        if self.is_first and following % self.config.publish_interval == 0:
+            self.publish()
+        self.experience.release(following)
+        if has_settings and self.is_first and time.monotonic() >= self.next_figures:
+            self.next_figures = time.monotonic() + FIGURES_SECONDS
+            figures = {"td_error": float(error.mean()), **self.algorithm.figures(tensors)}
+            self.seat.report(Trained(self.seat.board.env_steps, figures))
         return True
 
     def _advance(self) -> None:
@@ -123,14 +121,12 @@ class Learner:
     def _may_do(self, update: int, patience_seconds: float) -> bool:
         """Return whether the learners do an update, which the first of them decides for all."""
         if not self.is_first:
-            return self.row.wait(self.gradients.is_announced, update, patience_seconds)
-        if self.last_update is not None:
-            if update > self.last_update:
-                return False
-        else:
-            whole = self.config.options.batch_size
-            if not self.row.wait(self.experience.may_draw, whole, patience_seconds):
-                return False
+            return self.row.wait(patience_seconds, self.gradients.is_announced, update)
+        whole = self.config.rows_per_update
+        if self.has_finished or not self.row.wait(
+            patience_seconds, self.experience.may_draw, whole
+        ):
+            return False
         self.gradients.announce(update)
         return True
 
@@ -139,16 +135,13 @@ class Learner:
         self.parameters.publish(as_vector(self.tensors), int(self.row.updates))
 
     def finish(self, give_up: Callable[[], bool]) -> None:
-        """Do the last update with the other learners, if there are any, and publish the result.
+        """Publish what the last update came to.
 
-        The first learner decides that for all of them.
+        The first learner announces no update any more, so that the others do none either.
         """
+        self.has_finished = True
         if not self.is_first:
             return
-        if self.seat.n_workers > 1 and self.n_done:
-            self.last_update = int(self.row.updates) + 1
-            while self.work(LAST_UPDATE_SECONDS) and not give_up():
-                pass
         newest = self.parameters.newest()
         if newest is None or newest[1] != int(self.row.updates):
             self.in_turn = newest

@@ -94,6 +94,11 @@ class Seat:
         """The worker's own row of the board, which nobody else writes."""
         return self.board.row(self.kind, self.index)
 
+    @property
+    def n_envs(self) -> int:
+        """How many environments an actor steps."""
+        return self.config.n_envs(self.n_workers)
+
     def beat(self) -> None:
         """Show that the worker is not stuck."""
         self.row.beat += 1

@@ -1,0 +1,289 @@
+"""What algorithms share that learn from rollouts of their own policy."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ..fields import fields_of_space
+from ..types import Field
+from ..validation import as_count, as_fraction
+from .algorithm import Algorithm, Options, Tensors, check_above_0, check_finite
+from .distributions import distribution_of
+from .networks import ACTIVATIONS, MLP, Encoder, initialize
+from .returns import generalized_advantages
+from .spaces import check_actions_are_known
+from .updates.minimizer import Minimizer
+from .updates.replayed import Replayed
+
+__all__ = ["OnPolicy", "OnPolicyOptions", "PolicyAndValue"]
+
+ROWS = "observation", "action", "log_prob", "advantage", "return_", "value"
+EPSILON = 1e-5  # of Adam; Andrychowicz et al. (2021), arXiv:2006.05990, and most implementations
+
+
+@dataclass(frozen=True)
+class OnPolicyOptions(Options):
+    """Hyperparameters of algorithms that learn from rollouts."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    learning_rate: float = 3e-4
+    activation: Literal["tanh", "relu"] = "tanh"
+    """What is between the layers."""
+    n_envs: int = 8
+    """Environments, over all actors."""
+    rollout_length: int = 128
+    """Steps of each environment that an update learns from, together with the other ones'."""
+    gae_lambda: float = 0.95
+    """Weight of each later TD error in an advantage, 0 (the first alone) to 1 (all alike)."""
+    ent_coef: float = 0.0
+    """Worth of a nat of the policy's entropy."""
+    vf_coef: float = 0.5
+    """Weight of the values' squared error in the loss."""
+    max_gradient_norm: float = 0.5
+    """Longer gradients are scaled down to this length."""
+    log_std: float = 0.0
+    """Logarithm of the policy's standard deviation at first, where actions go from -1 to 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("n_envs", "rollout_length"):
+            as_count(name, getattr(self, name))
+        as_fraction("gae_lambda", self.gae_lambda)
+        for name in ("ent_coef", "vf_coef"):
+            check_finite(name, getattr(self, name))
+        check_finite("log_std", self.log_std, -float("inf"))
+        check_above_0("max_gradient_norm", self.max_gradient_norm)
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(
+                f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}"
+            )
+
+
+class PolicyAndValue(nn.Module):
+    """A policy and the value of observations, each with layers of its own.
+
+    Images are encoded once for both.
+    """
+
+    def __init__(self, observation_space: Any, action_space: Any, options: OnPolicyOptions) -> None:
+        super().__init__()
+        self.encoder = Encoder(observation_space)
+        self.distribution = distribution_of(action_space, options.log_std)
+        n_features, hidden = self.encoder.n_features, options.hidden
+        n_outputs = self.distribution.n_outputs
+        self.pi = MLP(n_features, hidden, n_outputs, options.activation)
+        self.v = MLP(n_features, hidden, 1, options.activation)
+        initialize(self, 2**0.5)
+        initialize(self.pi[-1], 0.01)
+        initialize(self.v[-1], 1.0)
+
+    def forward(self, observation: Any) -> tuple[Tensor, Tensor]:
+        """Return the parameters of the distribution of actions, [B, n_outputs], and values, [B]."""
+        features = self.encoder(observation)
+        return self.pi(features), self.v(features).squeeze(1)
+
+    def value(self, observation: Any) -> Tensor:
+        """Return values, [B]."""
+        value: Tensor = self.v(self.encoder(observation))
+        return value.squeeze(1)
+
+    def numpy(self, observation: Any) -> npt.NDArray[Any]:
+        """Return the parameters of the distribution, [N, n_outputs], without gradients."""
+        return self.pi.numpy(self.encoder.numpy(observation))
+
+
+class OnPolicy(Algorithm):
+    """An algorithm that trains on rollouts, each of which it uses in one update.
+
+    Notes
+    -----
+    A batch has observation, action, reward, terminated, truncated, log_prob (of the action, when it
+    was chosen), and next_observation, which is there where an episode was cut off and after the
+    last step, all [T, N, ...]: T steps of N environments. A subclass says in `loss` what a step of
+    the minimizer does, and in `pieces` what rows there are in each.
+    """
+
+    options_class: ClassVar[type[Options]] = OnPolicyOptions
+    flow: ClassVar[str] = "kary_replay.runner.flows.on_policy:on_policy"
+    learns_from: ClassVar[Literal["replay", "rollouts"]] = "rollouts"
+    settings_interval: ClassVar[int] = 1
+    options: OnPolicyOptions
+    network: PolicyAndValue
+    log_pi: Tensor
+    """log pi(a|s) of the rows of the last step of the minimizer, [B], before that step."""
+
+    @classmethod
+    def check_spaces(cls, observation_space: Any, action_space: Any) -> None:
+        super().check_spaces(observation_space, action_space)
+        check_actions_are_known(cls.name, action_space)
+
+    @classmethod
+    def columns(cls, observation_space: Any, action_space: Any) -> dict[str, Any]:
+        discrete = hasattr(action_space, "n")
+        shape = () if discrete else action_space.shape
+        return {
+            "observation": fields_of_space(observation_space, "observation"),
+            "action": Field(shape, np.int64 if discrete else np.float32),
+            "reward": Field((), np.float32),
+            "terminated": Field((), np.bool_),
+            "truncated": Field((), np.bool_),
+            "log_prob": Field((), np.float32),
+            "next_observation": fields_of_space(observation_space, "next_observation"),
+        }
+
+    def writer(self, target: Any, n_envs: int, priority: Any = None) -> Any:
+        """Return the target: rows are steps, as they are."""
+        return target
+
+    def build(self) -> None:
+        options, spaces = self.options, (self.observation_space, self.action_space)
+        self.network = PolicyAndValue(*spaces, options).to(self.device)
+        self.minimizers["policy_and_value"] = Minimizer(
+            [self.network],
+            self.loss,
+            options.learning_rate,
+            max_gradient_norm=options.max_gradient_norm,
+            share=self.share,
+            epsilon=EPSILON,
+        )
+        self.policy = self.network
+        self._replayed = Replayed(self._step)
+
+    @abstractmethod
+    def loss(
+        self,
+        observation: Any,
+        action: Tensor,
+        log_prob: Tensor,
+        advantage: Tensor,
+        return_: Tensor,
+        value: Tensor,
+        *schedules: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return what to minimize, and log pi(a|s) of each row, [B].
+
+        Values are those of the networks before the update, and returns are values and advantages.
+        """
+
+    def schedules(self) -> tuple[Tensor, ...]:
+        """Return numbers [1] of the loss that change in the course of the training."""
+        return ()
+
+    @abstractmethod
+    def pieces(self, rows: Tensors) -> Iterator[Tensors]:
+        """Yield the rows of each step of the minimizer; stop if an update is to end early."""
+
+    def update(self, batch: Tensors) -> Tensor:
+        """Train on rollouts [T, N, ...]; return |return - value| of each row, [T * N]."""
+        self.n_updates += 1
+        rows = self.evaluated(batch)
+        for piece in self.pieces(rows):
+            self.log_pi = self._replayed(piece)
+        error: Tensor = (rows["return_"] - rows["value"]).abs()
+        return error
+
+    def _step(self, rows: Tensors) -> Tensor:
+        inputs = [rows[name] for name in ROWS]
+        (log_pi,) = self.minimizers["policy_and_value"].step(*inputs, *rows["schedules"].values())
+        return log_pi
+
+    @torch.no_grad()
+    def evaluated(self, batch: Tensors) -> dict[str, Any]:
+        """Return the rows of rollouts, [T * N, ...], with what their actions were worth."""
+        shape = batch["reward"].shape
+        rows = {name: flat(column) for name, column in batch.items() if name != "next_observation"}
+        value = self.network.value(rows["observation"])
+        values = value.cpu().numpy().reshape(shape)
+        terminated, truncated = (batch[name].cpu().numpy() for name in ("terminated", "truncated"))
+        next_value = np.concatenate([values[1:], np.zeros_like(values[:1])])
+        cut = truncated & ~terminated
+        cut[-1] = ~terminated[-1]
+        (after,) = np.nonzero(cut.reshape(-1))
+        if len(after):
+            index = torch.from_numpy(after).to(self.device)
+            observation = chosen(flat(batch["next_observation"]), index)
+            next_value[cut] = self.network.value(observation).cpu().numpy()
+        reward = batch["reward"].cpu().numpy()
+        options = self.options
+        advantage = generalized_advantages(
+            reward, values, next_value, terminated, truncated, options.gamma, options.gae_lambda
+        )
+        rows["advantage"] = torch.from_numpy(advantage.reshape(-1)).to(self.device)
+        rows["value"] = value
+        rows["return_"] = rows["advantage"] + value
+        return {name: rows[name] for name in ROWS}
+
+    def warm_up(self, batch: Tensors) -> None:
+        """Record what a step of the minimizer needs; nothing is learned from this batch."""
+        state = self.state_dict()
+        for piece in self.pieces(self.evaluated(batch)):
+            for _ in range(2):  # the second is written down
+                self.log_pi = self._replayed(piece)
+            break
+        self.load_state_dict(state)
+
+    def choose(
+        self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator
+    ) -> dict[str, npt.NDArray[Any]]:
+        action, log_prob = self.network.distribution.draw(self.network.numpy(observation), rng)
+        return {"action": action, "log_prob": log_prob}
+
+    def act(
+        self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator
+    ) -> npt.NDArray[Any]:
+        distribution, outputs = self.network.distribution, self.network.numpy(observation)
+        if not exploration.any():
+            return distribution.mode(outputs)
+        return distribution.draw(outputs, rng)[0]
+
+    def exploration(self, progress: float) -> float:
+        return 1.0
+
+    @torch.no_grad()
+    def figures(self, batch: Tensors) -> dict[str, float]:
+        """Return how training goes: also how far the last update has moved the policy.
+
+        ``kl`` is the mean of r - 1 - log r, Schulman (2020), http://joschu.net/blog/kl-approx.html,
+        where r is how much more probable an action is now. ``explained_variance`` is of returns by
+        values: 1 is best, and 0 no better than a constant.
+        """
+        rows = self.evaluated(batch)
+        outputs, value = self.network(rows["observation"])
+        distribution = self.network.distribution
+        change = distribution.log_prob(outputs, rows["action"]) - rows["log_prob"]
+        variance = rows["return_"].var(unbiased=False)
+        unexplained = (rows["return_"] - value).var(unbiased=False)
+        found = {
+            "entropy": distribution.entropy(outputs).mean(),
+            "kl": (change.exp() - 1 - change).mean(),
+            "explained_variance": 1 - unexplained / variance.clamp(min=1e-12),
+            "value": value.mean(),
+        }
+        return {**super().figures(batch), **{name: float(number) for name, number in found.items()}}
+
+
+def squared(error: Tensor) -> Tensor:
+    """Return squares, whose gradient is one of the operations that native programs have."""
+    return error * error
+
+
+def flat(column: Any) -> Any:
+    """Return [T, N, ...], or a dict of them, as [T * N, ...]."""
+    if isinstance(column, dict):
+        return {key: flat(part) for key, part in column.items()}
+    return column.reshape(-1, *column.shape[2:])
+
+
+def chosen(column: Any, which: Tensor | slice) -> Any:
+    """Return some rows of a column, or of all in a dict."""
+    if isinstance(column, dict):
+        return {key: chosen(part, which) for key, part in column.items()}
+    return column[which]

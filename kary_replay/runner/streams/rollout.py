@@ -1,0 +1,504 @@
+"""Rollouts on their way from the actors to the learners, each of which is used in one update.
+
+A rollout is what a group of environments did in some steps, one after another. Every group has room
+for one, or for two of which it fills one while the other waits to be learned from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...algorithms import Algorithm, Share
+from ...core.ordered import load, store
+from ...types import Batch, Field
+from .inference import Inference
+from .stream import Checkpoint, Hosted, Medium, Numbers
+
+__all__ = ["HostedRollouts", "RolloutSink", "RolloutSource", "RolloutStream", "RolloutWriter"]
+
+LOOK_SECONDS = 20e-6  # between two looks at what others have done
+FILE = "rollouts.npz"
+# of each group: rollouts it has completed and learners have used, steps of the one it fills, and
+# steps of its environments that nobody has learned from, nor ever will
+COMPLETE, USED, FILLED, DROPPED = COUNTS = "complete", "used", "filled", "dropped"
+
+
+@dataclass(frozen=True)
+class RolloutStream:
+    """Rollouts of groups of environments, oldest first, by policies that are not too old.
+
+    Parameters
+    ----------
+    columns : mapping
+        The fields of a step of one environment, by name, as `OnPolicy.columns` has them.
+    length : int
+        Steps of a rollout, T.
+    n_envs, n_groups : int
+        Environments of a group, and groups of all actors.
+    n_together : int
+        Rollouts of an update; at most ``n_groups``.
+    max_staleness : int
+        Updates that may lie between the choice of an action and the one that learns from it. With
+        0, and rollouts of all groups in each update, actors wait for every update. Rollouts that
+        have become older while they waited are dropped, and counted.
+    n_learners : int
+        How many learners there are; each has as many of an update's environments.
+    """
+
+    columns: Mapping[str, Any]
+    length: int
+    n_envs: int
+    n_groups: int
+    n_together: int
+    max_staleness: int
+    n_learners: int = 1
+
+    @property
+    def n_slots(self) -> int:
+        """Rollouts for which each group has room."""
+        return min(2, self.max_staleness + 1)
+
+    def host(self, medium: Medium, checkpoint: Checkpoint) -> HostedRollouts:
+        """Make room for the rollouts, and take up those that a checkpoint has.
+
+        Raises MemoryError if there is no room for them; OSError, ValueError or KeyError if what was
+        saved cannot be read.
+        """
+        rollouts = Rollouts.new(self, medium)
+        rollouts.n_updates = checkpoint.counters.get("updates", 0)
+        if checkpoint.folder is not None:
+            rollouts.load(checkpoint.folder / FILE)
+        return HostedRollouts(rollouts)
+
+
+def leaves(columns: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Field]]:
+    """Yield the fields of nested columns, each with its path, such as "observation.camera"."""
+    for name, field in columns.items():
+        if isinstance(field, Mapping):
+            yield from leaves(field, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", field
+
+
+def nested(columns: Mapping[str, Any], flat: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return what belongs to paths in the shape of nested columns."""
+    return {
+        name: nested(field, flat, f"{path}{name}.")
+        if isinstance(field, Mapping)
+        else flat[f"{path}{name}"]
+        for name, field in columns.items()
+    }
+
+
+class Rollouts:
+    """The memory of a rollout stream, as all workers see it; picklable to them.
+
+    Parameters
+    ----------
+    stream : RolloutStream
+        What there is room for.
+    rows, counts : Numbers
+        Memory for the columns, and for the counts.
+
+    Attributes
+    ----------
+    arrays : dict of str to array [n_groups, n_slots, length, n_envs, ...]
+        Columns by their paths; besides the stream's, the ``version`` of the parameters by which an
+        action was chosen.
+    counts : dict of str to int64 [n_groups]
+        See COUNTS. Of a group its actor alone changes them, but for the first learner, which
+        changes those that are used, and drops what is too old.
+    """
+
+    def __init__(self, stream: RolloutStream, rows: Numbers, counts: Numbers) -> None:
+        self.stream, self._memory = stream, (rows, counts)
+        memory = rows.array.view(np.uint8)
+        self.arrays: dict[str, npt.NDArray[Any]] = {}
+        begin = 0
+        for path, field in self.fields(stream):
+            shape = (*self.shape(stream), *field.shape)
+            end = begin + int(np.prod(shape)) * field.dtype.itemsize
+            self.arrays[path] = memory[begin:end].view(field.dtype).reshape(shape)
+            begin = aligned(end)
+        words, n = counts.array.view(np.int64), stream.n_groups
+        self.counts = {name: words[i * n : (i + 1) * n] for i, name in enumerate(COUNTS)}
+        self.chosen = words[len(COUNTS) * n :][: stream.n_together]
+        """Which groups' rollouts an update learns from: the update times n_groups, plus a group."""
+        self._updates = words[-3:-2]
+        self.staleness = counts.array[-2:]
+        """Of the last update: the mean and the largest staleness of its rows."""
+
+    @staticmethod
+    def fields(stream: RolloutStream) -> list[tuple[str, Field]]:
+        """Return all columns by their paths."""
+        return [*leaves(stream.columns), ("version", Field((), np.int64))]
+
+    @staticmethod
+    def shape(stream: RolloutStream) -> tuple[int, ...]:
+        """Return what all columns begin with."""
+        return stream.n_groups, stream.n_slots, stream.length, stream.n_envs
+
+    @classmethod
+    def new(cls, stream: RolloutStream, medium: Medium) -> Rollouts:
+        """Make room."""
+        n_steps = int(np.prod(cls.shape(stream)))
+        n_bytes = sum(aligned(n_steps * field.nbytes) for _, field in cls.fields(stream))
+        n_words = len(COUNTS) * stream.n_groups + stream.n_together + 3
+        return cls(stream, medium.numbers(n_bytes // 8), medium.numbers(n_words))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Rollouts, (self.stream, *self._memory)
+
+    @property
+    def n_steps(self) -> int:
+        """Steps of the environments in one rollout."""
+        return self.stream.length * self.stream.n_envs
+
+    def number(self, group: int, name: str) -> int:
+        """Return one of a group's counts, and see what was written before it was set."""
+        return load(self.counts[name], group)
+
+    def set(self, group: int, name: str, value: int) -> None:
+        """Set one of a group's counts."""
+        store(self.counts[name], group, value)
+
+    def waiting(self, group: int) -> int:
+        """Return how many rollouts of a group are complete and not used."""
+        return self.number(group, COMPLETE) - self.number(group, USED)
+
+    def oldest(self, group: int) -> dict[str, npt.NDArray[Any]]:
+        """Return the columns of the oldest rollout that waits, [length, n_envs, ...]."""
+        slot = self.number(group, USED) % self.stream.n_slots
+        return {path: array[group, slot] for path, array in self.arrays.items()}
+
+    def version(self, group: int) -> int:
+        """Return the version of the parameters by which that one was begun."""
+        return int(self.oldest(group)["version"].flat[0])
+
+    def use(self, group: int) -> None:
+        """Give the place of that one back to its actor."""
+        self.set(group, USED, self.number(group, USED) + 1)
+
+    @property
+    def n_updates(self) -> int:
+        """Updates that the parameters have had which were published last."""
+        return int(self._updates[0])
+
+    @n_updates.setter
+    def n_updates(self, updates: int) -> None:
+        self._updates[0] = updates
+
+    def drop(self, group: int, n_steps: int) -> None:
+        """Count steps that nobody learns from."""
+        self.set(group, DROPPED, self.number(group, DROPPED) + n_steps)
+
+    def save(self, path: Path) -> None:
+        """Write all of it."""
+        rows = {f"rows.{name}": array for name, array in self.arrays.items()}
+        everything: dict[str, Any] = {**self.counts, **rows}
+        np.savez(path, **everything)
+
+    def load(self, path: Path) -> None:
+        """Take up what was saved; OSError, ValueError or KeyError if it is damaged.
+
+        If the groups are others now, what waited is dropped: learners would not get as many of
+        each.
+        """
+        try:
+            saved = np.load(path)
+        except BadZipFile as error:
+            raise ValueError(f"{path.name} cannot be read: {error}") from error
+        with saved:
+            same = all(
+                saved[f"rows.{name}"].shape == array.shape for name, array in self.arrays.items()
+            )
+            if not same:
+                waiting = (saved[COMPLETE] - saved[USED]).sum() * self.n_steps
+                self.drop(0, int(saved[DROPPED].sum() + waiting))
+                return
+            for name, array in self.arrays.items():
+                array[...] = saved[f"rows.{name}"]
+            for name, count in self.counts.items():
+                count[...] = saved[name]
+
+
+def aligned(n_bytes: int) -> int:
+    """Return the next multiple of 8."""
+    return -(-n_bytes // 8) * 8
+
+
+class HostedRollouts(Hosted):
+    """A rollout stream in the memory of this machine."""
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        self._rollouts = rollouts
+
+    def sink(self) -> RolloutSink:
+        """Return the actors' end."""
+        return RolloutSink(self._rollouts)
+
+    def source(self) -> RolloutSource:
+        """Return the learners' end."""
+        return RolloutSource(self._rollouts)
+
+    def save(self, folder: Path) -> None:
+        """Write the rollouts."""
+        self._rollouts.save(folder / FILE)
+
+    def figures(self) -> dict[str, float]:
+        """Return rollouts waiting, staleness (mean and max) of the last update, steps dropped."""
+        rollouts = self._rollouts
+        mean, largest = rollouts.staleness.tolist()
+        return {
+            "waiting": float((rollouts.counts[COMPLETE] - rollouts.counts[USED]).sum()),
+            "staleness": mean,
+            "max_staleness": largest,
+            "dropped_steps": float(rollouts.counts[DROPPED].sum()),
+        }
+
+    def is_used_up(self) -> bool:
+        """Return whether there are fewer rollouts than an update learns from."""
+        rollouts = self._rollouts
+        ready = [group for group in range(rollouts.stream.n_groups) if rollouts.waiting(group)]
+        return len(ready) < rollouts.stream.n_together
+
+
+class RolloutSink:
+    """The actors' end of a rollout stream."""
+
+    has_begun = True  # actions are those of the policy from the beginning
+    priority_epsilon = 0.0
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        self._rollouts = rollouts
+        self._writers: dict[int, RolloutWriter] = {}
+
+    def writer(
+        self,
+        algorithm: Algorithm,
+        n_envs: int,
+        group: int,
+        inference: Inference,
+        priority: Any = None,
+    ) -> Any:
+        """Return what turns the steps of a group into rows, as the algorithm does."""
+        self._writers[group] = RolloutWriter(self._rollouts, group, inference)
+        return algorithm.writer(self._writers[group], n_envs)
+
+    def may_add(self, group: int, n: int, patience_seconds: float) -> bool:
+        """Wait at most so long; return whether the group may do its next step."""
+        rollouts, most = self._rollouts, self._rollouts.stream.n_slots
+        deadline = time.monotonic() + patience_seconds
+        while rollouts.waiting(group) >= most:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOOK_SECONDS)
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the rollouts of the writers are."""
+        return {str(group): writer.state_dict() for group, writer in self._writers.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the writers go on with their rollouts."""
+        for group, writer in self._writers.items():
+            if str(group) in state:
+                writer.load_state_dict(state[str(group)])
+
+
+class RolloutWriter:
+    """Writes the steps of one group into its rollouts.
+
+    Parameters
+    ----------
+    rollouts : Rollouts
+        The memory.
+    group : int
+        Whose steps they are.
+    inference : Inference
+        Knows by which parameters actions were chosen.
+
+    Notes
+    -----
+    A rollout that another process has begun, and did not complete, is dropped at the first step.
+    """
+
+    n_step = 1
+
+    def __init__(self, rollouts: Rollouts, group: int, inference: Inference) -> None:
+        self._rollouts, self._group, self._inference = rollouts, group, inference
+        self._n_filled = 0  # steps of the rollout that are this writer's
+        arrays = {path: array[group] for path, array in rollouts.arrays.items()}
+        self._version = arrays.pop("version")
+        self._columns = nested(rollouts.stream.columns, arrays)
+        self._after = self._columns.pop("next_observation")
+
+    def add(self, next_observation: Any, truncated: Any, **columns: Any) -> None:
+        """Write a step of all environments of the group.
+
+        What follows it is kept only where the next step's observation is another episode's or the
+        next rollout's.
+        """
+        rollouts, group = self._rollouts, self._group
+        length, n_slots = rollouts.stream.length, rollouts.stream.n_slots
+        complete = rollouts.number(group, COMPLETE)
+        slot, step = complete % n_slots, self._n_filled
+        if rollouts.number(group, FILLED) != step:
+            self._begin_anew()
+            step = 0
+        columns["truncated"] = truncated
+        for name, column in self._columns.items():
+            put(column, (slot, step), columns[name])
+        self._version[slot, step] = self._inference.updates
+        is_last = step == length - 1
+        if is_last or truncated.any():
+            put(self._after, (slot, step), next_observation)
+        if not is_last:
+            self._n_filled = step + 1
+            rollouts.set(group, FILLED, step + 1)
+            return
+        self._n_filled = 0
+        rollouts.set(group, FILLED, 0)
+        rollouts.set(group, COMPLETE, complete + 1)
+
+    def _begin_anew(self) -> None:
+        """Drop what there is of the rollout."""
+        filled = self._rollouts.number(self._group, FILLED)
+        self._rollouts.drop(self._group, filled * self._rollouts.stream.n_envs)
+        self._rollouts.set(self._group, FILLED, 0)
+        self._n_filled = 0
+
+    def reset(self, i: int) -> None:
+        """Begin anew: an environment has not come back to where it was."""
+        self._begin_anew()
+
+    def state_dict(self) -> dict[str, int]:
+        """Return where the rollout is."""
+        return {"complete": self._rollouts.number(self._group, COMPLETE), "filled": self._n_filled}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on with the rollout if it is as it was; else it is dropped at the first step."""
+        there = self._rollouts.number(self._group, COMPLETE)
+        self._n_filled = state["filled"] if state["complete"] == there else -1
+
+
+def put(column: Any, where: tuple[int, ...], value: Any) -> None:
+    """Write into an array, or into those of a dict."""
+    if isinstance(column, dict):
+        for key, part in column.items():
+            put(part, where, value[key])
+    else:
+        column[where] = value
+
+
+class RolloutSource:
+    """The learners' end of a rollout stream."""
+
+    draws_tensors = False
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        self._rollouts, self._share = rollouts, Share()
+        self._columns: dict[str, npt.NDArray[Any]] = {}
+        self._groups: list[int] = []  # whose rollouts were drawn last
+        self._n_drawn = 0
+
+    def prepare(self, batch_size: int, device: torch.device, n_ahead: int, share: Share) -> None:
+        """Say which learner this is."""
+        self._share = share
+
+    def blank(self, n: int) -> Batch:
+        """Return the learner's part of a batch, [T, N, ...], of zeros."""
+        stream = self._rollouts.stream
+        n_envs = stream.n_together * stream.n_envs // stream.n_learners
+        self._columns = {
+            path: np.zeros((stream.length, n_envs, *field.shape), field.dtype)
+            for path, field in Rollouts.fields(stream)
+        }
+        return Batch(nested(stream.columns, self._columns))
+
+    def may_draw(self, n: int, patience_seconds: float) -> bool:
+        """Wait at most so long; return whether there are rollouts enough for an update.
+
+        Those that are too old by now are dropped. The first learner alone calls it.
+        """
+        deadline = time.monotonic() + patience_seconds
+        while len(self._ready()) < self._rollouts.stream.n_together:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOOK_SECONDS)
+        return True
+
+    def draw(self) -> Batch:
+        """Return the learner's part of the oldest rollouts, which the first learner chooses.
+
+        The next call overwrites it.
+        """
+        rollouts, stream = self._rollouts, self._rollouts.stream
+        self._n_drawn += 1
+        if self._share.index == 0:
+            oldest = sorted(self._ready(), key=rollouts.version)[: stream.n_together]
+            for i, group in enumerate(oldest):
+                store(rollouts.chosen, i, self._n_drawn * stream.n_groups + group)
+        self._groups = [self._chosen(i) for i in range(stream.n_together)]
+        n = stream.n_envs
+        mine = self._share.rows(n * stream.n_together // stream.n_learners)
+        for i, group in enumerate(self._groups):
+            begin, end = max(mine.start, i * n), min(mine.stop, (i + 1) * n)
+            if begin >= end:
+                continue
+            whose, where = slice(begin - i * n, end - i * n), slice(begin, end)
+            for path, column in rollouts.oldest(group).items():
+                into = self._columns[path]
+                into[:, where.start - mine.start : where.stop - mine.start] = column[:, whose]
+        if self._share.index == 0:
+            staleness = rollouts.n_updates - self._columns["version"]
+            rollouts.staleness[:] = staleness.mean(), staleness.max()
+        return Batch(nested(stream.columns, self._columns))
+
+    def learned(self, batch: Batch, error: Any) -> None:
+        """Raise ValueError if an error is not finite."""
+        if not np.isfinite(error).all():
+            raise ValueError("errors must be finite")
+
+    def release(self, updates: int) -> None:
+        """Let actors fill the place of what was drawn; the parameters of now are published."""
+        if self._share.index == 0:
+            self._rollouts.n_updates = updates
+            for group in self._groups:
+                self._rollouts.use(group)
+            self._groups = []
+
+    def advance(self, progress: float) -> None:
+        """Do nothing: nothing changes with the share of the run that is done."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _ready(self) -> list[int]:
+        """Return the groups whose rollouts wait, once those are dropped that are too old."""
+        rollouts, stream = self._rollouts, self._rollouts.stream
+        ready = []
+        for group in range(stream.n_groups):
+            while rollouts.waiting(group):
+                if rollouts.n_updates - rollouts.version(group) <= stream.max_staleness:
+                    ready.append(group)
+                    break
+                rollouts.drop(group, rollouts.n_steps)
+                rollouts.use(group)
+        return ready
+
+    def _chosen(self, i: int) -> int:
+        """Return the i-th group of this draw, once the first learner has chosen it."""
+        n_groups = self._rollouts.stream.n_groups
+        while load(self._rollouts.chosen, i) // n_groups != self._n_drawn:
+            time.sleep(LOOK_SECONDS)
+        return load(self._rollouts.chosen, i) % n_groups
