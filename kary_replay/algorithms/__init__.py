@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from .a2c import A2C, A2COptions
+from .a2c import A2C, IMPALA, A2COptions, IMPALAOptions
 from .algorithm import Algorithm, Options
 from .ddpg import DDPG, DDPGOptions
 from .dqn import DQN, DQNOptions
 from .networks import MLP, Encoder
 from .off_policy import OffPolicy, OffPolicyOptions
 from .on_policy import OnPolicy, OnPolicyOptions
-from .ppo import PPO, PPOOptions
+from .ppo import APPO, PPO, APPOOptions, PPOOptions
 from .registry import ALGORITHMS, find, register
 from .sac import SAC, SACOptions
 from .spaces import UnsuitableSpaceError
@@ -19,17 +19,21 @@ from .updates.minimizer import Minimizer, Share, flatten
 __all__ = [
     "A2C",
     "ALGORITHMS",
+    "APPO",
     "DDPG",
     "DQN",
+    "IMPALA",
     "MLP",
     "PPO",
     "SAC",
     "TD3",
     "A2COptions",
+    "APPOOptions",
     "Algorithm",
     "DDPGOptions",
     "DQNOptions",
     "Encoder",
+    "IMPALAOptions",
     "Minimizer",
     "OffPolicy",
     "OffPolicyOptions",
@@ -46,5 +50,5 @@ __all__ = [
     "register",
 ]
 
-for _algorithm in (DQN, DDPG, TD3, SAC, A2C, PPO):
+for _algorithm in (DQN, DDPG, TD3, SAC, A2C, PPO, IMPALA, APPO):
     register(_algorithm)

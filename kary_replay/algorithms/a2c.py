@@ -1,4 +1,4 @@
-"""Advantage actor-critic."""
+"""Advantage actor-critic, and what it is with actors that do not wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from .algorithm import Tensors
 from .on_policy import OnPolicy, OnPolicyOptions, squared
 
-__all__ = ["A2C", "A2COptions"]
+__all__ = ["A2C", "IMPALA", "A2COptions", "IMPALAOptions"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,14 @@ class A2COptions(OnPolicyOptions):
     learning_rate: float = 7e-4
     rollout_length: int = 5
     gae_lambda: float = 1.0
+
+
+@dataclass(frozen=True)
+class IMPALAOptions(A2COptions):
+    """Hyperparameters of IMPALA."""
+
+    vtrace: bool = True
+    rollout_length: int = 20
 
 
 class A2C(OnPolicy):
@@ -58,3 +66,15 @@ class A2C(OnPolicy):
     def pieces(self, rows: Tensors) -> Iterator[Tensors]:
         """Yield all rows at once."""
         yield {**rows, "schedules": {}}
+
+
+class IMPALA(A2C):
+    """A2C on rollouts of older policies, whose actions are worth what V-trace says.
+
+    Espeholt et al. (2018), arXiv:1802.01561, with Adam.
+    """
+
+    name = "impala"
+    paper = "https://arxiv.org/abs/1802.01561"
+    options_class = IMPALAOptions
+    options: IMPALAOptions

@@ -18,7 +18,7 @@ from ..validation import as_count, as_fraction
 from .algorithm import Algorithm, Options, Tensors, check_above_0, check_finite
 from .distributions import distribution_of
 from .networks import ACTIVATIONS, MLP, Encoder, initialize
-from .returns import generalized_advantages
+from .returns import generalized_advantages, vtrace
 from .spaces import check_actions_are_known
 from .updates.minimizer import Minimizer
 from .updates.replayed import Replayed
@@ -41,8 +41,18 @@ class OnPolicyOptions(Options):
     """Environments, over all actors."""
     rollout_length: int = 128
     """Steps of each environment that an update learns from, together with the other ones'."""
+    envs_per_update: int | None = None
+    """Environments whose rollouts an update learns from, the oldest ones; None: all of them.
+
+    With fewer, learners do not wait for the slowest actors."""
     gae_lambda: float = 0.95
     """Weight of each later TD error in an advantage, 0 (the first alone) to 1 (all alike)."""
+    vtrace: bool = False
+    """Correct for the age of the policy that has acted, by importance ratios of the actions."""
+    rho_bar: float = 1.0
+    """V-trace: bound of the ratios by which TD errors count, and the policy's gradient."""
+    c_bar: float = 1.0
+    """V-trace: bound of the ratios by which later TD errors count."""
     ent_coef: float = 0.0
     """Worth of a nat of the policy's entropy."""
     vf_coef: float = 0.5
@@ -56,6 +66,17 @@ class OnPolicyOptions(Options):
         super().__post_init__()
         for name in ("n_envs", "rollout_length"):
             as_count(name, getattr(self, name))
+        if self.envs_per_update is not None:
+            as_count("envs_per_update", self.envs_per_update)
+            if self.envs_per_update > self.n_envs:
+                raise ValueError(
+                    f"envs_per_update must be at most n_envs={self.n_envs}, "
+                    f"got {self.envs_per_update}"
+                )
+        if type(self.vtrace) is not bool:
+            raise TypeError(f"vtrace must be True or False, got {self.vtrace!r}")
+        for name in ("rho_bar", "c_bar"):
+            check_above_0(name, getattr(self, name))
         as_fraction("gae_lambda", self.gae_lambda)
         for name in ("ent_coef", "vf_coef"):
             check_finite(name, getattr(self, name))
@@ -65,6 +86,11 @@ class OnPolicyOptions(Options):
             raise ValueError(
                 f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}"
             )
+
+    @property
+    def rows_per_update(self) -> int:
+        """Steps that an update learns from."""
+        return (self.envs_per_update or self.n_envs) * self.rollout_length
 
 
 class PolicyAndValue(nn.Module):
@@ -170,7 +196,7 @@ class OnPolicy(Algorithm):
     ) -> tuple[Tensor, Tensor]:
         """Return what to minimize, and log pi(a|s) of each row, [B].
 
-        Values are those of the networks before the update, and returns are values and advantages.
+        Values are those of the networks before the update, and returns are what they should be.
         """
 
     def schedules(self) -> tuple[Tensor, ...]:
@@ -200,7 +226,13 @@ class OnPolicy(Algorithm):
         """Return the rows of rollouts, [T * N, ...], with what their actions were worth."""
         shape = batch["reward"].shape
         rows = {name: flat(column) for name, column in batch.items() if name != "next_observation"}
-        value = self.network.value(rows["observation"])
+        log_ratio = None
+        if self.options.vtrace:
+            outputs, value = self.network(rows["observation"])
+            log_pi = self.network.distribution.log_prob(outputs, rows["action"])
+            log_ratio = (log_pi - rows["log_prob"]).cpu().numpy().reshape(shape)
+        else:
+            value = self.network.value(rows["observation"])
         values = value.cpu().numpy().reshape(shape)
         terminated, truncated = (batch[name].cpu().numpy() for name in ("terminated", "truncated"))
         next_value = np.concatenate([values[1:], np.zeros_like(values[:1])])
@@ -211,14 +243,18 @@ class OnPolicy(Algorithm):
             index = torch.from_numpy(after).to(self.device)
             observation = chosen(flat(batch["next_observation"]), index)
             next_value[cut] = self.network.value(observation).cpu().numpy()
-        reward = batch["reward"].cpu().numpy()
-        options = self.options
-        advantage = generalized_advantages(
-            reward, values, next_value, terminated, truncated, options.gamma, options.gae_lambda
-        )
-        rows["advantage"] = torch.from_numpy(advantage.reshape(-1)).to(self.device)
+        options, reward = self.options, batch["reward"].cpu().numpy()
+        steps = reward, values, next_value, terminated, truncated
+        discounts = options.gamma, options.gae_lambda
+        if log_ratio is None:
+            advantage = generalized_advantages(*steps, *discounts)
+            return_ = values + advantage
+        else:
+            bounds = options.rho_bar, options.c_bar
+            advantage, return_ = vtrace(log_ratio, *steps, *discounts, *bounds)
         rows["value"] = value
-        rows["return_"] = rows["advantage"] + value
+        for name, found in (("advantage", advantage), ("return_", return_)):
+            rows[name] = torch.from_numpy(found.reshape(-1)).to(self.device)
         return {name: rows[name] for name in ROWS}
 
     def warm_up(self, batch: Tensors) -> None:

@@ -13,7 +13,7 @@ from ..validation import as_count, as_fraction
 from .algorithm import Tensors, check_above_0
 from .on_policy import OnPolicy, OnPolicyOptions, chosen, squared
 
-__all__ = ["PPO", "PPOOptions"]
+__all__ = ["APPO", "PPO", "APPOOptions", "PPOOptions"]
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,24 @@ class PPOOptions(OnPolicyOptions):
             raise TypeError(
                 f"normalize_advantage must be True or False, got {self.normalize_advantage!r}"
             )
-        n_rows = self.n_envs * self.rollout_length
-        if n_rows % self.batch_size:
+        if self.rows_per_update % self.batch_size:
+            envs = "n_envs" if self.envs_per_update is None else "envs_per_update"
             raise ValueError(
-                f"batch_size must divide n_envs · rollout_length = {n_rows}, so that all steps "
-                f"have as many rows, got {self.batch_size}"
+                f"batch_size must divide {envs} · rollout_length = {self.rows_per_update}, so that "
+                f"all steps have as many rows, got {self.batch_size}"
             )
         if self.normalize_advantage and self.batch_size == 1:
             raise ValueError(
                 "normalize_advantage=True needs a batch_size above 1: one has no spread"
             )
+
+
+@dataclass(frozen=True)
+class APPOOptions(PPOOptions):
+    """Hyperparameters of APPO."""
+
+    vtrace: bool = True
+    gae_lambda: float = 1.0
 
 
 class PPO(OnPolicy):
@@ -131,6 +139,18 @@ class PPO(OnPolicy):
         if self.share.average is not None:
             self.share.average(divergence)
         return float(divergence)
+
+
+class APPO(PPO):
+    """PPO on rollouts of older policies, whose actions are worth what V-trace says.
+
+    Luo et al. (2020), IMPACT, arXiv:1912.00167, without its target network.
+    """
+
+    name = "appo"
+    paper = "https://arxiv.org/abs/1912.00167"
+    options_class = APPOOptions
+    options: APPOOptions
 
 
 def smaller(first: Tensor, second: Tensor) -> Tensor:

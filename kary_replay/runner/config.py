@@ -73,7 +73,7 @@ class RunnerConfig:
     """
 
     algorithm: str
-    """dqn, ddpg, td3, sac, a2c, ppo, or "module:Class" for one of your own."""
+    """dqn, ddpg, td3, sac, a2c, ppo, impala, appo, or "module:Class" for one of your own."""
     env: str | Callable[..., Any]
     """A gymnasium id, "module:function" for what makes an environment, or in Python a function."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
@@ -246,7 +246,7 @@ class RunnerConfig:
         """Rows that all learners learn from in one update."""
         options: Any = self.options
         if self.learns_from == "rollouts":
-            return int(options.n_envs * options.rollout_length)
+            return int(options.rows_per_update)
         return int(options.batch_size)
 
     def n_envs(self, n_actors: int) -> int:
@@ -410,10 +410,16 @@ def _check_rollouts(config: RunnerConfig) -> None:
             f"backend='ray' has no rollouts yet: {config.algorithm} runs with backend='process' "
             "or 'serial'"
         )
-    if options.n_envs % config.learners:
+    envs = "n_envs" if options.envs_per_update is None else "envs_per_update"
+    if getattr(options, envs) % config.learners:
         raise ConfigError(
-            f"learners must divide n_envs={options.n_envs}, so that each has as many, "
+            f"learners must divide {envs}={getattr(options, envs)}, so that each has as many, "
             f"got {config.learners}: choose another number of learners or of environments"
+        )
+    if options.envs_per_update is not None and not config.max_staleness:
+        raise ConfigError(
+            f"envs_per_update={options.envs_per_update} needs max_staleness of at least 1: while "
+            "some environments are learned from, the parameters of the others become older"
         )
     steps = getattr(options, "batch_size", config.learners)
     if steps % config.learners:

@@ -56,6 +56,14 @@ INVERTED: dict[str, Any] = {
     "options": {**PENDULUM["options"], **STEADY, "gamma": 0.99},
 }
 
+# Actors and learner do not wait for each other: half of the groups fill while the others are
+# learned from.
+ASYNCHRONOUS: dict[str, Any] = {
+    "groups": 2,
+    "max_staleness": 4,
+    "options": {"n_envs": 16, "envs_per_update": 8},
+}
+
 # (algorithm, environment) -> settings of the run, and hyperparameters under "options"; "*" is any
 # environment.
 PRESETS: dict[tuple[str, str], dict[str, Any]] = {
@@ -151,6 +159,8 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
             "gamma": 0.9,
         },
     },
+    ("impala", "*"): ASYNCHRONOUS,
+    ("appo", "*"): ASYNCHRONOUS,
     ("a2c", "CartPole-v1"): {
         "total_env_steps": 500_000,
         "evaluation_interval": 10_000,

@@ -15,9 +15,9 @@ from kary_replay.algorithms import ALGORITHMS, A2COptions, PPOOptions, Share  # 
 from kary_replay.algorithms.distributions import Categorical, Gaussian  # noqa: E402
 from kary_replay.algorithms.on_policy import flat  # noqa: E402
 from kary_replay.algorithms.ppo import normalized  # noqa: E402
-from kary_replay.algorithms.returns import generalized_advantages  # noqa: E402
+from kary_replay.algorithms.returns import generalized_advantages, vtrace  # noqa: E402
 
-NAMES = ["ppo", "a2c"]
+NAMES = ["ppo", "a2c", "impala", "appo"]
 LENGTH, N_ENVS = 6, 4
 ACTIONS = {"discrete": DISCRETE, "box": BOX}
 
@@ -26,7 +26,7 @@ def make(name, observation_space=VECTOR, action_space=DISCRETE, *, record=False,
     """Return an algorithm with small networks, and rollouts of 6 steps of 4 environments."""
     cls = ALGORITHMS[name]
     small = {"hidden": (16, 8), "rollout_length": LENGTH, "n_envs": N_ENVS}
-    if name == "ppo":
+    if "ppo" in name:
         small |= {"batch_size": 8, "n_epochs": 3}
     share, seed = options.pop("share", None), options.pop("seed", 0)
     made = cls(
@@ -111,6 +111,66 @@ def test_advantages_are_the_weighted_mean_of_n_step_ones(gamma, lambda_):
         np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
 
 
+def values_by_definition(log_ratio, case, gamma, lambda_, rho_bar, c_bar):
+    """Return V-trace values and advantages: the sums of the paper's equation 1, one by one."""
+    reward, value, next_value, terminated, truncated = case
+    length, n_envs = reward.shape
+    rho = np.minimum(np.exp(log_ratio), rho_bar)
+    c = lambda_ * np.minimum(np.exp(log_ratio), c_bar)
+    after = np.where(terminated, 0.0, next_value)
+    error = rho * (reward + gamma * after - value)
+    values, advantage = value.copy(), np.zeros_like(value)
+    for env in range(n_envs):
+        for first in range(length):
+            trace = 1.0
+            for t in range(first, length):
+                values[first, env] += gamma ** (t - first) * trace * error[t, env]
+                if terminated[t, env] or truncated[t, env]:
+                    break
+                trace *= c[t, env]
+    for env in range(n_envs):
+        for t in range(length):
+            is_over = terminated[t, env] or truncated[t, env] or t == length - 1
+            following = after[t, env] if is_over else values[t + 1, env]
+            target = reward[t, env] + gamma * following
+            advantage[t, env] = rho[t, env] * (target - value[t, env])
+    return advantage, values
+
+
+@pytest.mark.parametrize("bounds", [(1.0, 1.0), (2.0, 0.7), (0.5, 1.5)])
+@pytest.mark.parametrize("lambda_", [0.9, 1.0])
+def test_v_trace_is_that_of_the_paper(bounds, lambda_):
+    for seed in range(5):
+        case = advantage_case(seed)
+        log_ratio = np.random.default_rng(seed).normal(size=case[0].shape)
+        expected = values_by_definition(log_ratio, case, 0.9, lambda_, *bounds)
+        found = vtrace(log_ratio, *case, 0.9, lambda_, *bounds)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
+        ignored = vtrace(np.zeros_like(log_ratio), *case, 0.9, lambda_, *bounds)
+        assert not np.allclose(ignored[0], expected[0])
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.7, 1.0])
+def test_v_trace_of_the_own_policy_is_the_n_step_return(lambda_):
+    """With lambda 1; and with another one what generalized advantage estimation has."""
+    for seed in range(5):
+        case = advantage_case(seed)
+        same = np.zeros_like(case[0])
+        advantage, values = vtrace(same, *case, 0.9, lambda_, 1.0, 1.0)
+        expected = advantage_by_definition(*case, 0.9, lambda_)
+        np.testing.assert_allclose(values, case[1] + expected, rtol=1e-10, atol=1e-12)
+        if lambda_ == 1:
+            np.testing.assert_allclose(advantage, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_very_unlikely_actions_do_no_harm():
+    case = advantage_case(0)
+    for log_ratio in (-1e4, 1e4):
+        found = vtrace(np.full_like(case[0], log_ratio), *case, 0.9, 1.0, 1.0, 1.0)
+        assert all(np.isfinite(part).all() for part in found)
+
+
 FAULTS = {
     "a cut episode counts as ended": lambda r, v, n, end, cut: (r, v, n, end | cut, cut),
     "an ended episode goes on": lambda r, v, n, end, cut: (r, v, n, end & False, cut | end),
@@ -148,6 +208,27 @@ def test_rollouts_are_evaluated_by_the_networks(kind):
     np.testing.assert_allclose(
         rows["return_"].reshape(LENGTH, N_ENVS).numpy(), expected + value, rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("actions", ACTIONS)
+def test_v_trace_is_of_the_policy_that_learns(actions):
+    """Of what an older policy did; what is its own is as without."""
+    algorithm = make("impala", VECTOR, ACTIONS[actions], gamma=0.9)
+    batch = rollouts(algorithm)
+    own = algorithm.evaluated(batch)
+    plain = make("a2c", VECTOR, ACTIONS[actions], gamma=0.9).evaluated(batch)
+    for name in ("advantage", "return_"):
+        torch.testing.assert_close(own[name], plain[name], rtol=1e-4, atol=1e-5)
+    flat_parameters = parameters(algorithm)
+    flat_parameters += 0.3 * torch.randn(flat_parameters.shape)
+    newer = algorithm.evaluated(batch)
+    with torch.no_grad():
+        outputs, _ = algorithm.network(newer["observation"])
+        log_pi = algorithm.network.distribution.log_prob(outputs, newer["action"])
+    log_ratio = (log_pi - newer["log_prob"]).double().numpy().reshape(LENGTH, N_ENVS)
+    assert (log_ratio > 0.1).any() and (log_ratio < -0.1).any()
+    algorithm.options = replace(algorithm.options, vtrace=False)
+    assert not torch.allclose(newer["advantage"], algorithm.evaluated(batch)["advantage"])
 
 
 # ----------------------------------------------------------------------------------- distributions
@@ -260,6 +341,8 @@ LOSSES = [
     ("ppo", {"clip_range_vf": 0.05, "ent_coef": 0.02, "vf_coef": 0.7}),
     ("ppo", {"clip_range": 0.02, "normalize_advantage": False}),
     ("a2c", {"ent_coef": 0.02, "vf_coef": 0.3}),
+    ("impala", {"ent_coef": 0.02, "rho_bar": 2.0}),
+    ("appo", {"clip_range_vf": 0.05}),
 ]
 
 
@@ -268,7 +351,7 @@ LOSSES = [
 def test_losses_are_those_of_the_papers(name, options, actions):
     """Also away from the policy that has acted: some ratios and values are beyond their bounds."""
     n_rows = LENGTH * N_ENVS
-    batch_size = {"batch_size": n_rows} if name == "ppo" else {}
+    batch_size = {"batch_size": n_rows} if "ppo" in name else {}
     algorithm = make(name, VECTOR, ACTIONS[actions], **options, **batch_size)
     minimizer = algorithm.minimizers["policy_and_value"]
     rows = algorithm.evaluated(rollouts(algorithm))
@@ -460,6 +543,14 @@ BAD = [
     ("a2c", {"activation": "gelu"}, "activation must be one of relu, tanh"),
     ("a2c", {"max_gradient_norm": 0.0}, "max_gradient_norm"),
     ("a2c", {"log_std": math.nan}, "log_std"),
+    ("impala", {"envs_per_update": 5}, "envs_per_update must be at most n_envs=4"),
+    (
+        "appo",
+        {"envs_per_update": 3},
+        "batch_size must divide envs_per_update · rollout_length = 18",
+    ),
+    ("impala", {"vtrace": 1}, "vtrace must be True or False"),
+    ("impala", {"rho_bar": 0.0}, "rho_bar"),
 ]
 
 

@@ -37,8 +37,8 @@ def config(algorithm, env, directory, options=None, **settings):
     if cls.learns_from == "rollouts":
         small |= {"n_envs": 4, "rollout_length": 10}
         learned_from = SMALL_ROLLOUTS
-    if algorithm != "a2c":
-        small |= {"batch_size": 20 if algorithm == "ppo" else 32}
+    if "batch_size" in {field.name for field in dataclasses.fields(cls.options_class)}:
+        small |= {"batch_size": 20 if cls.learns_from == "rollouts" else 32}
     return RunnerConfig(
         algorithm,
         env,

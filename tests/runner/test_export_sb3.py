@@ -16,7 +16,7 @@ from kary_replay.algorithms import ALGORITHMS
 from kary_replay.runner import ConfigError
 from kary_replay.runner.environments.vector import action_scale
 from kary_replay.runner.policies.checkpoint_policy import checkpoint_policy
-from kary_replay.runner.policies.export import export
+from kary_replay.runner.policies.export import MODELS, export
 from kary_replay.runner.records.run_directory import RunDirectory, save_state
 from kary_replay.runner.streams.inference import as_tensors
 
@@ -88,7 +88,7 @@ def samples(space, n):
 def exported(path, algorithm):
     """Our policy, and the model that stock Stable-Baselines3 loads."""
     export(path, output=path / "model.zip")
-    return checkpoint_policy(path), getattr(sb3, algorithm.upper()).load(path / "model.zip")
+    return checkpoint_policy(path), getattr(sb3, MODELS[algorithm]).load(path / "model.zip")
 
 
 def assert_same_actions(policy, model, n):

@@ -15,9 +15,9 @@ from kary_replay.runner.records.monitor import Monitor
 from kary_replay.runner.records.run_directory import RunDirectory, load_state
 from kary_replay.runner.workers import learner
 
-ENVS = dict.fromkeys(("dqn", "a2c", "ppo"), "CartPole-v1")
 REPLAY = [name for name, cls in ALGORITHMS.items() if cls.learns_from == "replay"]
 ROLLOUTS = [name for name in ALGORITHMS if name not in REPLAY]
+ENVS = dict.fromkeys(("dqn", *ROLLOUTS), "CartPole-v1")
 SETTINGS = [
     {},
     {
@@ -36,7 +36,8 @@ SETTINGS = [
 ]
 SETTINGS_OF_ROLLOUTS = [
     {},
-    {"options": {"learning_rate_final_share": 0.1, "rollout_length": 17, "batch_size": 34}},
+    {"options": {"learning_rate_final_share": 0.1, "rollout_length": 15}},
+    {"actors": 2, "max_staleness": 3, "options": {"envs_per_update": 2}},
     {"actors": 2, "groups": 1, "max_staleness": 1, "env_options": {"max_episode_steps": 7}},
     {"actors": 2, "normalize_observations": True, "normalize_rewards": True},
 ]
@@ -62,9 +63,6 @@ def test_one_seed_twice_ends_with_the_same_bits(algorithm, tmp_path):
 @pytest.mark.parametrize("case", CASES)
 def test_going_on_from_a_checkpoint_changes_nothing(case, tmp_path, monkeypatch):
     algorithm, settings = CASES[case]
-    if algorithm == "a2c":
-        settings = {**settings, "options": {**settings.get("options", {})}}
-        settings["options"].pop("batch_size", None)
     commit, copied = RunDirectory.commit, []
 
     def commit_and_copy(self, folder, counters):

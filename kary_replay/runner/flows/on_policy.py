@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..config import RunnerConfig
+from ..config import ConfigError, RunnerConfig
 from ..environments.env_factory import EnvFactory
 from ..flow import Flow
 from ..streams import RolloutStream
@@ -14,16 +14,26 @@ __all__ = ["on_policy"]
 
 
 def on_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> Flow:
-    """Return the flow of an algorithm that learns from rollouts."""
-    n_groups = n_actors * config.groups
+    """Return the flow of an algorithm that learns from rollouts.
+
+    Raises ConfigError if an update would learn from a part of a group's environments.
+    """
+    n_groups, n_envs = n_actors * config.groups, config.n_envs(n_actors) // config.groups
     algorithm: Any = config.new_algorithm(env_factory)
     options: Any = config.options
+    together = options.envs_per_update or options.n_envs
+    if together % n_envs:
+        raise ConfigError(
+            f"envs_per_update={together} must be a multiple of {n_envs}, the environments of a "
+            f"group, of which there are actors · groups = {n_groups}: choose another number of "
+            "them"
+        )
     rollouts = RolloutStream(
         algorithm.columns(env_factory.observation_space, env_factory.action_space),
         options.rollout_length,
-        config.n_envs(n_actors) // config.groups,
+        n_envs,
         n_groups,
-        n_groups,
+        together // n_envs,
         config.max_staleness,
         config.learners,
     )

@@ -69,7 +69,7 @@ def export(
     if path.suffix != ".zip" or not path.parent.is_dir():
         raise ConfigError(f"output must end in .zip and be in a folder that exists, got {path}")
     _check(found)
-    name = found.config.algorithm.upper()
+    name = MODELS[found.config.algorithm]
     model = _model(getattr(sb3, name), found, whole)
     samples = _samples(found.algorithm)
     ours = found.act(samples)
@@ -191,7 +191,7 @@ def _rollout_settings(config: Any, whole: Any) -> dict[str, Any]:
     """Return the settings of a model that learns from rollouts, of one environment."""
     options = config.options
     own: dict[str, Any] = {"use_rms_prop": False}
-    if config.algorithm == "ppo":
+    if MODELS[config.algorithm] == "PPO":
         own = {
             "batch_size": options.batch_size,
             "n_epochs": options.n_epochs,
@@ -279,9 +279,9 @@ COPY = {
     "ddpg": _copy_ddpg,
     "td3": _copy_ddpg,
     "sac": _copy_sac,
-    "a2c": _copy_policy_and_value,
-    "ppo": _copy_policy_and_value,
+    **dict.fromkeys(("a2c", "ppo", "impala", "appo"), _copy_policy_and_value),
 }
+MODELS = {**{name: name.upper() for name in COPY}, "impala": "A2C", "appo": "PPO"}
 
 
 def _copy_critics(ours: Any, theirs: Any) -> None:
