@@ -4,7 +4,6 @@
 """
 
 import argparse
-from collections import deque
 from dataclasses import dataclass
 
 import gymnasium as gym
@@ -14,7 +13,6 @@ from torch.nn import functional as F
 
 import kary_replay as kr
 from kary_replay.algorithms import (
-    ALGORITHMS,
     MLP,
     Minimizer,
     OffPolicy,
@@ -87,10 +85,13 @@ class MunchausenDQN(OffPolicy):
         q, target = self.values(*[batch[name] for name in ROWS])
         return (q - target).abs()
 
-    def act(self, observation, exploration, rng):
-        action = self.q.numpy(np.asarray(observation)).argmax(1)
-        at_random = rng.random(len(action)) < exploration
-        return np.where(at_random, rng.integers(self.action_space.n, size=len(action)), action)
+    def outputs(self, observation):
+        return self.q.numpy(np.asarray(observation))
+
+    def decide(self, outputs, exploration, rng):
+        at_random = rng.random(len(outputs)) < exploration
+        drawn = rng.integers(self.action_space.n, size=len(outputs))
+        return {"action": np.where(at_random, drawn, outputs.argmax(1))}
 
     def exploration(self, progress):
         return max(0.05, 1 - 5 * progress)
@@ -107,14 +108,13 @@ def main():
     torch.set_num_threads(1)
 
     env, rng = gym.make("CartPole-v1"), np.random.default_rng(args.seed)
-    algorithm_class = ALGORITHMS["munchausen-dqn"]
-    options = algorithm_class.options_class(hidden=(64, 64), batch_size=64)
-    algorithm = algorithm_class(env.observation_space, env.action_space, options, seed=args.seed)
+    options = MunchausenOptions(hidden=(64, 64), batch_size=64)
+    algorithm = MunchausenDQN(env.observation_space, env.action_space, options, seed=args.seed)
     buffer = kr.PrioritizedReplayBuffer.from_spaces(
         50_000, env.observation_space, env.action_space, seed=args.seed
     )
 
-    returns, episode_return = deque(maxlen=20), 0.0
+    returns, episode_return = [], 0.0
     observation, _ = env.reset(seed=args.seed)
     for step in range(1, args.steps + 1):
         exploration = np.full(1, algorithm.exploration(step / args.steps), np.float32)
@@ -139,8 +139,8 @@ def main():
             tensors["discount"] = options.gamma * (1.0 - torch.from_numpy(batch.terminated).float())
             buffer.update_priorities(batch.handle, algorithm.update(tensors))
         if step % 2000 == 0:
-            print(f"step {step:6d}: mean return {np.mean(returns):5.1f}")
-    return float(np.mean(returns))
+            print(f"step {step:6d}: mean return {np.mean(returns[-20:]):5.1f}")
+    return float(np.mean(returns[-20:]))
 
 
 if __name__ == "__main__":

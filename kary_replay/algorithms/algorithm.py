@@ -184,14 +184,31 @@ class Algorithm(ABC):
         """
 
     @abstractmethod
-    def act(
-        self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator
-    ) -> npt.NDArray[Any]:
-        """Choose the actions of N environments.
+    def outputs(self, observation: Any) -> npt.NDArray[np.float32]:
+        """Return what the policy's networks say of N observations: the work of choosing actions.
 
         Parameters
         ----------
         observation : tensor or array [N, ...], or dict of them
+
+        Returns
+        -------
+        array, float32 [N, k]
+            Of each row on its own, so that rows of several actors can be computed together.
+        """
+
+    @abstractmethod
+    def decide(
+        self,
+        outputs: npt.NDArray[np.float32],
+        exploration: npt.NDArray[np.float32],
+        rng: np.random.Generator,
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Choose the actions of N environments by the networks' `outputs`; it may change these.
+
+        Parameters
+        ----------
+        outputs : float32 [N, k]
         exploration : float [N]
             How much each environment explores, in the algorithm's own unit. With 0 the action is
             the one that seems best.
@@ -200,19 +217,22 @@ class Algorithm(ABC):
 
         Returns
         -------
-        array [N, ...]
-            The actions as the buffer stores them: indices from 0, or numbers from -1 to 1.
+        dict of arrays [N, ...]
+            ``action``, as the buffer stores it: indices from 0, or numbers from -1 to 1. And the
+            other `columns` that say how it came to be, if there are any.
         """
 
     def choose(
         self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator
     ) -> dict[str, npt.NDArray[Any]]:
-        """Return the columns of the rows of N environments that an actor chooses.
+        """Choose the actions of N environments: `decide` by the `outputs` of now."""
+        return self.decide(self.outputs(observation), exploration, rng)
 
-        ``action`` is what `act` returns for the same arguments. Others, as `columns` names them,
-        say how it came to be.
-        """
-        return {"action": self.act(observation, exploration, rng)}
+    def act(
+        self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator
+    ) -> npt.NDArray[Any]:
+        """Return the actions that `choose` chooses, [N, ...]."""
+        return self.choose(observation, exploration, rng)["action"]
 
     @abstractmethod
     def exploration(self, progress: float) -> float:

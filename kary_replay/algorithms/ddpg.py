@@ -107,14 +107,21 @@ class DDPG(ActorCritic):
         next_q = self.critic(next_observation, self.actor(next_observation)).amin(1)
         return mean_error(self.critic(observation, action), reward + discount * next_q)
 
-    def act(
-        self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator
-    ) -> npt.NDArray[np.float32]:
-        action = np.tanh(self.actor.mu.numpy(self.actor.encoder.numpy(observation)))
+    def outputs(self, observation: Any) -> npt.NDArray[np.float32]:
+        """Return the actor's actions, [N, n_actions]."""
+        return np.tanh(self.actor.mu.numpy(self.actor.encoder.numpy(observation)))
+
+    def decide(
+        self,
+        outputs: npt.NDArray[np.float32],
+        exploration: npt.NDArray[np.float32],
+        rng: np.random.Generator,
+    ) -> dict[str, npt.NDArray[Any]]:
+        action = outputs
         if exploration.any():
             action += exploration[:, None] * rng.standard_normal(action.shape, np.float32)
             action.clip(-1.0, 1.0, out=action)
-        return action.reshape(-1, *self.action_space.shape)
+        return {"action": action.reshape(-1, *self.action_space.shape)}
 
     def exploration(self, progress: float) -> float:
         return self.options.exploration_noise

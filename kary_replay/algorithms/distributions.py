@@ -39,11 +39,15 @@ class Distribution(nn.Module):
         """Return the entropies in nats, [B]."""
         raise NotImplementedError
 
-    def draw(self, outputs: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    def parameters_of(self, outputs: Array) -> Array:
+        """Return all parameters of the distributions, float32 [N, k]."""
+        return outputs
+
+    def draw(self, parameters: Array, rng: np.random.Generator) -> tuple[Array, Array]:
         """Return actions [N, ...], and the logarithms of their probabilities, float32 [N]."""
         raise NotImplementedError
 
-    def mode(self, outputs: Array) -> Array:
+    def mode(self, parameters: Array) -> Array:
         """Return the most probable actions, [N, ...]."""
         raise NotImplementedError
 
@@ -62,19 +66,19 @@ class Categorical(Distribution):
         log_p = outputs.log_softmax(1)
         return -(log_p.exp() * log_p).sum(1)
 
-    def draw(self, outputs: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-        above = outputs - outputs.max(1, keepdims=True)
+    def draw(self, parameters: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+        above = parameters - parameters.max(1, keepdims=True)
         p = np.exp(above)
         cumulated = p.cumsum(1)
         total = cumulated[:, -1]
         # Below the total, however it was rounded: no action has a probability that is not its own.
-        point = rng.random(len(outputs), np.float32) * total
+        point = rng.random(len(above), np.float32) * total
         action = (cumulated <= point[:, None]).sum(1)
         log_p = np.take_along_axis(above, action[:, None], 1)[:, 0] - np.log(total)
         return action, log_p
 
-    def mode(self, outputs: Array) -> Array:
-        best: Array = outputs.argmax(1)
+    def mode(self, parameters: Array) -> Array:
+        best: Array = parameters.argmax(1)
         return best
 
 
@@ -102,17 +106,22 @@ class Gaussian(Distribution):
         entropy = (self.log_std + (0.5 + LOG_SQRT_2_PI)).sum()
         return entropy.expand(len(outputs))
 
-    def draw(self, outputs: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    def parameters_of(self, outputs: Array) -> Array:
+        """Return means and logarithms of standard deviations, [N, 2 * n]."""
         log_std = self.log_std.detach().cpu().numpy()
-        noise = rng.standard_normal(outputs.shape, np.float32)
-        action = outputs + np.exp(log_std) * noise
+        return np.concatenate([outputs, np.broadcast_to(log_std, outputs.shape)], 1)
+
+    def draw(self, parameters: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+        mean, log_std = np.split(parameters, 2, axis=1)
+        noise = rng.standard_normal(mean.shape, np.float32)
+        action = mean + np.exp(log_std) * noise
         log_p = (-0.5 * np.square(noise) - log_std).sum(1) - np.float32(
             self.n_outputs * LOG_SQRT_2_PI
         )
         return action.reshape(-1, *self.shape), log_p
 
-    def mode(self, outputs: Array) -> Array:
-        return outputs.reshape(-1, *self.shape)
+    def mode(self, parameters: Array) -> Array:
+        return parameters[:, : self.n_outputs].reshape(-1, *self.shape)
 
 
 def distribution_of(action_space: Any, log_std: float) -> Distribution:

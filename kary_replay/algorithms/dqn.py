@@ -268,25 +268,27 @@ class DQN(OffPolicy):
         }
         return {**super().figures(batch), **own}
 
-    def act(
-        self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator
-    ) -> npt.NDArray[np.int64]:
-        action = self.best(observation)
-        if exploration.any():
-            at_random = rng.random(len(action)) < exploration
-            action[at_random] = rng.integers(int(self.action_space.n), size=int(at_random.sum()))
-        return action
-
-    def best(self, observation: Any) -> npt.NDArray[np.int64]:
-        """Return the action of the highest value in each row."""
+    def outputs(self, observation: Any) -> npt.NDArray[np.float32]:
+        """Return values of all actions, [N, n_actions], or what is as good for choosing one."""
         features = self.q.encoder.numpy(observation)
         # the value stream of a dueling network adds the same to all actions
         if self.options.n_atoms == 1:
-            action: npt.NDArray[np.int64] = self.q.advantage.numpy(features).argmax(1)
-            return action
+            return self.q.advantage.numpy(features)
         with torch.no_grad():
-            best = self.mean(self.q.head(torch.from_numpy(features).to(self.device))).argmax(1)
-        return best.cpu().numpy()
+            values = self.mean(self.q.head(torch.from_numpy(features).to(self.device)))
+        return values.cpu().numpy()
+
+    def decide(
+        self,
+        outputs: npt.NDArray[np.float32],
+        exploration: npt.NDArray[np.float32],
+        rng: np.random.Generator,
+    ) -> dict[str, npt.NDArray[Any]]:
+        action: npt.NDArray[np.int64] = outputs.argmax(1)
+        if exploration.any():
+            at_random = rng.random(len(action)) < exploration
+            action[at_random] = rng.integers(int(self.action_space.n), size=int(at_random.sum()))
+        return {"action": action}
 
     def exploration(self, progress: float) -> float:
         options = self.options

@@ -182,13 +182,17 @@ class Normalized:
         error: Tensor = algorithm.td_error(self.normalization.batch(batch))
         return error
 
+    def outputs(self, observation: Any) -> npt.NDArray[np.float32]:
+        """Return what the networks say of raw observations, tensors."""
+        return self.algorithm.outputs(self.normalization.observation(observation))
+
     def choose(self, observation: Any, *how: Any) -> dict[str, npt.NDArray[Any]]:
-        """Choose the columns of an actor's rows for raw observations, tensors."""
+        """Choose the actions for raw observations, tensors, and what belongs to them."""
         return self.algorithm.choose(self.normalization.observation(observation), *how)
 
     def act(self, observation: Any, *how: Any) -> npt.NDArray[Any]:
         """Choose the actions for raw observations, tensors."""
-        return self.algorithm.act(self.normalization.observation(observation), *how)
+        return self.choose(observation, *how)["action"]
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that training goes on from."""

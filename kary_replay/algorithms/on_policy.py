@@ -266,19 +266,21 @@ class OnPolicy(Algorithm):
             break
         self.load_state_dict(state)
 
-    def choose(
-        self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator
-    ) -> dict[str, npt.NDArray[Any]]:
-        action, log_prob = self.network.distribution.draw(self.network.numpy(observation), rng)
-        return {"action": action, "log_prob": log_prob}
+    def outputs(self, observation: Any) -> npt.NDArray[np.float32]:
+        """Return the parameters of the distribution of actions, [N, k]."""
+        return self.network.distribution.parameters_of(self.network.numpy(observation))
 
-    def act(
-        self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator
-    ) -> npt.NDArray[Any]:
-        distribution, outputs = self.network.distribution, self.network.numpy(observation)
-        if not exploration.any():
-            return distribution.mode(outputs)
-        return distribution.draw(outputs, rng)[0]
+    def decide(
+        self,
+        outputs: npt.NDArray[np.float32],
+        exploration: npt.NDArray[np.float32],
+        rng: np.random.Generator,
+    ) -> dict[str, npt.NDArray[Any]]:
+        distribution = self.network.distribution
+        if exploration.any():
+            action, log_prob = distribution.draw(outputs, rng)
+            return {"action": action, "log_prob": log_prob}
+        return {"action": distribution.mode(outputs)}
 
     def exploration(self, progress: float) -> float:
         return 1.0

@@ -173,16 +173,21 @@ class SAC(ActorCritic):
         next_value = self.critic(next_observation, next_action).amin(1) - self.alpha() * log_pi
         return mean_error(self.critic(observation, action), reward + discount * next_value)
 
-    def act(
-        self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator
-    ) -> npt.NDArray[np.float32]:
-        u, log_std = np.split(
-            self.actor.head.numpy(self.actor.encoder.numpy(observation)), 2, axis=1
-        )
+    def outputs(self, observation: Any) -> npt.NDArray[np.float32]:
+        """Return means and logarithms of standard deviations, [N, 2 * n_actions]."""
+        return self.actor.head.numpy(self.actor.encoder.numpy(observation))
+
+    def decide(
+        self,
+        outputs: npt.NDArray[np.float32],
+        exploration: npt.NDArray[np.float32],
+        rng: np.random.Generator,
+    ) -> dict[str, npt.NDArray[Any]]:
+        u, log_std = np.split(outputs, 2, axis=1)
         if exploration.any():
             std = np.exp(log_std.clip(LOG_STD_MIN, LOG_STD_MAX))
             u += exploration[:, None] * std * rng.standard_normal(u.shape, np.float32)
-        return np.tanh(u).reshape(-1, *self.action_space.shape)
+        return {"action": np.tanh(u).reshape(-1, *self.action_space.shape)}
 
     def exploration(self, progress: float) -> float:
         return 1.0

@@ -145,7 +145,7 @@ def test_what_is_no_algorithm_is_refused():
     cases = {
         "Former names no flow: derive it from kary_replay.algorithms.OffPolicy": Former,
         "must be derived from kary_replay.algorithms.OffPolicyOptions": FormerOptions,
-        "is abstract: it still needs act, build": Abstract,
+        "is abstract: it still needs build": Abstract,
         "needs the class attributes name and paper": Nameless,
         "options_class of Optionless must be a dataclass": Optionless,
         "must be a subclass of Algorithm": dict,

@@ -238,7 +238,7 @@ def test_drawn_actions_have_the_probabilities_that_are_told():
     rng = np.random.default_rng(0)
     outputs = np.tile(np.array([[0.3, -1.0, 2.0, -60.0]], np.float32), (200_000, 1))
     distribution = Categorical(4)
-    action, log_prob = distribution.draw(outputs, rng)
+    action, log_prob = distribution.draw(distribution.parameters_of(outputs), rng)
     p = np.exp(outputs[0].astype(np.float64))
     p /= p.sum()
     counts = np.bincount(action, minlength=4)
@@ -248,7 +248,7 @@ def test_drawn_actions_have_the_probabilities_that_are_told():
     np.testing.assert_allclose(log_prob, np.log(p)[action], atol=1e-5)
     told = distribution.log_prob(torch.from_numpy(outputs), torch.from_numpy(action))
     np.testing.assert_allclose(log_prob, told, atol=1e-6)
-    assert (distribution.mode(outputs) == 2).all()
+    assert (distribution.mode(distribution.parameters_of(outputs)) == 2).all()
     entropy = distribution.entropy(torch.from_numpy(outputs[:1]))
     assert float(entropy) == pytest.approx(-(p * np.log(p)).sum(), rel=1e-5)
 
@@ -258,7 +258,7 @@ def test_drawn_numbers_have_the_density_that_is_told():
     distribution = Gaussian((2, 1), -0.5)
     distribution.log_std.data[1] = 0.3
     outputs = np.tile(np.array([[0.5, -2.0]], np.float32), (50_000, 1))
-    action, log_prob = distribution.draw(outputs, rng)
+    action, log_prob = distribution.draw(distribution.parameters_of(outputs), rng)
     assert action.shape == (50_000, 2, 1) and action.dtype == log_prob.dtype == np.float32
     std = np.exp([-0.5, 0.3])
     laws = [stats.norm(0.5, std[0]), stats.norm(-2.0, std[1])]
@@ -272,7 +272,7 @@ def test_drawn_numbers_have_the_density_that_is_told():
         entropy = distribution.entropy(torch.from_numpy(outputs[:3]))
     np.testing.assert_allclose(log_prob, told, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(entropy, [sum(law.entropy() for law in laws)] * 3, rtol=1e-5)
-    assert (distribution.mode(outputs)[:, :, 0] == outputs).all()
+    assert (distribution.mode(distribution.parameters_of(outputs))[:, :, 0] == outputs).all()
 
 
 @pytest.mark.parametrize("actions", ACTIONS)

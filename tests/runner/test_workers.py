@@ -25,13 +25,13 @@ def flow_of(tmp_path):
 
 def asked_for(actor, monkeypatch):
     """What the networks of an actor are asked for: a list of exploration, [N] each."""
-    seen, act = [], actor.algorithm.act
+    seen, decide = [], actor.algorithm.decide
 
-    def spy(observation, exploration, rng):
+    def spy(outputs, exploration, rng):
         seen.append(exploration)
-        return act(observation, exploration, rng)
+        return decide(outputs, exploration, rng)
 
-    monkeypatch.setattr(actor.algorithm, "act", spy)
+    monkeypatch.setattr(actor.algorithm, "decide", spy)
     return seen
 
 
