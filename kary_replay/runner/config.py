@@ -163,6 +163,15 @@ class RunnerConfig:
     """Folder of the run, new or empty.
 
     None: runs/ALGORITHM_ENV_sSEED, with a number if that is taken."""
+    inference: Literal["local", "worker"] = "local"
+    """Who computes what networks say when actions are chosen: each actor, or policy workers.
+
+    A policy worker answers all groups that have asked with one pass through the networks. It pays
+    for large networks, and for networks on a GPU."""
+    policy_workers: int | None = None
+    """Processes that do so, with inference worker; None: 1."""
+    inference_device: str | None = None
+    """Where they compute, as torch names it; None: cpu. With cuda each has a GPU of its own."""
     device: str = "cpu"
     """Where learners compute, as torch names it: cpu, cuda:1, or cuda.
 
@@ -206,6 +215,10 @@ class RunnerConfig:
         for name, value in preset(self.algorithm, self.env_name, self.options).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
+        if self.inference == "worker":
+            for name, value in (("policy_workers", 1), ("inference_device", "cpu")):
+                if getattr(self, name) is None:
+                    object.__setattr__(self, name, value)
         if self.evaluation_interval is None:
             object.__setattr__(
                 self, "evaluation_interval", max(1, self.total_env_steps // EVALUATIONS)
@@ -317,16 +330,56 @@ def _check_values(config: RunnerConfig) -> None:
     choices = {
         "backend": ("process", "serial", "ray"),
         "evaluate": ("during", "after", "never"),
+        "inference": ("local", "worker"),
         "on_environment_error": ("restart", "stop"),
     }
     for name, allowed in choices.items():
         _check_choice(config, name, allowed)
     _check_kinds(config)
     _check_together(config)
+    _check_inference(config)
     if config.learns_from == "replay":
         _check_replay(config)
     else:
         _check_rollouts(config)
+
+
+def _check_device(config: RunnerConfig, name: str) -> None:
+    try:
+        torch.device(getattr(config, name))
+    except (RuntimeError, TypeError):
+        raise ConfigError(
+            f"{name} must be one of torch's, such as 'cpu' or 'cuda:0', "
+            f"got {getattr(config, name)!r}"
+        ) from None
+
+
+def _check_inference(config: RunnerConfig) -> None:
+    """Raise ConfigError naming the first setting of inference that is wrong."""
+    if config.inference == "local":
+        for name in ("policy_workers", "inference_device"):
+            if getattr(config, name) is not None:
+                raise ConfigError(
+                    f"{name} is for inference='worker', got inference='local': leave it out"
+                )
+        return
+    _check(config, "policy_workers", *AT_LEAST_1)
+    _check_device(config, "inference_device")
+    if config.backend == "ray":
+        raise ConfigError(
+            "inference='worker' is for one machine: with backend='ray' actors compute themselves"
+        )
+    if config.publishes_all:
+        raise ConfigError(
+            f"initial_priority={config.initial_priority!r} needs inference='local': actors compute "
+            "TD errors by networks of their own"
+        )
+    n_workers = config.policy_workers or 0
+    if config.actors != "auto" and n_workers > config.actors * config.groups:
+        raise ConfigError(
+            f"policy_workers must be at most actors · groups = {config.actors * config.groups}, "
+            f"got {n_workers}: there is nothing for more to answer"
+        )
 
 
 def check_kind(algorithm: str, given: Iterable[str]) -> None:
@@ -455,12 +508,7 @@ def _check_kinds(config: RunnerConfig) -> None:
                 f"{name} must be a dict of what JSON has, for config.json keeps it, "
                 f"got {value!r} ({error}): make anything else in a function, and give it as env"
             ) from None
-    try:
-        torch.device(config.device)
-    except (RuntimeError, TypeError):
-        raise ConfigError(
-            f"device must be one of torch's, such as 'cpu' or 'cuda:0', got {config.device!r}"
-        ) from None
+    _check_device(config, "device")
 
 
 def _check_together(config: RunnerConfig) -> None:

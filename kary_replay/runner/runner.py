@@ -141,7 +141,7 @@ class Runner:
                 f"got {callback!r}"
             )
         RunDirectory.check_free(config)
-        _check_device(config)
+        _check_devices(config)
         if config.backend != "serial":  # of which other systems than Linux know nothing
             from .. import fork_server
 
@@ -466,32 +466,40 @@ def _check_main() -> None:
         )
 
 
-def _check_device(config: RunnerConfig) -> None:
-    """Raise ConfigError if this machine lacks the device.
+def _check_devices(config: RunnerConfig) -> None:
+    """Raise ConfigError if this machine lacks a device.
 
     It is not the configuration that asks, so that a policy trained on a GPU plays without one.
     """
-    if torch.device(config.device).type != "cuda":
+    _check_device("device", config.device, "learners", config.learners)
+    if config.inference_device is not None and config.policy_workers is not None:
+        workers = "policy_workers", config.policy_workers
+        _check_device("inference_device", config.inference_device, *workers)
+
+
+def _check_device(name: str, device: str, workers: str, n_workers: int) -> None:
+    """Raise ConfigError unless there is such a device for each of some workers."""
+    if torch.device(device).type != "cuda":
         try:
-            torch.zeros(1, device=config.device).cpu()
+            torch.zeros(1, device=device).cpu()
         except (RuntimeError, NotImplementedError, AssertionError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(
-                f"device must be there, got {config.device!r}: {reason}; use device='cpu'"
+                f"{name} must be there, got {device!r}: {reason}; use {name}='cpu'"
             ) from None
         return
-    devices = {torch.device(device_of(config.device, index)) for index in range(config.learners)}
-    if len(devices) < config.learners:
+    devices = {torch.device(device_of(device, index)) for index in range(n_workers)}
+    if len(devices) < n_workers:
         raise ConfigError(
-            f"each of learners={config.learners} needs a GPU of its own: "
-            f"give device='cuda', not {config.device!r}"
+            f"each of {workers}={n_workers} needs a GPU of its own: "
+            f"give {name}='cuda', not {device!r}"
         )
     n_devices = torch.cuda.device_count()
     if max(device.index for device in devices) >= n_devices:
         raise ConfigError(
-            f"device must be there, got {config.device!r} with learners={config.learners}: "
+            f"{name} must be there, got {device!r} with {workers}={n_workers}: "
             f"torch finds {n_devices} CUDA devices; "
-            f"use {'fewer learners or ' if n_devices else ''}device='cpu'"
+            f"use {f'fewer {workers} or ' if n_devices else ''}{name}='cpu'"
         )
 
 

@@ -301,11 +301,9 @@ def books(flow):
     """Steps that were learned from, dropped, wait, or are of rollouts that are being filled."""
     rollouts = flow.streams["experience"]._rollouts
     counts = {name: int(count.sum()) for name, count in rollouts.counts.items()}
-    waiting = counts["complete"] - counts["used"]
     n_envs, n_steps = rollouts.stream.n_envs, rollouts.n_steps
-    return counts["used"] * n_steps, counts["dropped"] + waiting * n_steps + counts[
-        "filled"
-    ] * n_envs
+    waiting = (counts["complete"] - counts["used"]) * n_steps + counts["filled"] * n_envs
+    return counts["used"] * n_steps - counts["expired"], rollouts.n_dropped + waiting
 
 
 @pytest.fixture

@@ -58,7 +58,8 @@ def measured_allocation(
         supervisor.start()
         steps, updates = _rates(flow, supervisor, interrupted)
     per_update = config.rows_per_update / config.samples_per_insert
-    return allocate(steps, updates, per_update, n_cores(), config.learners, config.learner_threads)
+    cores = n_cores() - (config.policy_workers or 0)
+    return allocate(steps, updates, per_update, cores, config.learners, config.learner_threads)
 
 
 def _rates(

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import torch
+
+from ...fields import fields_of_space
 from ..config import RunnerConfig
 from ..flow import Flow, Role
 from ..streams import (
     GradientStream,
+    InferenceStream,
     LocalInferenceStream,
     ParameterStream,
     StatisticsStream,
     Stream,
 )
 from ..streams.parameters import published
-from ..workers import Actor, Evaluator, Learner
+from ..workers import Actor, Evaluator, Learner, PolicyWorker
 
 __all__ = ["assembled"]
 
@@ -29,7 +35,7 @@ def assembled(config: RunnerConfig, algorithm: Any, experience: Stream, n_actors
         "parameters": ParameterStream(
             sum(vector.numel() for vector in published(algorithm, config.publishes_all))
         ),
-        "inference": LocalInferenceStream(config.publishes_all),
+        "inference": inference(config, algorithm, n_actors),
         "gradients": GradientStream(config.learners),
     }
     statistics: tuple[str, ...] = ()
@@ -53,8 +59,8 @@ def assembled(config: RunnerConfig, algorithm: Any, experience: Stream, n_actors
         Actor,
         random_stream=0,
         count=n_actors,
-        reads=("inference", "parameters"),
-        writes=("experience", *statistics),
+        reads=("parameters",),
+        writes=("experience", "inference", *statistics),
         steps_environments=True,
         is_anywhere=True,
     )
@@ -71,4 +77,35 @@ def assembled(config: RunnerConfig, algorithm: Any, experience: Stream, n_actors
         provides="evaluations",
         holds="the policies that wait for their evaluation" if waits else "",
     )
-    return Flow(streams, (learner, actor, evaluator))
+    policy_worker = Role(
+        "policy_worker",
+        PolicyWorker,
+        random_stream=3,
+        count=config.policy_workers or 0,
+        reads=("inference", "parameters"),
+        device=config.inference_device or "cpu",
+    )
+    return Flow(streams, (learner, policy_worker, actor, evaluator))
+
+
+def inference(config: RunnerConfig, algorithm: Any, n_actors: int) -> Stream:
+    """Return the stream by which actors get their actions."""
+    if not config.policy_workers:
+        return LocalInferenceStream(config.publishes_all)
+    space = algorithm.observation_space
+    outputs = algorithm.outputs(zeros(space))
+    return InferenceStream(
+        fields_of_space(space, "observation"),
+        outputs.shape[1],
+        config.n_envs(n_actors) // config.groups,
+        n_actors * config.groups,
+        config.policy_workers,
+    )
+
+
+def zeros(space: Any) -> Any:
+    """Return an observation of zeros, [1, ...], a tensor or a dict of them."""
+    spaces = getattr(space, "spaces", None)
+    if isinstance(spaces, Mapping):
+        return {key: zeros(part) for key, part in spaces.items()}
+    return torch.from_numpy(np.zeros((1, *space.shape), space.dtype))

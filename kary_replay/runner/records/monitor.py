@@ -218,15 +218,21 @@ class Monitor:
                 "return/episodes": self.recent_return,
                 "speed/env_steps_per_second": figures.env_steps_per_second,
                 "speed/updates_per_second": figures.updates_per_second,
-                **{
-                    f"{self.config.learns_from}/{name}": value
-                    for name, value in self.flow.figures.items()
-                },
+                **self._figures_of_streams(),
                 "workers/updates_behind": figures.behind,
                 "workers/actors_waited": figures.actors_waited,
                 "workers/learners_waited": figures.learners_waited,
             }
             self._write(values, figures.env_steps)
+
+    def _figures_of_streams(self) -> dict[str, float]:
+        """Return the numbers of all streams, such as replay/size."""
+        kinds = {"experience": self.config.learns_from}
+        return {
+            f"{kinds.get(name, name)}/{figure}": value
+            for name, stream in self.flow.streams.items()
+            for figure, value in stream.figures().items()
+        }
 
     def _go_on_from(self, env_steps: int) -> None:
         """Take up the records of a run as they were at a checkpoint."""

@@ -8,6 +8,7 @@ from .board import BoardStream
 from .gradients import GradientStream
 from .inference import LocalInferenceStream
 from .parameters import ParameterStream
+from .remote_inference import InferenceStream
 from .replay import ReplayStream
 from .rollout import RolloutStream
 from .statistics import StatisticsStream
@@ -18,6 +19,7 @@ __all__ = [
     "Checkpoint",
     "GradientStream",
     "Hosted",
+    "InferenceStream",
     "LocalInferenceStream",
     "Medium",
     "ParameterStream",

@@ -44,6 +44,9 @@ class Sink(Protocol):
     def may_add(self, group: int, n: int, patience_seconds: float) -> bool:
         """Wait at most so long; return whether a group may add ``n`` rows now."""
 
+    def may_choose(self, group: int) -> bool:
+        """Return whether a group's next actions may be chosen by the parameters of now."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return what the actor's writers go on from, beside the steps that are played again."""
 

@@ -1,8 +1,8 @@
 """Where actors get their actions from.
 
 Actions are asked for one group of environments and collected later, so that other groups can be
-stepped in between. With `LocalInference` the actor computes them itself. A stream to a worker that
-computes them for many actors has ends with the same two methods.
+stepped in between. With `LocalInference` the actor computes them itself; `remote_inference` has the
+stream to a worker that does so for many actors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from ...algorithms import Algorithm
-from .parameters import Parameters, load_vector, published
+from .parameters import Newest, Parameters
 from .stream import Checkpoint, Hosted, Medium
 
 __all__ = ["Inference", "LocalInference", "LocalInferenceStream", "as_tensors"]
@@ -29,6 +29,9 @@ class Inference(Protocol):
 
     def request(self, group: int, observation: Any, exploration: npt.NDArray[np.float32]) -> None:
         """Ask for the actions of a group; return at once."""
+
+    def is_ready(self, group: int, patience_seconds: float) -> bool:
+        """Wait at most so long; return whether `collect` would return at once."""
 
     def collect(self, group: int) -> dict[str, npt.NDArray[Any]]:
         """Return the actions that were asked for, and what `Algorithm.choose` says beside."""
@@ -69,31 +72,24 @@ class LocalInference:
     def __init__(
         self, algorithm: Algorithm, parameters: Parameters, rng: np.random.Generator, whole: bool
     ) -> None:
-        self.algorithm, self._parameters, self._rng = algorithm, parameters, rng
-        self._targets = published(algorithm, whole)
+        self.algorithm, self._rng = algorithm, rng
+        self._newest = Newest(algorithm, parameters, whole)
         self._asked: dict[int, tuple[Any, npt.NDArray[np.float32]]] = {}
-        self._version = 0
         self.updates = 0
 
     def request(self, group: int, observation: Any, exploration: npt.NDArray[np.float32]) -> None:
         """Ask for the actions of a group."""
         self._asked[group] = observation, exploration
 
+    def is_ready(self, group: int, patience_seconds: float) -> bool:
+        """Return True: `collect` chooses them."""
+        return True
+
     def collect(self, group: int) -> dict[str, npt.NDArray[Any]]:
         """Choose the actions."""
-        self._renew()
+        self.updates = self._newest.take_up()
         observation, exploration = self._asked.pop(group)
         return self.algorithm.choose(as_tensors(observation), exploration, self._rng)
-
-    def _renew(self) -> None:
-        """Take over newer parameters, if there are any."""
-        version = self._parameters.version
-        if version != self._version:
-            newest = self._parameters.newest()
-            if newest is not None:
-                vector, self.updates = newest
-                load_vector(self._targets, vector)
-                self._version = version
 
 
 def as_tensors(observation: Any) -> Any:

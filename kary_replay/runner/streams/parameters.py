@@ -21,6 +21,7 @@ from .stream import Checkpoint, Hosted, Medium
 
 __all__ = [
     "HostedParameters",
+    "Newest",
     "ParameterStream",
     "Parameters",
     "as_vector",
@@ -109,6 +110,35 @@ class Parameters:
         except EmptyBufferError:
             return None
         return batch.parameters[0], int(batch.updates[0])
+
+
+class Newest:
+    """A worker's own networks, which take up newer parameters.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        Whose networks they are.
+    parameters : Parameters
+        Has the newest ones.
+    whole : bool
+        Whether these are those of all networks, or only the policy's.
+    """
+
+    def __init__(self, algorithm: Algorithm, parameters: Parameters, whole: bool) -> None:
+        self._targets, self._parameters = published(algorithm, whole), parameters
+        self._version = self._updates = 0
+
+    def take_up(self) -> int:
+        """Take up newer parameters, if there are any; return the updates of those of now."""
+        version = self._parameters.version
+        if version != self._version:
+            newest = self._parameters.newest()
+            if newest is not None:
+                vector, self._updates = newest
+                load_vector(self._targets, vector)
+                self._version = version
+        return self._updates
 
 
 def published(algorithm: Algorithm, whole: bool) -> list[torch.Tensor]:

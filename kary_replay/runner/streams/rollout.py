@@ -7,7 +7,7 @@ for one, or for two of which it fills one while the other waits to be learned fr
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 from ...algorithms import Algorithm, Share
 from ...core.ordered import load, store
 from ...types import Batch, Field
+from .columns import arrays_in, leaves, n_numbers, nested, put
 from .inference import Inference
 from .stream import Checkpoint, Hosted, Medium, Numbers
 
@@ -27,9 +28,10 @@ __all__ = ["HostedRollouts", "RolloutSink", "RolloutSource", "RolloutStream", "R
 
 LOOK_SECONDS = 20e-6  # between two looks at what others have done
 FILE = "rollouts.npz"
-# of each group: rollouts it has completed and learners have used, steps of the one it fills, and
-# steps of its environments that nobody has learned from, nor ever will
-COMPLETE, USED, FILLED, DROPPED = COUNTS = "complete", "used", "filled", "dropped"
+# Of each group, set by its actor: rollouts that are complete, steps of the one that it fills, and
+# steps of its environments that are lost with an unfinished one. Set by the first learner: rollouts
+# that are used, and steps of those that were too old.
+COMPLETE, FILLED, LOST, USED, EXPIRED = COUNTS = "complete", "filled", "lost", "used", "expired"
 
 
 @dataclass(frozen=True)
@@ -80,25 +82,6 @@ class RolloutStream:
         return HostedRollouts(rollouts)
 
 
-def leaves(columns: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Field]]:
-    """Yield the fields of nested columns, each with its path, such as "observation.camera"."""
-    for name, field in columns.items():
-        if isinstance(field, Mapping):
-            yield from leaves(field, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", field
-
-
-def nested(columns: Mapping[str, Any], flat: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return what belongs to paths in the shape of nested columns."""
-    return {
-        name: nested(field, flat, f"{path}{name}.")
-        if isinstance(field, Mapping)
-        else flat[f"{path}{name}"]
-        for name, field in columns.items()
-    }
-
-
 class Rollouts:
     """The memory of a rollout stream, as all workers see it; picklable to them.
 
@@ -115,20 +98,12 @@ class Rollouts:
         Columns by their paths; besides the stream's, the ``version`` of the parameters by which an
         action was chosen.
     counts : dict of str to int64 [n_groups]
-        See COUNTS. Of a group its actor alone changes them, but for the first learner, which
-        changes those that are used, and drops what is too old.
+        See COUNTS. Each has one worker that sets it.
     """
 
     def __init__(self, stream: RolloutStream, rows: Numbers, counts: Numbers) -> None:
         self.stream, self._memory = stream, (rows, counts)
-        memory = rows.array.view(np.uint8)
-        self.arrays: dict[str, npt.NDArray[Any]] = {}
-        begin = 0
-        for path, field in self.fields(stream):
-            shape = (*self.shape(stream), *field.shape)
-            end = begin + int(np.prod(shape)) * field.dtype.itemsize
-            self.arrays[path] = memory[begin:end].view(field.dtype).reshape(shape)
-            begin = aligned(end)
+        self.arrays = arrays_in(rows.array, self.fields(stream), self.shape(stream))
         words, n = counts.array.view(np.int64), stream.n_groups
         self.counts = {name: words[i * n : (i + 1) * n] for i, name in enumerate(COUNTS)}
         self.chosen = words[len(COUNTS) * n :][: stream.n_together]
@@ -138,9 +113,9 @@ class Rollouts:
         """Of the last update: the mean and the largest staleness of its rows."""
 
     @staticmethod
-    def fields(stream: RolloutStream) -> list[tuple[str, Field]]:
-        """Return all columns by their paths."""
-        return [*leaves(stream.columns), ("version", Field((), np.int64))]
+    def fields(stream: RolloutStream) -> dict[str, Any]:
+        """Return all columns."""
+        return {**stream.columns, "version": Field((), np.int64)}
 
     @staticmethod
     def shape(stream: RolloutStream) -> tuple[int, ...]:
@@ -150,10 +125,9 @@ class Rollouts:
     @classmethod
     def new(cls, stream: RolloutStream, medium: Medium) -> Rollouts:
         """Make room."""
-        n_steps = int(np.prod(cls.shape(stream)))
-        n_bytes = sum(aligned(n_steps * field.nbytes) for _, field in cls.fields(stream))
         n_words = len(COUNTS) * stream.n_groups + stream.n_together + 3
-        return cls(stream, medium.numbers(n_bytes // 8), medium.numbers(n_words))
+        n_rows = n_numbers(cls.fields(stream), cls.shape(stream))
+        return cls(stream, medium.numbers(n_rows), medium.numbers(n_words))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Rollouts, (self.stream, *self._memory)
@@ -186,7 +160,7 @@ class Rollouts:
 
     def use(self, group: int) -> None:
         """Give the place of that one back to its actor."""
-        self.set(group, USED, self.number(group, USED) + 1)
+        self.add(group, USED, 1)
 
     @property
     def n_updates(self) -> int:
@@ -197,9 +171,14 @@ class Rollouts:
     def n_updates(self, updates: int) -> None:
         self._updates[0] = updates
 
-    def drop(self, group: int, n_steps: int) -> None:
-        """Count steps that nobody learns from."""
-        self.set(group, DROPPED, self.number(group, DROPPED) + n_steps)
+    def add(self, group: int, name: str, n: int) -> None:
+        """Add to one of a group's counts."""
+        self.set(group, name, self.number(group, name) + n)
+
+    @property
+    def n_dropped(self) -> int:
+        """Steps that nobody has learned from, nor ever will."""
+        return int(self.counts[LOST].sum() + self.counts[EXPIRED].sum())
 
     def save(self, path: Path) -> None:
         """Write all of it."""
@@ -223,17 +202,12 @@ class Rollouts:
             )
             if not same:
                 waiting = (saved[COMPLETE] - saved[USED]).sum() * self.n_steps
-                self.drop(0, int(saved[DROPPED].sum() + waiting))
+                self.add(0, LOST, int(saved[LOST].sum() + saved[EXPIRED].sum() + waiting))
                 return
             for name, array in self.arrays.items():
                 array[...] = saved[f"rows.{name}"]
             for name, count in self.counts.items():
                 count[...] = saved[name]
-
-
-def aligned(n_bytes: int) -> int:
-    """Return the next multiple of 8."""
-    return -(-n_bytes // 8) * 8
 
 
 class HostedRollouts(Hosted):
@@ -262,7 +236,7 @@ class HostedRollouts(Hosted):
             "waiting": float((rollouts.counts[COMPLETE] - rollouts.counts[USED]).sum()),
             "staleness": mean,
             "max_staleness": largest,
-            "dropped_steps": float(rollouts.counts[DROPPED].sum()),
+            "dropped_steps": float(rollouts.n_dropped),
         }
 
     def is_used_up(self) -> bool:
@@ -303,6 +277,10 @@ class RolloutSink:
                 return False
             time.sleep(LOOK_SECONDS)
         return True
+
+    def may_choose(self, group: int) -> bool:
+        """Return whether the group need not wait for newer parameters first."""
+        return self.may_add(group, 0, 0.0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the rollouts of the writers are."""
@@ -373,7 +351,7 @@ class RolloutWriter:
     def _begin_anew(self) -> None:
         """Drop what there is of the rollout."""
         filled = self._rollouts.number(self._group, FILLED)
-        self._rollouts.drop(self._group, filled * self._rollouts.stream.n_envs)
+        self._rollouts.add(self._group, LOST, filled * self._rollouts.stream.n_envs)
         self._rollouts.set(self._group, FILLED, 0)
         self._n_filled = 0
 
@@ -389,15 +367,6 @@ class RolloutWriter:
         """Go on with the rollout if it is as it was; else it is dropped at the first step."""
         there = self._rollouts.number(self._group, COMPLETE)
         self._n_filled = state["filled"] if state["complete"] == there else -1
-
-
-def put(column: Any, where: tuple[int, ...], value: Any) -> None:
-    """Write into an array, or into those of a dict."""
-    if isinstance(column, dict):
-        for key, part in column.items():
-            put(part, where, value[key])
-    else:
-        column[where] = value
 
 
 class RolloutSource:
@@ -421,7 +390,7 @@ class RolloutSource:
         n_envs = stream.n_together * stream.n_envs // stream.n_learners
         self._columns = {
             path: np.zeros((stream.length, n_envs, *field.shape), field.dtype)
-            for path, field in Rollouts.fields(stream)
+            for path, field in leaves(Rollouts.fields(stream))
         }
         return Batch(nested(stream.columns, self._columns))
 
@@ -492,7 +461,7 @@ class RolloutSource:
                 if rollouts.n_updates - rollouts.version(group) <= stream.max_staleness:
                     ready.append(group)
                     break
-                rollouts.drop(group, rollouts.n_steps)
+                rollouts.add(group, EXPIRED, rollouts.n_steps)
                 rollouts.use(group)
         return ready
 

@@ -383,6 +383,10 @@ class ShardSink:
         """Wait at most so long; return whether ``n`` rows may be added now."""
         return may(self._limiter.await_add, n, patience_seconds)
 
+    def may_choose(self, group: int) -> bool:
+        """Return True: rows are of any policy."""
+        return True
+
     def state_dict(self) -> dict[str, Any]:
         """Return nothing: writers' windows come back with the steps that are played again."""
         return {}

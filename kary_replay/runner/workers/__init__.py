@@ -9,6 +9,7 @@ from __future__ import annotations
 from .actor import Actor
 from .evaluator import Evaluator
 from .learner import Learner
+from .policy_worker import PolicyWorker
 from .worker import Seat, Worker
 
-__all__ = ["Actor", "Evaluator", "Learner", "Seat", "Worker"]
+__all__ = ["Actor", "Evaluator", "Learner", "PolicyWorker", "Seat", "Worker"]

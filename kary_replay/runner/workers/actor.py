@@ -62,6 +62,7 @@ class Actor:
         exponent = 1 + (config.exploration_spread or 0.0) * rank / max(1, n_all - 1)
         self.exponent = exponent.reshape(config.groups, n)
         self.exploration = [np.zeros(n, np.float32) for _ in self.groups]  # asked for
+        self.is_asked = [False] * config.groups
         self.started = False
 
     def work(self, patience_seconds: float) -> bool:
@@ -75,6 +76,10 @@ class Actor:
             return False
         if not self.started:
             self._start()
+        if not self.is_asked[self.turn]:
+            self._request(self.turn)
+        if not self.row.wait(patience_seconds, self.inference.is_ready, self.turn):
+            return False
         self.row.has_stepped = 1
         chosen = self._chosen()
         try:
@@ -94,7 +99,8 @@ class Actor:
             self.seat.report(report)
         self.row.episodes += len(group.ended)
         group.ended.clear()
-        self._request(self.turn)
+        self.is_asked[self.turn] = False
+        self._request_if_due(self.turn)
         self.turn = (self.turn + 1) % len(self.groups)
         return True
 
@@ -114,7 +120,10 @@ class Actor:
         state = {
             "rng": self.rng.bit_generator.state,
             "turn": self.turn,
-            "exploration": [value.tolist() for value in self.exploration],
+            "exploration": [
+                value.tolist() if asked else None
+                for value, asked in zip(self.exploration, self.is_asked, strict=True)
+            ],
             "groups": [group.state_dict() for group in self.groups] if self.started else [],
             "experience": self.experience.state_dict(),
         }
@@ -132,9 +141,10 @@ class Actor:
         self.turn = state["turn"]
         if self.statistics is not None:
             self.returns[...] = state["returns"]
-        self._begin()
+        self.started = True
         for turn, exploration in enumerate(state["exploration"]):
-            self._request(turn, np.array(exploration, np.float32))
+            if exploration is not None:
+                self._request(turn, np.array(exploration, np.float32))
 
     def close(self) -> None:
         """Close the environments."""
@@ -144,11 +154,13 @@ class Actor:
     def _start(self) -> None:
         for group in self.groups:
             group.reset()
-        self._begin()
-
-    def _begin(self) -> None:
         self.started = True
         for turn in range(len(self.groups)):
+            self._request_if_due(turn)
+
+    def _request_if_due(self, turn: int) -> None:
+        """Ask for the actions of a group, unless newer parameters are to choose them."""
+        if self.experience.may_choose(self.first_group + turn):
             self._request(turn)
 
     def _request(self, turn: int, exploration: npt.NDArray[np.float32] | None = None) -> None:
@@ -157,7 +169,7 @@ class Actor:
             progress = min(1.0, self.board.env_steps / self.config.total_env_steps)
             explored = self.algorithm.exploration(progress) ** self.exponent[turn]
             exploration = explored.astype(np.float32)
-        self.exploration[turn] = exploration
+        self.exploration[turn], self.is_asked[turn] = exploration, True
         self.inference.request(turn, self.groups[turn].observation, exploration)
 
     def _count(self, steps: Steps) -> None:

@@ -1,0 +1,65 @@
+"""The policy worker: says for many actors at once what the networks say of their observations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..failures import DivergedError
+from ..streams.inference import as_tensors
+from ..streams.parameters import Newest
+from .worker import Seat
+
+__all__ = ["PolicyWorker"]
+
+
+class PolicyWorker:
+    """Answers the groups of environments that have asked.
+
+    Parameters
+    ----------
+    seat : Seat
+        With the streams "parameters" and "inference", to read from.
+
+    Notes
+    -----
+    One piece of work is one pass through the networks. There is nothing to go on from: what was
+    asked and not answered, a successor answers.
+    """
+
+    def __init__(self, seat: Seat) -> None:
+        self.seat, self.row = seat, seat.row
+        self.inference = seat.streams["inference"]
+        self.algorithm = seat.algorithm()
+        self.newest = Newest(self.algorithm, seat.streams["parameters"], seat.config.publishes_all)
+
+    def work(self, patience_seconds: float) -> bool:
+        """Answer; return False if nobody asks within the patience."""
+        self.seat.beat()
+        groups, observation = self.inference.gather(self.seat.index, patience_seconds)
+        if not groups:
+            return False
+        updates = self.newest.take_up()
+        self.row.parameter_version = updates
+        outputs = self.algorithm.outputs(as_tensors(observation))
+        if not np.isfinite(outputs).all():
+            board = self.seat.board
+            what = "the policy's networks say what is no longer finite"
+            raise DivergedError(what, updates, board.env_steps, self.seat.config.options)
+        self.inference.answer(self.seat.index, groups, outputs, updates)
+        return True
+
+    def finish(self, give_up: Callable[[], bool]) -> None:
+        """Do nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
