@@ -85,7 +85,12 @@ class RunnerConfig:
     actors: int | Literal["auto"] = "auto"
     """Processes that step environments; auto: measured, see docs/runner.md."""
     learners: int = 1
-    """Processes that train; each takes its part of every batch."""
+    """Processes that train."""
+    optimization: Literal["synchronous", "asynchronous"] = "synchronous"
+    """How several learners train.
+
+    Synchronous: each takes its part of every batch, and they average gradients. Asynchronous: each
+    does updates of its own, and adds them to shared weights without waiting for the others."""
     backend: Literal["process", "serial", "ray"] = field(
         default_factory=lambda: "process" if is_supported() else "serial"
     )
@@ -256,11 +261,12 @@ class RunnerConfig:
 
     @property
     def rows_per_update(self) -> int:
-        """Rows that all learners learn from in one update."""
+        """Rows of one update: of all learners together, or of each on its own."""
         options: Any = self.options
-        if self.learns_from == "rollouts":
-            return int(options.rows_per_update)
-        return int(options.batch_size)
+        if self.learns_from == "replay":
+            return int(options.batch_size)
+        parts = self.learners if self.optimization == "asynchronous" else 1
+        return int(options.rows_per_update // parts)
 
     def n_envs(self, n_actors: int) -> int:
         """Return how many environments each of some actors steps."""
@@ -331,6 +337,7 @@ def _check_values(config: RunnerConfig) -> None:
         "backend": ("process", "serial", "ray"),
         "evaluate": ("during", "after", "never"),
         "inference": ("local", "worker"),
+        "optimization": ("synchronous", "asynchronous"),
         "on_environment_error": ("restart", "stop"),
     }
     for name, allowed in choices.items():
@@ -419,7 +426,8 @@ def _check_replay(config: RunnerConfig) -> None:
     _check(config, "uniform_share", lambda x: x == "auto" or 0 <= x <= 1, share)
     _check(config, "exploration_spread", *NOT_BELOW_0)
     _check_choice(config, "initial_priority", ("max", "td_error"))
-    if config.learners > options.batch_size or options.batch_size % config.learners:
+    is_divided = config.optimization == "synchronous"
+    if is_divided and options.batch_size % config.learners:
         raise ConfigError(
             f"learners must divide batch_size={options.batch_size}, so that each has as many rows, "
             f"got {config.learners}: choose another number of learners or another batch size"
@@ -474,8 +482,20 @@ def _check_rollouts(config: RunnerConfig) -> None:
             f"envs_per_update={options.envs_per_update} needs max_staleness of at least 1: while "
             "some environments are learned from, the parameters of the others become older"
         )
-    steps = getattr(options, "batch_size", config.learners)
-    if steps % config.learners:
+    steps = getattr(options, "batch_size", config.rows_per_update)
+    if config.optimization == "asynchronous":
+        if config.rows_per_update % steps:
+            raise ConfigError(
+                f"batch_size={steps} must divide the {config.rows_per_update} rows that each of "
+                f"learners={config.learners} learns from: choose another one"
+            )
+        if config.max_staleness < config.learners:
+            raise ConfigError(
+                f"optimization='asynchronous' needs max_staleness of at least learners="
+                f"{config.learners}, got {config.max_staleness}: the others' updates come in "
+                "between"
+            )
+    elif steps % config.learners:
         raise ConfigError(
             f"learners must divide batch_size={steps}, so that each has as many rows, "
             f"got {config.learners}: choose another number of learners or another batch size"
@@ -526,6 +546,17 @@ def _check_together(config: RunnerConfig) -> None:
             f"learners must be 1 with backend='serial', got {config.learners}: "
             "several need processes"
         )
+    if config.optimization == "asynchronous":
+        if config.learners == 1:
+            raise ConfigError(
+                "optimization='asynchronous' needs learners of at least 2: one does not wait for "
+                "others in any case"
+            )
+        if config.backend == "ray":
+            raise ConfigError(
+                "optimization='asynchronous' is for backend='process': with backend='ray' learners "
+                "average gradients"
+            )
     if config.target_return is not None and config.evaluate != "during":
         raise ConfigError(
             f"target_return needs evaluate='during', got evaluate={config.evaluate!r}"

@@ -124,7 +124,9 @@ class HostedFlow:
         self.clock = Clock(float(checkpoint.counters.get("seconds", 0.0)))
         flow = flow_of(config, env_factory, n_actors)
         self.roles = [role for role in flow.roles if role.count]
-        board = BoardStream({role.kind: role.count for role in flow.roles})
+        board = BoardStream(
+            {role.kind: role.count for role in flow.roles}, config.optimization == "asynchronous"
+        )
         self.streams: dict[str, Any] = {}
         try:
             for name, stream in {**flow.streams, "board": board}.items():

@@ -53,7 +53,7 @@ class Pipe:
         for index in range(self.stream.n_learners):
             source = self.hosted.source()
             source.blank(0)
-            source.prepare(0, torch.device("cpu"), 0, Share(index, self.stream.n_learners))
+            source.prepare(0, torch.device("cpu"), 0, Share(index, self.stream.n_learners), index)
             self.sources.append(source)
         self.rollouts = self.sources[0]._rollouts
 

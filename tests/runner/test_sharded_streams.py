@@ -95,7 +95,7 @@ def step(flow, n=64, value=0.0):
 def source_of(flow, batch_size=32):
     """The end of a learner, which has reached all shards."""
     source = experience(flow).source()
-    source.prepare(batch_size, torch.device("cpu"), 0, Share())
+    source.prepare(batch_size, torch.device("cpu"), 0, Share(), 0)
     reach_all(source)
     return source
 
@@ -240,7 +240,7 @@ def test_the_learner_does_not_wait_for_a_shard_that_says_nothing(pair):
         assert 2 not in experience(pair.driver)._addresses
         experience(pair.driver)._members.write({2: silent.getsockname()})  # it falls silent later
         source = experience(pair.driver).source()
-        source.prepare(32, torch.device("cpu"), 0, Share())
+        source.prepare(32, torch.device("cpu"), 0, Share(), 0)
         begun = threading.active_count()
         for _ in range(200):
             assert (source.draw().observation[:, 0] == 1.0).all()
@@ -255,7 +255,7 @@ def test_a_shard_that_could_not_be_reached_is_tried_again(pair, monkeypatch):
     step(pair.driver, value=1.0)
     step(pair.site, value=2.0)
     source = experience(pair.driver).source()
-    source.prepare(32, torch.device("cpu"), 0, Share())
+    source.prepare(32, torch.device("cpu"), 0, Share(), 0)
     reach, failures = source._members.reach, []
 
     def fails_twice(address):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
+from collections.abc import Sequence
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,10 @@ class OwnMemory:
         """Return ``n`` zeros."""
         return OwnNumbers(n)
 
+    def locks(self, n: int) -> Sequence[Any]:
+        """Return locks that nobody needs."""
+        return [contextlib.nullcontext()] * n
+
     def folder(self) -> Path:
         """Refuse: workers of one process need no place to meet."""
         raise NotImplementedError
@@ -71,6 +77,10 @@ class SharedMemory:
     def numbers(self, n: int) -> SharedNumbers:
         """Return ``n`` zeros."""
         return SharedNumbers(get_context("spawn").RawArray("d", n))
+
+    def locks(self, n: int) -> Sequence[Any]:
+        """Return ``n`` locks."""
+        return [get_context("spawn").Lock() for _ in range(n)]
 
     def folder(self) -> Path:
         """Return a folder, which is made at the first call."""

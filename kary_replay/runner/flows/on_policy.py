@@ -28,13 +28,21 @@ def on_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> F
             f"group, of which there are actors · groups = {n_groups}: choose another number of "
             "them"
         )
+    parts = config.learners if config.optimization == "asynchronous" else 1
+    if n_groups % parts or together // n_envs % parts:
+        raise ConfigError(
+            f"learners={parts} must divide the groups of environments, of which there are actors · "
+            f"groups = {n_groups}, and an update learns from {together // n_envs}: choose another "
+            "number of them"
+        )
     rollouts = RolloutStream(
         algorithm.columns(env_factory.observation_space, env_factory.action_space),
         options.rollout_length,
         n_envs,
         n_groups,
-        together // n_envs,
+        together // n_envs // parts,
         config.max_staleness,
-        config.learners,
+        config.learners // parts,
+        parts,
     )
     return assembled(config, algorithm, rollouts, n_actors)

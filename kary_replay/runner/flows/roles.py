@@ -18,8 +18,10 @@ from ..streams import (
     ParameterStream,
     StatisticsStream,
     Stream,
+    WeightStream,
 )
 from ..streams.parameters import published
+from ..streams.weights import weights_of
 from ..workers import Actor, Evaluator, Learner, PolicyWorker
 
 __all__ = ["assembled"]
@@ -36,7 +38,7 @@ def assembled(config: RunnerConfig, algorithm: Any, experience: Stream, n_actors
             sum(vector.numel() for vector in published(algorithm, config.publishes_all))
         ),
         "inference": inference(config, algorithm, n_actors),
-        "gradients": GradientStream(config.learners),
+        "learning": learning(config, algorithm),
     }
     statistics: tuple[str, ...] = ()
     if algorithm.normalization is not None:
@@ -48,7 +50,7 @@ def assembled(config: RunnerConfig, algorithm: Any, experience: Stream, n_actors
         random_stream=1,
         count=config.learners,
         reads=("experience", *statistics),
-        writes=("parameters", "gradients"),
+        writes=("parameters", "learning"),
         device=config.device,
         threads=config.learner_threads,
         on_failure="end",
@@ -86,6 +88,14 @@ def assembled(config: RunnerConfig, algorithm: Any, experience: Stream, n_actors
         device=config.inference_device or "cpu",
     )
     return Flow(streams, (learner, policy_worker, actor, evaluator))
+
+
+def learning(config: RunnerConfig, algorithm: Any) -> Stream:
+    """Return the stream among learners."""
+    if config.optimization == "synchronous":
+        return GradientStream(config.learners)
+    n_weights = sum(len(vector) for vector in weights_of(algorithm).values())
+    return WeightStream(n_weights, config.learners)
 
 
 def inference(config: RunnerConfig, algorithm: Any, n_actors: int) -> Stream:

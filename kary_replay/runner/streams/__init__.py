@@ -13,6 +13,7 @@ from .replay import ReplayStream
 from .rollout import RolloutStream
 from .statistics import StatisticsStream
 from .stream import Checkpoint, Hosted, Medium, Part, Peer, Stream
+from .weights import WeightStream
 
 __all__ = [
     "BoardStream",
@@ -29,4 +30,5 @@ __all__ = [
     "RolloutStream",
     "StatisticsStream",
     "Stream",
+    "WeightStream",
 ]

@@ -67,9 +67,12 @@ class BoardStream:
     ----------
     n_workers : mapping
         How many workers there are of each kind.
+    adds_updates : bool
+        Whether each learner does updates of its own; otherwise all do each of them together.
     """
 
     n_workers: Mapping[str, int]
+    adds_updates: bool = False
 
     def host(self, medium: Medium, checkpoint: Checkpoint) -> HostedBoard:
         """Make the rows, and set what an earlier session of the run has counted."""
@@ -78,7 +81,8 @@ class BoardStream:
         for index, steps in enumerate(checkpoint.counters.get(f"{STEPS}_env_steps", ())):
             # The user may have set another number of actors in config.json.
             board.row(STEPS, index % self.n_workers[STEPS]).env_steps += steps
-        board.column(TRAINS, "updates")[:] = checkpoint.counters.get("updates", 0)
+        updates = board.column(TRAINS, "updates")
+        updates[: 1 if self.adds_updates else None] = checkpoint.counters.get("updates", 0)
         return HostedBoard(board)
 
 
@@ -106,8 +110,9 @@ class Board:
 
     @property
     def updates(self) -> int:
-        """Updates of the networks; all learners do each of them together."""
-        return int(self.column(TRAINS, "updates")[0])
+        """Updates of the networks."""
+        updates = self.column(TRAINS, "updates")
+        return int(updates.sum() if self._stream.adds_updates else updates[0])
 
     @property
     def workers(self) -> list[tuple[str, int]]:

@@ -61,7 +61,9 @@ class Source(Protocol):
     def draws_tensors(self) -> bool:
         """Whether batches come as tensors on the learner's device."""
 
-    def prepare(self, batch_size: int, device: torch.device, n_ahead: int, share: Share) -> None:
+    def prepare(
+        self, batch_size: int, device: torch.device, n_ahead: int, share: Share, index: int
+    ) -> None:
         """Say how many rows `draw` is to return, where, how many batches lie ready, and to whom."""
 
     def blank(self, n: int) -> Batch:

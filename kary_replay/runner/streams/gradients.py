@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ...algorithms import Share
+from ...algorithms import Algorithm, Share
 from .stream import Checkpoint, Hosted, Medium, Numbers
 
 __all__ = ["GradientStream", "Gradients", "HostedGradients"]
@@ -75,6 +75,12 @@ class Gradients:
                 return False
             time.sleep(ANNOUNCED_SECONDS)
         return True
+
+    def begin(self, algorithm: Algorithm) -> None:
+        """Do nothing: all learners have the same weights at all times."""
+
+    def exchange(self) -> None:
+        """Do nothing."""
 
     def share(self, index: int, device: str) -> Share:
         """Return one learner's share; with several learners this waits until all have met."""

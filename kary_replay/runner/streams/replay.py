@@ -193,7 +193,9 @@ class ReplaySource:
         """Whether batches come as tensors on the learner's device, which they do drawn ahead."""
         return self._prefetcher is not None
 
-    def prepare(self, batch_size: int, device: torch.device, n_ahead: int, share: Share) -> None:
+    def prepare(
+        self, batch_size: int, device: torch.device, n_ahead: int, share: Share, index: int
+    ) -> None:
         """Say what `draw` is to return; a thread brings ``n_ahead`` batches to the device."""
         self._batch_size = batch_size
         if n_ahead:

@@ -53,7 +53,10 @@ class RolloutStream:
         0, and rollouts of all groups in each update, actors wait for every update. Rollouts that
         have become older while they waited are dropped, and counted.
     n_learners : int
-        How many learners there are; each has as many of an update's environments.
+        How many learners share an update; each has as many of its environments.
+    n_parts : int
+        How many learners do updates of their own; the i-th of them learns from every n-th group,
+        beginning with the i-th.
     """
 
     columns: Mapping[str, Any]
@@ -63,6 +66,11 @@ class RolloutStream:
     n_together: int
     max_staleness: int
     n_learners: int = 1
+    n_parts: int = 1
+
+    def groups_of(self, part: int) -> range:
+        """Return the groups that a learner learns from which does updates of its own."""
+        return range(part, self.n_groups, self.n_parts)
 
     @property
     def n_slots(self) -> int:
@@ -241,9 +249,12 @@ class HostedRollouts(Hosted):
 
     def is_used_up(self) -> bool:
         """Return whether there are fewer rollouts than an update learns from."""
-        rollouts = self._rollouts
-        ready = [group for group in range(rollouts.stream.n_groups) if rollouts.waiting(group)]
-        return len(ready) < rollouts.stream.n_together
+        rollouts, stream = self._rollouts, self._rollouts.stream
+        ready = (
+            sum(rollouts.waiting(group) > 0 for group in stream.groups_of(part))
+            for part in range(stream.n_parts)
+        )
+        return max(ready) < stream.n_together
 
 
 class RolloutSink:
@@ -375,14 +386,17 @@ class RolloutSource:
     draws_tensors = False
 
     def __init__(self, rollouts: Rollouts) -> None:
-        self._rollouts, self._share = rollouts, Share()
+        self._rollouts, self._share, self._part = rollouts, Share(), 0
         self._columns: dict[str, npt.NDArray[Any]] = {}
         self._groups: list[int] = []  # whose rollouts were drawn last
         self._n_drawn = 0
 
-    def prepare(self, batch_size: int, device: torch.device, n_ahead: int, share: Share) -> None:
+    def prepare(
+        self, batch_size: int, device: torch.device, n_ahead: int, share: Share, index: int
+    ) -> None:
         """Say which learner this is."""
         self._share = share
+        self._part = index if share.count == 1 else 0
 
     def blank(self, n: int) -> Batch:
         """Return the learner's part of a batch, [T, N, ...], of zeros."""
@@ -414,10 +428,9 @@ class RolloutSource:
         rollouts, stream = self._rollouts, self._rollouts.stream
         self._n_drawn += 1
         if self._share.index == 0:
-            oldest = sorted(self._ready(), key=rollouts.version)[: stream.n_together]
-            for i, group in enumerate(oldest):
-                store(rollouts.chosen, i, self._n_drawn * stream.n_groups + group)
-        self._groups = [self._chosen(i) for i in range(stream.n_together)]
+            self._groups = sorted(self._ready(), key=rollouts.version)[: stream.n_together]
+        if self._share.count > 1:
+            self._agree()
         n = stream.n_envs
         mine = self._share.rows(n * stream.n_together // stream.n_learners)
         for i, group in enumerate(self._groups):
@@ -456,7 +469,7 @@ class RolloutSource:
         """Return the groups whose rollouts wait, once those are dropped that are too old."""
         rollouts, stream = self._rollouts, self._rollouts.stream
         ready = []
-        for group in range(stream.n_groups):
+        for group in stream.groups_of(self._part):
             while rollouts.waiting(group):
                 if rollouts.n_updates - rollouts.version(group) <= stream.max_staleness:
                     ready.append(group)
@@ -465,9 +478,11 @@ class RolloutSource:
                 rollouts.use(group)
         return ready
 
-    def _chosen(self, i: int) -> int:
-        """Return the i-th group of this draw, once the first learner has chosen it."""
-        n_groups = self._rollouts.stream.n_groups
-        while load(self._rollouts.chosen, i) // n_groups != self._n_drawn:
+    def _agree(self) -> None:
+        """Have all learners learn from the groups that the first one has chosen."""
+        chosen, n_groups = self._rollouts.chosen, self._rollouts.stream.n_groups
+        for i, group in enumerate(self._groups if self._share.index == 0 else ()):
+            store(chosen, i, self._n_drawn * n_groups + group)
+        while any(load(chosen, i) // n_groups != self._n_drawn for i in range(len(chosen))):
             time.sleep(LOOK_SECONDS)
-        return load(self._rollouts.chosen, i) % n_groups
+        self._groups = [load(chosen, i) % n_groups for i in range(len(chosen))]

@@ -431,7 +431,9 @@ class ShardSource:
         self._per_request = FEWEST
         self._untold: list[tuple[Any, Any]] = []  # handles and errors that are to be told together
 
-    def prepare(self, batch_size: int, device: torch.device, n_ahead: int, share: Share) -> None:
+    def prepare(
+        self, batch_size: int, device: torch.device, n_ahead: int, share: Share, index: int
+    ) -> None:
         """Say how many rows `draw` returns. Batches are asked for ahead in any case."""
         history = self._stream.seed, self._number, int(self._drawn.array[0])
         (seed,) = np.random.SeedSequence(history).generate_state(1, np.uint64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -65,6 +65,9 @@ class Medium(Protocol):
 
     def numbers(self, n: int) -> Numbers:
         """Return ``n`` zeros. Every number is one aligned word, which is read and written whole."""
+
+    def locks(self, n: int) -> Sequence[Any]:
+        """Return ``n`` locks, context managers, which workers take that are in processes."""
 
     def folder(self) -> Path:
         """Return a folder for the workers to meet in; it is removed when the medium is closed."""

@@ -28,13 +28,14 @@ class Learner:
     Parameters
     ----------
     seat : Seat
-        With the streams "experience", to read from, "gradients" and "parameters"; and "statistics",
+        With the streams "experience", to read from, "learning" and "parameters"; and "statistics",
         to read from, if observations or rewards are normalized. The first learner publishes.
 
     Notes
     -----
-    One piece of work is one update. Several learners do each update together: in the averaging they
-    wait for each other. The first one reports now and then how training goes.
+    One piece of work is one update. Several learners do each update together, and wait for each
+    other in the averaging; or, asynchronous, each does updates of its own. The first one reports
+    now and then how training goes.
     """
 
     def __init__(self, seat: Seat) -> None:
@@ -42,11 +43,14 @@ class Learner:
         self.seat, self.config, self.row = seat, config, seat.row
         self.experience: Source = streams["experience"]
         self.parameters = streams["parameters"]
-        self.gradients = streams["gradients"]
+        self.learning = streams["learning"]
         self.statistics = streams.get("statistics")
         self.is_first = seat.index == 0
-        self.algorithm = seat.algorithm(self.gradients.share(seat.index, seat.device))
-        self.batch_size = config.rows_per_update // seat.n_workers
+        self.is_together = config.optimization == "synchronous"
+        self.algorithm = seat.algorithm(self.learning.share(seat.index, seat.device))
+        if not self.is_together:
+            self.algorithm.generator.manual_seed(int(seat.rng().integers(2**63)))
+        self.batch_size = config.rows_per_update // self.algorithm.share.count
         self.tensors = published(self.algorithm, config.publishes_all)
         device, ahead = self.algorithm.device, config.prefetch
         if ahead is None:
@@ -54,7 +58,8 @@ class Learner:
         blank = self.experience.blank(self.batch_size)
         self.columns = list(blank.keys())
         self.algorithm.warm_up(self.as_tensors(blank))
-        self.experience.prepare(self.batch_size, device, ahead, self.algorithm.share)
+        self.experience.prepare(self.batch_size, device, ahead, self.algorithm.share, seat.index)
+        self.learning.begin(self.algorithm)
         self.next_figures = 0.0
         self.has_finished = False
         # What the stream had before `finish` published out of turn: a run that goes on from a
@@ -80,6 +85,7 @@ class Learner:
             if np.isfinite(error).all():
                 raise
             raise self._diverged("TD errors are no longer finite") from None
+        self.learning.exchange()
         self.row.updates = following
         has_settings = following % self.algorithm.settings_interval == 0
         if has_settings:
@@ -87,7 +93,7 @@ class Learner:
             self._normalize()
         if self.is_first and following % self.config.publish_interval == 0:
             self.publish()
-        self.experience.release(following)
+        self.experience.release(self.n_updates)
         if has_settings and self.is_first and time.monotonic() >= self.next_figures:
             self.next_figures = time.monotonic() + FIGURES_SECONDS
             figures = {"td_error": float(error.mean()), **self.algorithm.figures(tensors)}
@@ -119,20 +125,29 @@ class Learner:
             average(numbers)
 
     def _may_do(self, update: int, patience_seconds: float) -> bool:
-        """Return whether the learners do an update, which the first of them decides for all."""
-        if not self.is_first:
-            return self.row.wait(patience_seconds, self.gradients.is_announced, update)
+        """Return whether the learner does an update.
+
+        Where all do it together, the first of them decides for all.
+        """
+        if self.is_together and not self.is_first:
+            return self.row.wait(patience_seconds, self.learning.is_announced, update)
         whole = self.config.rows_per_update
         if self.has_finished or not self.row.wait(
             patience_seconds, self.experience.may_draw, whole
         ):
             return False
-        self.gradients.announce(update)
+        if self.is_together:
+            self.learning.announce(update)
         return True
+
+    @property
+    def n_updates(self) -> int:
+        """Updates of all learners, those together counted once."""
+        return int(self.row.updates) if self.is_together else self.seat.board.updates
 
     def publish(self) -> None:
         """Hand the parameters to those who act."""
-        self.parameters.publish(as_vector(self.tensors), int(self.row.updates))
+        self.parameters.publish(as_vector(self.tensors), self.n_updates)
 
     def finish(self, give_up: Callable[[], bool]) -> None:
         """Publish what the last update came to.
@@ -143,7 +158,7 @@ class Learner:
         if not self.is_first:
             return
         newest = self.parameters.newest()
-        if newest is None or newest[1] != int(self.row.updates):
+        if newest is None or newest[1] != self.n_updates:
             self.in_turn = newest
             self.publish()
 
@@ -158,7 +173,7 @@ class Learner:
                 raise self._diverged(f"the parameters of {name} are no longer finite")
         return {
             "algorithm": state,
-            "updates": int(self.row.updates),
+            "updates": self.n_updates,
             "progress": self.algorithm.progress,
             "published": torch.from_numpy(newest[0]),
             "published_after": newest[1],
@@ -167,12 +182,14 @@ class Learner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up a state."""
         self.algorithm.load_state_dict(state["algorithm"])
-        self.row.updates = state["updates"]
+        self.row.updates = state["updates"] if self.is_together or self.is_first else 0
+        self.learning.begin(self.algorithm)
         if "progress" in state:  # which 0.1.0 did not have
             self.experience.advance(state["progress"])
         self.algorithm.advance(state.get("progress", 0.0))
         if self.is_first:
-            self.gradients.announce(state["updates"])
+            if self.is_together:
+                self.learning.announce(state["updates"])
             self.parameters.publish(state["published"].numpy(), state["published_after"])
 
     def close(self) -> None:
