@@ -141,10 +141,14 @@ class OnPolicy(Algorithm):
     flow: ClassVar[str] = "kary_replay.runner.flows.on_policy:on_policy"
     learns_from: ClassVar[Literal["replay", "rollouts"]] = "rollouts"
     settings_interval: ClassVar[int] = 1
+    compares_policies: ClassVar[bool] = False
+    """Whether an update asks how far it has moved the policy."""
     options: OnPolicyOptions
     network: PolicyAndValue
     log_pi: Tensor
     """log pi(a|s) of the rows of the last step of the minimizer, [B], before that step."""
+    before: Tensor | None = None
+    """log pi(a|s) of all rows of the last update, [T * N], before it."""
 
     @classmethod
     def check_spaces(cls, observation_space: Any, action_space: Any) -> None:
@@ -211,6 +215,7 @@ class OnPolicy(Algorithm):
         """Train on rollouts [T, N, ...]; return |return - value| of each row, [T * N]."""
         self.n_updates += 1
         rows = self.evaluated(batch)
+        self.before = rows["before"]
         for piece in self.pieces(rows):
             self.log_pi = self._replayed(piece)
         error: Tensor = (rows["return_"] - rows["value"]).abs()
@@ -227,12 +232,16 @@ class OnPolicy(Algorithm):
         shape = batch["reward"].shape
         rows = {name: flat(column) for name, column in batch.items() if name != "next_observation"}
         log_ratio = None
-        if self.options.vtrace:
+        if self.options.vtrace or self.compares_policies:
             outputs, value = self.network(rows["observation"])
-            log_pi = self.network.distribution.log_prob(outputs, rows["action"])
-            log_ratio = (log_pi - rows["log_prob"]).cpu().numpy().reshape(shape)
+            rows["before"] = self.network.distribution.log_prob(outputs, rows["action"])
         else:
-            value = self.network.value(rows["observation"])
+            value, rows["before"] = self.network.value(rows["observation"]), rows["log_prob"]
+        if self.options.vtrace:
+            log_ratio = (rows["before"] - rows["log_prob"]).cpu().numpy().reshape(shape)
+            # From here on the policy is compared with what it was before the update: that it has
+            # not acted itself is what V-trace corrects.
+            rows["log_prob"] = rows["before"]
         values = value.cpu().numpy().reshape(shape)
         terminated, truncated = (batch[name].cpu().numpy() for name in ("terminated", "truncated"))
         next_value = np.concatenate([values[1:], np.zeros_like(values[:1])])
@@ -255,7 +264,7 @@ class OnPolicy(Algorithm):
         rows["value"] = value
         for name, found in (("advantage", advantage), ("return_", return_)):
             rows[name] = torch.from_numpy(found.reshape(-1)).to(self.device)
-        return {name: rows[name] for name in ROWS}
+        return {name: rows[name] for name in (*ROWS, "before")}
 
     def warm_up(self, batch: Tensors) -> None:
         """Record what a step of the minimizer needs; nothing is learned from this batch."""
@@ -290,22 +299,29 @@ class OnPolicy(Algorithm):
         """Return how training goes: also how far the last update has moved the policy.
 
         ``kl`` is the mean of r - 1 - log r, Schulman (2020), http://joschu.net/blog/kl-approx.html,
-        where r is how much more probable an action is now. ``explained_variance`` is of returns by
-        values: 1 is best, and 0 no better than a constant.
+        where r is how much more probable an action is than before the update.
+        ``explained_variance`` is of returns by values: 1 is best, and 0 no better than a constant.
         """
         rows = self.evaluated(batch)
         outputs, value = self.network(rows["observation"])
         distribution = self.network.distribution
-        change = distribution.log_prob(outputs, rows["action"]) - rows["log_prob"]
+        before = rows["before"] if self.before is None else self.before
+        change = distribution.log_prob(outputs, rows["action"]) - before
         variance = rows["return_"].var(unbiased=False)
         unexplained = (rows["return_"] - value).var(unbiased=False)
         found = {
             "entropy": distribution.entropy(outputs).mean(),
-            "kl": (change.exp() - 1 - change).mean(),
+            "kl": divergence_of(change),
             "explained_variance": 1 - unexplained / variance.clamp(min=1e-12),
             "value": value.mean(),
         }
         return {**super().figures(batch), **{name: float(number) for name, number in found.items()}}
+
+
+def divergence_of(change: Tensor) -> Tensor:
+    """Return the estimated KL divergence of policies, by how log pi(a|s) of actions has changed."""
+    change = change.double()
+    return (change.exp() - 1 - change).mean()
 
 
 def squared(error: Tensor) -> Tensor:

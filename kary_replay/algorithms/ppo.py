@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..validation import as_count, as_fraction
 from .algorithm import Tensors, check_above_0
-from .on_policy import OnPolicy, OnPolicyOptions, chosen, squared
+from .on_policy import OnPolicy, OnPolicyOptions, chosen, divergence_of, squared
 
 __all__ = ["APPO", "PPO", "APPOOptions", "PPOOptions"]
 
@@ -78,6 +78,7 @@ class PPO(OnPolicy):
     name = "ppo"
     paper = "https://arxiv.org/abs/1707.06347"
     options_class = PPOOptions
+    compares_policies = True
     options: PPOOptions
 
     def loss(
@@ -123,11 +124,12 @@ class PPO(OnPolicy):
             mixed: dict[str, Any] = chosen(rows, order)
             if options.normalize_advantage:
                 mixed["advantage"] = normalized(mixed["advantage"], size)
+            before = mixed.pop("before")
             for first in range(0, n_rows, size):
                 yield {**chosen(mixed, slice(first, first + size)), "schedules": schedules}
                 if options.target_kl is not None:
-                    before = mixed["log_prob"][first : first + size]
-                    if self.divergence(self.log_pi - before) > options.target_kl:
+                    change = self.log_pi - before[first : first + size]
+                    if self.divergence(change) > options.target_kl:
                         return
 
     def divergence(self, change: Tensor) -> float:
@@ -135,7 +137,7 @@ class PPO(OnPolicy):
 
         ``change`` is by how much the logarithms of their probabilities have grown, [B].
         """
-        divergence = (change.exp() - 1 - change).mean(dtype=torch.float64).reshape(1)
+        divergence = divergence_of(change).reshape(1)
         if self.share.average is not None:
             self.share.average(divergence)
         return float(divergence)

@@ -99,9 +99,9 @@ def _remedy(space: Any) -> str:
     """Return what to do about actions that an algorithm cannot choose."""
     names = kinds(space)
     if "Discrete" in names:
-        return "use dqn"
+        return "use dqn or ppo"
     if "Box" in names and np.issubdtype(space.dtype, np.floating):
-        return "use ddpg, td3 or sac" + (
+        return "use ddpg, td3, sac or ppo" + (
             "" if _is_bounded(space) else ", with actions between finite bounds"
         )
     none = "no algorithm here takes these as they are"
@@ -109,8 +109,8 @@ def _remedy(space: Any) -> str:
         sizes = tuple(space.nvec.tolist())
         function = f"lambda action: numpy.array(numpy.unravel_index(action, {sizes}))"
         wrapper = f"TransformAction(env, {function}, Discrete({math.prod(sizes)}))"
-        return f"{none}. Number the combinations, for dqn: gymnasium.wrappers.{wrapper}"
+        return f"{none}. Number the combinations, for dqn or ppo: gymnasium.wrappers.{wrapper}"
     return (
         f"{none}. Wrap the environment, for instance in gymnasium.wrappers.TransformAction: "
-        "one Discrete for dqn, or one Box of floats between finite bounds for ddpg, td3 and sac"
+        "one Discrete, for dqn or ppo, or one Box of floats between finite bounds"
     )

@@ -83,7 +83,9 @@ class RunnerConfig:
     options: Options = PRESET
     """Hyperparameters of the algorithm."""
     actors: int | Literal["auto"] = "auto"
-    """Processes that step environments; auto: measured, see docs/runner.md."""
+    """Processes that step environments.
+
+    auto: measured, see docs/runner.md; where rollouts are learned from, one for each core."""
     learners: int = 1
     """Processes that train."""
     optimization: Literal["synchronous", "asynchronous"] = "synchronous"
@@ -477,10 +479,18 @@ def _check_rollouts(config: RunnerConfig) -> None:
             f"learners must divide {envs}={getattr(options, envs)}, so that each has as many, "
             f"got {config.learners}: choose another number of learners or of environments"
         )
-    if options.envs_per_update is not None and not config.max_staleness:
+    together = options.envs_per_update or options.n_envs
+    least = -(-options.n_envs // together) - 1
+    if config.max_staleness < least:
         raise ConfigError(
-            f"envs_per_update={options.envs_per_update} needs max_staleness of at least 1: while "
-            "some environments are learned from, the parameters of the others become older"
+            f"envs_per_update={together} of n_envs={options.n_envs} needs max_staleness of at "
+            f"least {least}, got {config.max_staleness}: while some environments are learned from, "
+            "those that wait become older, and would be dropped"
+        )
+    if config.total_env_steps < config.rows_per_update:
+        raise ConfigError(
+            f"total_env_steps={config.total_env_steps} must be at least "
+            f"{config.rows_per_update}, the steps of one update: nothing would be learned"
         )
     steps = getattr(options, "batch_size", config.rows_per_update)
     if config.optimization == "asynchronous":
@@ -495,7 +505,13 @@ def _check_rollouts(config: RunnerConfig) -> None:
                 f"{config.learners}, got {config.max_staleness}: the others' updates come in "
                 "between"
             )
-    elif steps % config.learners:
+    parts = config.learners if config.optimization == "synchronous" else 1
+    if getattr(options, "normalize_advantage", False) and steps == parts:
+        raise ConfigError(
+            f"normalize_advantage=True needs a batch_size above learners={config.learners}, got "
+            f"{steps}: one advantage has no spread"
+        )
+    if steps % parts:
         raise ConfigError(
             f"learners must divide batch_size={steps}, so that each has as many rows, "
             f"got {config.learners}: choose another number of learners or another batch size"

@@ -40,8 +40,15 @@ class DivergedError(RuntimeError):
             f"training diverged: {what} after {updates:,} updates, "
             f"at environment step {env_steps:,}. Try a new run with a lower learning rate "
             f"(it was options.learning_rate={options.learning_rate:g}; begin with a quarter of "
-            "that), smaller rewards, a slower target network (options.tau), or a smaller alpha"
+            f"that), smaller rewards{_other_remedies(options)}"
         )
+
+
+def _other_remedies(options: Any) -> str:
+    """Return what else may help against divergence."""
+    if hasattr(options, "tau"):
+        return ", a slower target network (options.tau), or a smaller alpha"
+    return f", or a smaller options.max_gradient_norm than {options.max_gradient_norm:g}"
 
 
 def environment_hung(env_name: str, silent_seconds: float, limit_seconds: float) -> str:

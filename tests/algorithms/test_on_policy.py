@@ -225,7 +225,8 @@ def test_v_trace_is_of_the_policy_that_learns(actions):
     with torch.no_grad():
         outputs, _ = algorithm.network(newer["observation"])
         log_pi = algorithm.network.distribution.log_prob(outputs, newer["action"])
-    log_ratio = (log_pi - newer["log_prob"]).double().numpy().reshape(LENGTH, N_ENVS)
+    assert torch.equal(newer["log_prob"], newer["before"])  # what it is compared with from now on
+    log_ratio = (log_pi - own["log_prob"]).double().numpy().reshape(LENGTH, N_ENVS)
     assert (log_ratio > 0.1).any() and (log_ratio < -0.1).any()
     algorithm.options = replace(algorithm.options, vtrace=False)
     assert not torch.allclose(newer["advantage"], algorithm.evaluated(batch)["advantage"])
@@ -446,6 +447,62 @@ def test_advantages_are_normalized_step_by_step():
     parts = normalized(advantage, 8).reshape(3, 8)
     torch.testing.assert_close(parts.mean(1), torch.zeros(3, dtype=torch.float64))
     torch.testing.assert_close(parts.std(1), torch.ones(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["impala", "ppo", "appo"])
+def test_old_data_are_corrected_for_once(name):
+    """The gradient of the policy on data of another one, beside the exact expectation.
+
+    One state and two actions, of which the second has the reward 1: by the policy gradient theorem
+    the logit of that one should change by p (1 - p).
+    """
+    space = gym.spaces.Box(0, 1, (1,), np.float32)
+    big = {"batch_size": 4000, "normalize_advantage": False, "clip_range": 1e6, "n_epochs": 1}
+    own = big if "ppo" in name else {}
+    n = {"n_envs": 4000, "rollout_length": 1, "hidden": ()}
+    algorithm = make(name, space, gym.spaces.Discrete(2), vf_coef=0.0, gae_lambda=1.0, **n, **own)
+    p, mu = 0.5, 0.9
+    with torch.no_grad():
+        algorithm.network.pi[0].weight.zero_()
+        algorithm.network.v[0].weight.zero_()
+        algorithm.network.v[0].bias.fill_(0.5)  # a baseline
+    action = (np.arange(4000) < 4000 * mu).astype(np.int64)[None]
+    batch = {
+        "observation": torch.zeros(1, 4000, 1),
+        "next_observation": torch.zeros(1, 4000, 1),
+        "action": torch.from_numpy(action),
+        "reward": torch.from_numpy(action).float(),
+        "terminated": torch.ones(1, 4000, dtype=torch.bool),
+        "truncated": torch.zeros(1, 4000, dtype=torch.bool),
+        "log_prob": torch.from_numpy(np.log(np.where(action, mu, 1 - mu))).float(),
+    }
+    algorithm.options = replace(algorithm.options, rho_bar=100.0, c_bar=100.0)
+    (piece,) = algorithm.pieces(algorithm.evaluated(batch))
+    inputs = [piece[key] for key in ("observation", "action", "log_prob", "advantage")]
+    inputs += [piece["return_"], piece["value"], *piece["schedules"].values()]
+    loss, _ = algorithm.loss(*inputs)
+    (gradient,) = torch.autograd.grad(loss, [algorithm.network.pi[0].bias])
+    exact = p * (1 - p)
+    found = -float(gradient[1])
+    assert found == pytest.approx(exact, rel=1e-3)
+
+
+def test_the_divergence_is_that_from_the_policy_before_the_update():
+    """Not from an older one that has acted: else an update would end at its first step."""
+    algorithm = make("ppo", learning_rate=1e-7, target_kl=0.01)
+    batch = rollouts(algorithm)
+    parameters(algorithm)[:] += 0.5 * torch.randn(parameters(algorithm).shape)
+    n_steps, replayed = 0, algorithm._replayed
+
+    def counting(rows):
+        nonlocal n_steps
+        n_steps += 1
+        return replayed(rows)
+
+    algorithm._replayed = counting
+    algorithm.update(batch)
+    assert n_steps == 9
+    assert algorithm.figures(batch)["kl"] < 1e-6
 
 
 def test_an_update_ends_early_when_the_policy_has_moved_enough():

@@ -57,7 +57,7 @@ def test_images_have_their_channels_first():
 
 def test_dqn_needs_one_discrete_action():
     with pytest.raises(
-        UnsuitableSpaceError, match=r"dqn needs discrete actions.*use ddpg, td3 or sac$"
+        UnsuitableSpaceError, match=r"dqn needs discrete actions.*use ddpg, td3, sac or ppo$"
     ):
         make("dqn", action_space=BOX)
 
@@ -95,10 +95,14 @@ HINTS = {
     "dqn, no bounds": (
         "dqn",
         spaces.Box(-np.inf, 1, (2,)),
-        "use ddpg, td3 or sac, with actions between finite bounds",
+        "use ddpg, td3, sac or ppo, with actions between finite bounds",
     ),
     "dqn, bits": ("dqn", spaces.MultiBinary(3), "no algorithm here takes these"),
-    "sac, bits": ("sac", spaces.MultiBinary(3), "one Discrete for dqn, or one Box of floats"),
+    "sac, bits": (
+        "sac",
+        spaces.MultiBinary(3),
+        "one Discrete, for dqn or ppo, or one Box of floats",
+    ),
     "sac, numbers": ("sac", spaces.Discrete(3), "use dqn"),
     "dqn, dict": ("dqn", spaces.Dict({"a": spaces.Discrete(2)}), "no algorithm here takes these"),
 }
@@ -124,7 +128,7 @@ def test_the_wrapper_named_for_several_discrete_actions_works(name):
 
     with pytest.raises(UnsuitableSpaceError, match="no algorithm here takes these") as caught:
         ALGORITHMS[name].check_spaces(VECTOR, Lights.action_space)
-    code = str(caught.value).split("for dqn: ")[1]
+    code = str(caught.value).split("for dqn or ppo: ")[1]
     env = eval(
         code, {"gymnasium": gymnasium, "numpy": np, "Discrete": spaces.Discrete, "env": Lights()}
     )

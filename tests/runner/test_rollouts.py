@@ -1,6 +1,7 @@
 """The stream of rollouts: each is used once, oldest first, and none that is too old."""
 
 import pickle
+import shutil
 
 import gymnasium
 import numpy as np
@@ -9,7 +10,8 @@ import torch
 from runs import config, run, size_of, stopped
 
 from kary_replay.algorithms import PPO, A2COptions, PPOOptions, Share
-from kary_replay.runner import ConfigError, Runner, RunnerConfig
+from kary_replay.core.ordered import store
+from kary_replay.runner import ConfigError, Runner, RunnerCallback, RunnerConfig
 from kary_replay.runner.backends import Supervisor
 from kary_replay.runner.backends.memory import OwnMemory
 from kary_replay.runner.flow import HostedFlow
@@ -79,7 +81,7 @@ class Pipe:
         """Write a whole rollout, by the newest parameters unless told otherwise."""
         self.versions[group].updates = self.rollouts.n_updates if version is None else version
         for step in range(LENGTH):
-            assert self.sink.may_add(group, N_ENVS, 0.0)
+            assert self.sink.next_group([group], N_ENVS, 0.0) == group
             self.add(group, value + step)
 
     def draw(self):
@@ -132,7 +134,7 @@ def test_a_group_waits_for_learners_when_it_has_no_room(max_staleness):
     for number in range(room):
         pipe.fill(0, 10 * number)
     for _ in range(2):
-        assert not pipe.sink.may_add(0, N_ENVS, 0.0) and not pipe.sink.may_add(0, N_ENVS, 0.01)
+        assert all(pipe.sink.next_group([0], N_ENVS, wait) is None for wait in (0.0, 0.01))
         pipe.draw()
         pipe.fill(0, 100)
 
@@ -142,9 +144,9 @@ def test_room_is_there_only_when_new_parameters_are():
     pipe.fill(0, 10)
     pipe.sources[0].draw()
     pipe.sources[0].learned(None, np.zeros(3))
-    assert not pipe.sink.may_add(0, N_ENVS, 0.0)
+    assert not pipe.sink.may_choose(0) and pipe.sink.next_group([0], N_ENVS, 0.0) is None
     pipe.sources[0].release(1)
-    assert pipe.sink.may_add(0, N_ENVS, 0.0)
+    assert pipe.sink.may_choose(0) and pipe.sink.next_group([0], N_ENVS, 0.0) == 0
 
 
 def test_staleness_is_measured_row_by_row():
@@ -201,6 +203,81 @@ def test_a_rollout_that_another_process_began_is_dropped():
     assert pipe.figures["dropped_steps"] == 2 * N_ENVS
 
 
+def test_a_group_without_room_does_not_hold_up_another_one():
+    """As after a failure in one of an actor's groups: the learner waits for the other one."""
+    pipe = Pipe(n_groups=2)
+    pipe.fill(0, 10)
+    pipe.add(1, 20)
+    pipe.writers[1] = RolloutWriter(pipe.rollouts, 1, pipe.versions[1])  # began anew
+    assert pipe.sink.next_group([0, 1], N_ENVS, 0.0) == 1
+    pipe.fill(1, 30)
+    assert pipe.sink.next_group([0, 1], N_ENVS, 0.0) is None
+    assert len(pipe.draw()) == 1 and pipe.sink.next_group([1, 0], N_ENVS, 0.0) == 1
+
+
+def test_staleness_is_that_of_all_learners_rows():
+    pipe = Pipe(n_groups=2, n_learners=2, max_staleness=9)
+    pipe.rollouts.n_updates = 8
+    pipe.fill(0, 10, version=0)
+    pipe.fill(1, 20, version=8)
+    pipe.draw()
+    assert (pipe.figures["staleness"], pipe.figures["max_staleness"]) == (4.0, 8.0)
+
+
+def test_a_checkpoint_is_of_one_moment(tmp_path, monkeypatch):
+    """A learner gives back the place that is being copied, and the actor fills it again."""
+    pipe = Pipe(n_groups=1, max_staleness=9)
+    pipe.fill(0, 10)
+    number, looks = pipe.rollouts.number, []
+
+    def number_and_go_on(group, name):
+        looks.append(name)
+        if looks.count("used") == 2 and name == "used":  # the look after the first copy
+            pipe.draw()
+            pipe.fill(0, 20)
+        return number(group, name)
+
+    monkeypatch.setattr(pipe.rollouts, "number", number_and_go_on)
+    pipe.hosted.save(tmp_path)
+    monkeypatch.undo()
+    again = Pipe(Checkpoint(tmp_path, {"updates": 1}), n_groups=1, max_staleness=9)
+    (rewards,) = again.draw()
+    np.testing.assert_allclose(rewards[:, 0], [20, 21, 22])
+    assert again.figures["waiting"] == 0
+
+
+def test_a_checkpoint_that_is_never_at_rest_goes_without_what_waits(tmp_path, monkeypatch):
+    pipe = Pipe(n_groups=1, max_staleness=9)
+    pipe.fill(0, 10)
+    number = pipe.rollouts.number
+
+    def number_and_go_on(group, name):
+        found = number(group, name)
+        if name == "used":
+            store(pipe.rollouts.counts["used"], 0, found + 1)
+            store(pipe.rollouts.counts["written"], 0, (found + 2) * LENGTH)
+        return found
+
+    monkeypatch.setattr(pipe.rollouts, "number", number_and_go_on)
+    pipe.hosted.save(tmp_path)
+    monkeypatch.undo()
+    again = Pipe(Checkpoint(tmp_path, {"updates": 99}), n_groups=1, max_staleness=9)
+    assert again.figures["waiting"] == 0
+    assert again.figures["dropped_steps"] == LENGTH * N_ENVS
+
+
+def test_what_newer_parameters_did_is_forgotten_with_them(tmp_path):
+    pipe = Pipe(n_groups=2, max_staleness=9)
+    pipe.fill(0, 10, version=4)
+    pipe.add(0, 20)
+    pipe.fill(1, 30, version=5)
+    pipe.add(1, 40)
+    pipe.hosted.save(tmp_path)
+    again = Pipe(Checkpoint(tmp_path, {"updates": 4}), n_groups=2, max_staleness=9)
+    assert again.figures["waiting"] == 1
+    assert again.figures["dropped_steps"] == (LENGTH + 1) * N_ENVS
+
+
 def test_a_writer_that_was_reset_begins_its_rollout_anew():
     pipe = Pipe(n_groups=1)
     pipe.add(0, 10)
@@ -238,13 +315,14 @@ def test_a_checkpoint_has_what_waits_and_what_is_begun(tmp_path):
     assert again.figures["dropped_steps"] == 0
     # an actor whose state is of another moment begins its rollout anew
     other = Pipe(Checkpoint(tmp_path, {"updates": 4}), n_groups=1, max_staleness=9)
-    other.sink.load_state_dict({"0": {"complete": 0, "filled": 1}})
+    other.sink.load_state_dict({"0": {"written": 1}})
     other.fill(0, 30)
     assert [other.draw()[0][0, 0] for _ in range(2)] == [10, 30]
     assert other.figures["dropped_steps"] == N_ENVS
     # and with other groups nothing of it can be used
     more = Pipe(Checkpoint(tmp_path, {"updates": 4}), n_groups=2, max_staleness=9)
-    assert more.figures["waiting"] == 0 and more.figures["dropped_steps"] == LENGTH * N_ENVS
+    assert more.figures["waiting"] == 0
+    assert more.figures["dropped_steps"] == (LENGTH + 1) * N_ENVS
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path):
@@ -259,6 +337,15 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
 # -------------------------------------------------------------------------------------- whole runs
 
 REFUSED = [
+    ({"total_env_steps": 39}, "total_env_steps=39 must be at least 40"),
+    (
+        {"max_staleness": 1, "options": {"envs_per_update": 1, "batch_size": 10}},
+        "envs_per_update=1 of n_envs=4 needs max_staleness of at least 3",
+    ),
+    (
+        {"learners": 2, "backend": "process", "options": {"batch_size": 2}},
+        "needs a batch_size above learners=2",
+    ),
     (
         {"buffer_capacity": 1000},
         "buffer_capacity is a setting of algorithms that learn from replay",
@@ -301,9 +388,9 @@ def books(flow):
     """Steps that were learned from, dropped, wait, or are of rollouts that are being filled."""
     rollouts = flow.streams["experience"]._rollouts
     counts = {name: int(count.sum()) for name, count in rollouts.counts.items()}
-    n_envs, n_steps = rollouts.stream.n_envs, rollouts.n_steps
-    waiting = (counts["complete"] - counts["used"]) * n_steps + counts["filled"] * n_envs
-    return counts["used"] * n_steps - counts["expired"], rollouts.n_dropped + waiting
+    used = counts["used"] * rollouts.n_steps
+    left = counts["written"] * rollouts.stream.n_envs - used
+    return used - counts["expired"], rollouts.n_dropped + left
 
 
 @pytest.fixture
@@ -330,8 +417,9 @@ def test_a_run_of_processes_learns_from_every_step(learners, max_staleness, book
     assert figures["max_staleness"] <= max_staleness and figures["dropped_steps"] == 0
 
 
-def test_killed_actors_leave_no_rollout_in_halves(books_of, tmp_path, monkeypatch):
-    """Every step is learned from once, or dropped and counted."""
+@pytest.mark.parametrize("groups", [1, 2])
+def test_killed_actors_leave_no_rollout_in_halves(groups, books_of, tmp_path, monkeypatch):
+    """Every step is learned from once, or dropped and counted, and nobody waits for ever."""
     killed, poll = [], Supervisor.poll
 
     def poll_and_kill(self, seconds):
@@ -345,13 +433,13 @@ def test_killed_actors_leave_no_rollout_in_halves(books_of, tmp_path, monkeypatc
         return reports
 
     monkeypatch.setattr(Supervisor, "poll", poll_and_kill)
-    processes = {"actors": 2, "groups": 1, "backend": "process", "max_restarts": 50}
+    processes = {"actors": 2, "groups": groups, "backend": "process", "max_restarts": 50}
     run("a2c", "CartPole-v1", tmp_path / "run", **processes, total_env_steps=6_000)
     ((learned, rest, env_steps, updates, _),) = books_of
     assert len(killed) == 10
     assert learned == updates * 40
-    # a step may be on the board when the kill comes, and not yet be written
-    assert 0 <= env_steps - learned - rest <= len(killed) * 2
+    # a step may be written when the kill comes, and not yet be on the board
+    assert 0 <= learned + rest - env_steps <= len(killed) * 2
 
 
 def test_an_interrupted_run_goes_on(tmp_path):
@@ -363,3 +451,39 @@ def test_an_interrupted_run_goes_on(tmp_path):
     total = first.env_steps + 2_000
     resumed = Runner.resume(directory, total_env_steps=total).run()
     assert resumed.env_steps >= total and resumed.updates > first.updates
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_a_run_goes_on_with_another_number_of_actors(before, after, tmp_path):
+    """As its config.json says: actors whose environments are others begin new episodes."""
+    directory = tmp_path / "run"
+    processes = {"actors": before, "groups": 1, "backend": "process", "max_staleness": 1}
+    run("a2c", "CartPole-v1", directory, total_env_steps=1_000, **processes)
+    path = directory / "config.json"
+    path.write_text(path.read_text().replace(f'"actors": {before}', f'"actors": {after}'))
+    result = Runner.resume(directory, total_env_steps=2_000).run()
+    assert result.env_steps >= 2_000 and result.updates > 25
+
+
+def test_periodic_checkpoints_of_groups_can_be_gone_on_with(tmp_path):
+    """Whatever moment they are of: one group may be a rollout ahead of another one."""
+    directory, copies = tmp_path / "run", []
+
+    class Copies(RunnerCallback):
+        def on_checkpoint(self, folder):
+            if len(copies) < 5:
+                copies.append(shutil.copytree(directory, tmp_path / f"copy{len(copies)}"))
+
+    settings = config(
+        "a2c",
+        "CartPole-v1",
+        directory,
+        {"rollout_length": 3},
+        backend="process",
+        total_env_steps=3_000,
+        checkpoint_interval_env_steps=300,
+    )
+    Runner(settings, callback=Copies()).run()
+    assert copies
+    for copy in copies:
+        assert Runner.resume(copy).run().env_steps >= 3_000

@@ -221,10 +221,10 @@ def test_actors_add_without_waiting_when_all_rows_are_gone(pair):
         pair.exchange()
     source, sink = source_of(pair.driver), experience(pair.driver).sink()
     assert source.may_draw(32, 0.0)
-    assert not sink.may_add(0, 16, 0.0)
+    assert sink.next_group([3], 16, 0.0) is None
     experience(pair.driver).left(1)
     assert not source.may_draw(32, 0.0)
-    assert sink.may_add(0, 16, 0.0)
+    assert sink.next_group([3], 16, 0.0) == 3
     step(pair.driver, 100, value=1.0)
     assert source.may_draw(32, 0.0)
     assert (source.draw().observation[:, 0] == 1.0).all()

@@ -42,6 +42,7 @@ def measured_allocation(
         options=dataclasses.replace(options, batch_size=n_rows),
         actors=1,
         learners=1,
+        policy_workers=config.policy_workers and min(config.policy_workers, config.groups),
         learning_starts=1,  # rows enough to draw from: more might take minutes to collect
         samples_per_insert_error=1e15,
         total_env_steps=2**53,

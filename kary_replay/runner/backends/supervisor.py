@@ -43,7 +43,7 @@ class Member:
     handle: Handle | None = None
     incarnation: int = 0
     failures: int = 0  # in a row
-    progress: tuple[float, float] = (0.0, 0.0)  # steps and episodes when it last failed
+    progress: tuple[float, float] = (0.0, 0.0)  # work and episodes when it last failed
     restart_at: float | None = None
     beat: float = 0.0  # as the worker had last counted it
     beat_at: float = 0.0  # when that was seen to change
@@ -392,10 +392,11 @@ class Supervisor:
         process that others kill must not, as long as it gets something done in between.
         """
         row = self._flow.board.row(member.role.kind, member.index)
-        steps, episodes = member.progress
-        member.progress = row.env_steps, row.episodes
+        before, episodes = member.progress
+        work = row.env_steps + row.answers
+        member.progress = work, row.episodes
         has_episodes = row.episodes > episodes
-        has_progress = has_episodes or (not cause.is_environment and row.env_steps > steps)
+        has_progress = has_episodes or (not cause.is_environment and work > before)
         member.failures = 1 if has_progress else member.failures + 1
 
     def _together_failed(self, member: Member, cause: Problem) -> WorkerFailedError:

@@ -150,6 +150,8 @@ class Environments:
         for i, (seed, actions) in enumerate(zip(state["seeds"], state["actions"], strict=True)):
             if actions is None:
                 self._reset(i)
+                if writer is not None:
+                    writer.reset(i)
                 continue
             self._reset(i, int(seed))
             for number, action in enumerate(actions.numpy()):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ...fields import fields_of_space
-from ..config import RunnerConfig
+from ..config import ConfigError, RunnerConfig
 from ..flow import Flow, Role
 from ..streams import (
     GradientStream,
@@ -102,13 +102,19 @@ def inference(config: RunnerConfig, algorithm: Any, n_actors: int) -> Stream:
     """Return the stream by which actors get their actions."""
     if not config.policy_workers:
         return LocalInferenceStream(config.publishes_all)
+    n_groups = n_actors * config.groups
+    if config.policy_workers > n_groups:
+        raise ConfigError(
+            f"policy_workers must be at most actors · groups = {n_groups}, "
+            f"got {config.policy_workers}: there is nothing for more to answer"
+        )
     space = algorithm.observation_space
     outputs = algorithm.outputs(zeros(space))
     return InferenceStream(
         fields_of_space(space, "observation"),
         outputs.shape[1],
         config.n_envs(n_actors) // config.groups,
-        n_actors * config.groups,
+        n_groups,
         config.policy_workers,
     )
 

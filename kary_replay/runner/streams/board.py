@@ -26,6 +26,7 @@ COLUMNS = (
     "updates",
     "waited_seconds",
     "parameter_version",  # updates of the parameters that an actor or evaluator used last
+    "answers",  # passes of a policy worker through its networks
     "has_stepped",  # 1 after the first step of an environment in this session
 )
 STEPS, TRAINS = "actor", "learner"  # whose environment steps and whose updates are the run's

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -41,8 +41,8 @@ class Sink(Protocol):
         They are a group of all actors' environments, whose actions ``inference`` chooses.
         """
 
-    def may_add(self, group: int, n: int, patience_seconds: float) -> bool:
-        """Wait at most so long; return whether a group may add ``n`` rows now."""
+    def next_group(self, groups: Sequence[int], n: int, patience_seconds: float) -> int | None:
+        """Wait at most so long; return the first of some groups that may add ``n`` rows now."""
 
     def may_choose(self, group: int) -> bool:
         """Return whether a group's next actions may be chosen by the parameters of now."""

@@ -18,7 +18,7 @@ from ...algorithms import Algorithm
 from .parameters import Newest, Parameters
 from .stream import Checkpoint, Hosted, Medium
 
-__all__ = ["Inference", "LocalInference", "LocalInferenceStream", "as_tensors"]
+__all__ = ["Inference", "LocalInference", "LocalInferenceStream", "as_tensors", "moved"]
 
 
 class Inference(Protocol):
@@ -29,6 +29,9 @@ class Inference(Protocol):
 
     def request(self, group: int, observation: Any, exploration: npt.NDArray[np.float32]) -> None:
         """Ask for the actions of a group; return at once."""
+
+    def ask_again(self, group: int, observation: Any, exploration: npt.NDArray[np.float32]) -> None:
+        """Ask for what was asked before a checkpoint; an answer that it has, stays."""
 
     def is_ready(self, group: int, patience_seconds: float) -> bool:
         """Wait at most so long; return whether `collect` would return at once."""
@@ -81,6 +84,8 @@ class LocalInference:
         """Ask for the actions of a group."""
         self._asked[group] = observation, exploration
 
+    ask_again = request
+
     def is_ready(self, group: int, patience_seconds: float) -> bool:
         """Return True: `collect` chooses them."""
         return True
@@ -97,3 +102,10 @@ def as_tensors(observation: Any) -> Any:
     if isinstance(observation, dict):
         return {key: torch.from_numpy(part) for key, part in observation.items()}
     return torch.from_numpy(observation)
+
+
+def moved(column: Any, device: torch.device) -> Any:
+    """Return tensors, or a dict of them, on a device."""
+    if isinstance(column, dict):
+        return {key: part.to(device) for key, part in column.items()}
+    return column.to(device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ __all__ = [
     "Requests",
 ]
 
+FILE = "inference.npz"
 LOOK_SECONDS = 20e-6  # between two looks at what others have done
 # Of each group: how often it has asked, which its actor sets; how often it was answered, and by
 # parameters of how many updates, which its policy worker sets.
@@ -65,10 +67,18 @@ class InferenceStream:
         return {"observation": self.observation, "outputs": outputs}
 
     def host(self, medium: Medium, checkpoint: Checkpoint) -> HostedInference:
-        """Make room for a request of each group."""
-        rows = n_numbers(self.columns, (self.n_groups, self.n_envs))
-        n_words = len(COUNTS) * self.n_groups + 2 * self.n_workers
-        return HostedInference(Requests(self, medium.numbers(rows), medium.numbers(n_words)))
+        """Make room for a request of each group, or take up those of a checkpoint.
+
+        Only where all workers take turns in one process, a checkpoint has those of one moment.
+        """
+        rows = medium.numbers(n_numbers(self.columns, (self.n_groups, self.n_envs)))
+        counts = medium.numbers(len(COUNTS) * self.n_groups + 2 * self.n_workers)
+        saved = None if checkpoint.folder is None else checkpoint.folder / FILE
+        goes_on = saved is not None and saved.exists() and not medium.is_shared
+        if saved is not None and goes_on:
+            with np.load(saved) as file:
+                rows.array[:], counts.array[:] = file["rows"], file["counts"]
+        return HostedInference(Requests(self, rows, counts, goes_on))
 
 
 class Requests:
@@ -84,8 +94,12 @@ class Requests:
         Passes through the networks that each policy worker has made, and rows that these had.
     """
 
-    def __init__(self, stream: InferenceStream, rows: Numbers, counts: Numbers) -> None:
+    def __init__(
+        self, stream: InferenceStream, rows: Numbers, counts: Numbers, goes_on: bool = False
+    ) -> None:
         self.stream, self._memory = stream, (rows, counts)
+        self.goes_on = goes_on
+        """Whether these are requests and answers of a checkpoint."""
         shape = stream.n_groups, stream.n_envs
         self.columns = nested(stream.columns, arrays_in(rows.array, stream.columns, shape))
         words, n = counts.array.view(np.int64), stream.n_groups
@@ -98,6 +112,11 @@ class Requests:
     def number(self, group: int, name: str) -> int:
         """Return one of a group's counts, and see what was written before it was set."""
         return load(self.counts[name], group)
+
+    def save(self, path: Path) -> None:
+        """Write all of it."""
+        rows, counts = self._memory
+        np.savez(path, rows=rows.array, counts=counts.array)
 
     def is_open(self, group: int) -> bool:
         """Return whether a group waits for an answer."""
@@ -117,6 +136,10 @@ class HostedInference(Hosted):
     def source(self) -> InferenceSource:
         """Return the policy workers' end."""
         return InferenceSource(self._requests)
+
+    def save(self, folder: Path) -> None:
+        """Write requests and answers."""
+        self._requests.save(folder / FILE)
 
     def figures(self) -> dict[str, float]:
         """Return how many rows a pass through the networks has had, on average."""
@@ -166,6 +189,13 @@ class RemoteInference:
         put(requests.columns["observation"], number, observation)
         # One that was there before may have asked for something else, which is still on its way.
         store(requests.counts[ASKED], number, requests.number(number, ASKED) + 1)
+
+    def ask_again(self, group: int, observation: Any, exploration: npt.NDArray[np.float32]) -> None:
+        """Ask for what was asked before a checkpoint, unless that has the request, too."""
+        if self._requests.goes_on:
+            self._exploration[group] = exploration
+        else:
+            self.request(group, observation, exploration)
 
     def is_ready(self, group: int, patience_seconds: float) -> bool:
         """Wait at most so long; return whether there is an answer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,9 +164,9 @@ class ReplaySink:
         """Return what turns the steps of some environments into rows, as the algorithm does."""
         return algorithm.writer(self._buffer, n_envs, priority)
 
-    def may_add(self, group: int, n: int, patience_seconds: float) -> bool:
-        """Wait at most so long; return whether ``n`` rows may be added now."""
-        return may(self._limiter.await_add, n, patience_seconds)
+    def next_group(self, groups: Sequence[int], n: int, patience_seconds: float) -> int | None:
+        """Wait at most so long; return the first group if ``n`` rows may be added now."""
+        return groups[0] if may(self._limiter.await_add, n, patience_seconds) else None
 
     def may_choose(self, group: int) -> bool:
         """Return True: rows are of any policy."""

@@ -7,7 +7,7 @@ for one, or for two of which it fills one while the other waits to be learned fr
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,11 @@ __all__ = ["HostedRollouts", "RolloutSink", "RolloutSource", "RolloutStream", "R
 
 LOOK_SECONDS = 20e-6  # between two looks at what others have done
 FILE = "rollouts.npz"
-# Of each group, set by its actor: rollouts that are complete, steps of the one that it fills, and
-# steps of its environments that are lost with an unfinished one. Set by the first learner: rollouts
-# that are used, and steps of those that were too old.
-COMPLETE, FILLED, LOST, USED, EXPIRED = COUNTS = "complete", "filled", "lost", "used", "expired"
+# Of each group, set by its actor: steps that are written, one after another into its rollouts, and
+# steps of its environments that are lost with an unfinished one. Set by a learner: rollouts that
+# are used, and steps of those that were too old.
+WRITTEN, LOST, USED, EXPIRED = COUNTS = "written", "lost", "used", "expired"
+SAVE_TRIES = 10  # to copy a group's rollouts while no learner gives their places back
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,13 @@ class Rollouts:
         """Set one of a group's counts."""
         store(self.counts[name], group, value)
 
+    def position(self, group: int) -> tuple[int, int]:
+        """Return how many rollouts a group has completed, and steps of the one that it fills."""
+        return divmod(self.number(group, WRITTEN), self.stream.length)
+
     def waiting(self, group: int) -> int:
         """Return how many rollouts of a group are complete and not used."""
-        return self.number(group, COMPLETE) - self.number(group, USED)
+        return self.position(group)[0] - self.number(group, USED)
 
     def oldest(self, group: int) -> dict[str, npt.NDArray[Any]]:
         """Return the columns of the oldest rollout that waits, [length, n_envs, ...]."""
@@ -189,33 +194,65 @@ class Rollouts:
         return int(self.counts[LOST].sum() + self.counts[EXPIRED].sum())
 
     def save(self, path: Path) -> None:
-        """Write all of it."""
-        rows = {f"rows.{name}": array for name, array in self.arrays.items()}
-        everything: dict[str, Any] = {**self.counts, **rows}
+        """Write all of it; workers may go on."""
+        counts = {name: count.copy() for name, count in self.counts.items()}
+        rows = {name: np.zeros_like(array) for name, array in self.arrays.items()}
+        for group in range(self.stream.n_groups):
+            self._copy(group, counts, rows)
+        everything: dict[str, Any] = {**counts, **{f"rows.{name}": a for name, a in rows.items()}}
         np.savez(path, **everything)
+
+    def _copy(self, group: int, counts: dict[str, Any], rows: dict[str, npt.NDArray[Any]]) -> None:
+        """Copy what a group has at one moment.
+
+        What is written stays as it is until a learner gives its place back.
+        """
+        for _ in range(SAVE_TRIES):
+            found = {name: self.number(group, name) for name in COUNTS}
+            for name, array in self.arrays.items():
+                rows[name][group] = array[group]
+            if self.number(group, USED) == found[USED]:
+                break
+        else:
+            n_left = found[WRITTEN] - found[USED] * self.stream.length
+            found[LOST] += n_left * self.stream.n_envs
+            found[WRITTEN] -= n_left
+        for name, value in found.items():
+            counts[name][group] = value
 
     def load(self, path: Path) -> None:
         """Take up what was saved; OSError, ValueError or KeyError if it is damaged.
 
         If the groups are others now, what waited is dropped: learners would not get as many of
-        each.
+        each. So is what was done by newer parameters than the learners go on from.
         """
         try:
-            saved = np.load(path)
-        except BadZipFile as error:
+            with np.load(path) as file:
+                saved = dict(file)
+        except (BadZipFile, EOFError) as error:
             raise ValueError(f"{path.name} cannot be read: {error}") from error
-        with saved:
-            same = all(
-                saved[f"rows.{name}"].shape == array.shape for name, array in self.arrays.items()
-            )
-            if not same:
-                waiting = (saved[COMPLETE] - saved[USED]).sum() * self.n_steps
-                self.add(0, LOST, int(saved[LOST].sum() + saved[EXPIRED].sum() + waiting))
-                return
-            for name, array in self.arrays.items():
-                array[...] = saved[f"rows.{name}"]
-            for name, count in self.counts.items():
-                count[...] = saved[name]
+        _, _, length, n_envs = saved["rows.version"].shape[:4]
+        left = saved[WRITTEN] - saved[USED] * length
+        if any(saved[f"rows.{name}"].shape != array.shape for name, array in self.arrays.items()):
+            lost = (saved[LOST] + saved[EXPIRED] + left * n_envs).sum()
+            self.add(0, LOST, int(lost))
+            return
+        for name, array in self.arrays.items():
+            array[...] = saved[f"rows.{name}"]
+        for name, count in self.counts.items():
+            count[...] = saved[name]
+        for group in range(self.stream.n_groups):
+            self._forget_newer(group)
+
+    def _forget_newer(self, group: int) -> None:
+        """Drop what a group has written, if some of it is by newer parameters than there are."""
+        length, written = self.stream.length, self.number(group, WRITTEN)
+        used = self.number(group, USED) * length
+        steps = np.arange(used, written)
+        versions = self.arrays["version"][group, steps // length % self.stream.n_slots]
+        if (versions[np.arange(len(steps)), steps % length] > self.n_updates).any():
+            self.add(group, LOST, len(steps) * self.stream.n_envs)
+            self.set(group, WRITTEN, used)
 
 
 class HostedRollouts(Hosted):
@@ -241,7 +278,7 @@ class HostedRollouts(Hosted):
         rollouts = self._rollouts
         mean, largest = rollouts.staleness.tolist()
         return {
-            "waiting": float((rollouts.counts[COMPLETE] - rollouts.counts[USED]).sum()),
+            "waiting": float(sum(map(rollouts.waiting, range(rollouts.stream.n_groups)))),
             "staleness": mean,
             "max_staleness": largest,
             "dropped_steps": float(rollouts.n_dropped),
@@ -279,19 +316,20 @@ class RolloutSink:
         self._writers[group] = RolloutWriter(self._rollouts, group, inference)
         return algorithm.writer(self._writers[group], n_envs)
 
-    def may_add(self, group: int, n: int, patience_seconds: float) -> bool:
-        """Wait at most so long; return whether the group may do its next step."""
-        rollouts, most = self._rollouts, self._rollouts.stream.n_slots
+    def next_group(self, groups: Sequence[int], n: int, patience_seconds: float) -> int | None:
+        """Wait at most so long; return the first of some groups that has room for a step."""
         deadline = time.monotonic() + patience_seconds
-        while rollouts.waiting(group) >= most:
+        while True:
+            for group in groups:
+                if self.may_choose(group):
+                    return group
             if time.monotonic() >= deadline:
-                return False
+                return None
             time.sleep(LOOK_SECONDS)
-        return True
 
     def may_choose(self, group: int) -> bool:
-        """Return whether the group need not wait for newer parameters first."""
-        return self.may_add(group, 0, 0.0)
+        """Return whether the group has room for a step, which it gets with newer parameters."""
+        return self._rollouts.waiting(group) < self._rollouts.stream.n_slots
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the rollouts of the writers are."""
@@ -337,33 +375,27 @@ class RolloutWriter:
         What follows it is kept only where the next step's observation is another episode's or the
         next rollout's.
         """
-        rollouts, group = self._rollouts, self._group
-        length, n_slots = rollouts.stream.length, rollouts.stream.n_slots
-        complete = rollouts.number(group, COMPLETE)
-        slot, step = complete % n_slots, self._n_filled
-        if rollouts.number(group, FILLED) != step:
+        rollouts, group, stream = self._rollouts, self._group, self._rollouts.stream
+        complete, step = rollouts.position(group)
+        if step != self._n_filled:
             self._begin_anew()
             step = 0
         columns["truncated"] = truncated
+        where = complete % stream.n_slots, step
         for name, column in self._columns.items():
-            put(column, (slot, step), columns[name])
-        self._version[slot, step] = self._inference.updates
-        is_last = step == length - 1
+            put(column, where, columns[name])
+        self._version[where] = self._inference.updates
+        is_last = step == stream.length - 1
         if is_last or truncated.any():
-            put(self._after, (slot, step), next_observation)
-        if not is_last:
-            self._n_filled = step + 1
-            rollouts.set(group, FILLED, step + 1)
-            return
-        self._n_filled = 0
-        rollouts.set(group, FILLED, 0)
-        rollouts.set(group, COMPLETE, complete + 1)
+            put(self._after, where, next_observation)
+        self._n_filled = 0 if is_last else step + 1
+        rollouts.add(group, WRITTEN, 1)
 
     def _begin_anew(self) -> None:
         """Drop what there is of the rollout."""
-        filled = self._rollouts.number(self._group, FILLED)
+        _, filled = self._rollouts.position(self._group)
         self._rollouts.add(self._group, LOST, filled * self._rollouts.stream.n_envs)
-        self._rollouts.set(self._group, FILLED, 0)
+        self._rollouts.add(self._group, WRITTEN, -filled)
         self._n_filled = 0
 
     def reset(self, i: int) -> None:
@@ -371,13 +403,14 @@ class RolloutWriter:
         self._begin_anew()
 
     def state_dict(self) -> dict[str, int]:
-        """Return where the rollout is."""
-        return {"complete": self._rollouts.number(self._group, COMPLETE), "filled": self._n_filled}
+        """Return where the writer is."""
+        return {"written": self._rollouts.number(self._group, WRITTEN)}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on with the rollout if it is as it was; else it is dropped at the first step."""
-        there = self._rollouts.number(self._group, COMPLETE)
-        self._n_filled = state["filled"] if state["complete"] == there else -1
+        written = self._rollouts.number(self._group, WRITTEN)
+        is_same = state["written"] == written
+        self._n_filled = written % self._rollouts.stream.length if is_same else -1
 
 
 class RolloutSource:
@@ -442,7 +475,8 @@ class RolloutSource:
                 into = self._columns[path]
                 into[:, where.start - mine.start : where.stop - mine.start] = column[:, whose]
         if self._share.index == 0:
-            staleness = rollouts.n_updates - self._columns["version"]
+            versions = np.stack([rollouts.oldest(group)["version"] for group in self._groups])
+            staleness = rollouts.n_updates - versions
             rollouts.staleness[:] = staleness.mean(), staleness.max()
         return Batch(nested(stream.columns, self._columns))
 
@@ -470,7 +504,7 @@ class RolloutSource:
         rollouts, stream = self._rollouts, self._rollouts.stream
         ready = []
         for group in stream.groups_of(self._part):
-            while rollouts.waiting(group):
+            while rollouts.waiting(group) > 0:
                 if rollouts.n_updates - rollouts.version(group) <= stream.max_staleness:
                     ready.append(group)
                     break

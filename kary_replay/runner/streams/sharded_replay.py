@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -379,9 +379,9 @@ class ShardSink:
         """Return what turns the steps of some environments into rows, as the algorithm does."""
         return algorithm.writer(ShardedReplayBuffer([self._shard]), n_envs, priority)
 
-    def may_add(self, group: int, n: int, patience_seconds: float) -> bool:
-        """Wait at most so long; return whether ``n`` rows may be added now."""
-        return may(self._limiter.await_add, n, patience_seconds)
+    def next_group(self, groups: Sequence[int], n: int, patience_seconds: float) -> int | None:
+        """Wait at most so long; return the first group if ``n`` rows may be added now."""
+        return groups[0] if may(self._limiter.await_add, n, patience_seconds) else None
 
     def may_choose(self, group: int) -> bool:
         """Return True: rows are of any policy."""

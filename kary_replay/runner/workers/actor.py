@@ -67,13 +67,12 @@ class Actor:
 
     def work(self, patience_seconds: float) -> bool:
         """Step one group of environments; return False if it might not within the patience."""
-        group = self.groups[self.turn]
         self.seat.beat()
         if self.board.env_steps >= self.config.total_env_steps:
             return False
-        whose = self.first_group + self.turn, group.n_envs
-        if not self.row.wait(patience_seconds, self.experience.may_add, *whose):
+        if not self.row.wait(patience_seconds, self._may_step):
             return False
+        group = self.groups[self.turn]
         if not self.started:
             self._start()
         if not self.is_asked[self.turn]:
@@ -90,8 +89,8 @@ class Actor:
             what = "the policy chooses actions that are no longer finite"
             updates, options = int(self.row.parameter_version), self.config.options
             raise DivergedError(what, updates, self.board.env_steps, options) from None
-        self.row.env_steps += group.n_envs
         self.writers[self.turn].add(**steps._asdict(), **chosen)
+        self.row.env_steps += group.n_envs
         if self.statistics is not None:
             self._count(steps)
         for episode in group.ended:
@@ -102,6 +101,16 @@ class Actor:
         self.is_asked[self.turn] = False
         self._request_if_due(self.turn)
         self.turn = (self.turn + 1) % len(self.groups)
+        return True
+
+    def _may_step(self, patience_seconds: float) -> bool:
+        """Wait at most so long for a group that may step, beginning with that whose turn it is."""
+        n = len(self.groups)
+        order = [self.first_group + (self.turn + i) % n for i in range(n)]
+        found = self.experience.next_group(order, self.groups[0].n_envs, patience_seconds)
+        if found is None:
+            return False
+        self.turn = found - self.first_group
         return True
 
     def finish(self, give_up: Callable[[], bool]) -> None:
@@ -134,6 +143,9 @@ class Actor:
         if not state["groups"]:
             self.rng.bit_generator.state = state["rng"]
             return
+        n_envs = [len(saved["seeds"]) for saved in state["groups"]]
+        if n_envs != [group.n_envs for group in self.groups]:  # with another number of actors
+            return
         self.experience.load_state_dict(state.get("experience", {}))  # which 0.1.0 did not have
         for group, writer, saved in zip(self.groups, self.writers, state["groups"], strict=True):
             group.load_state_dict(saved, writer, writer.n_step - 1)
@@ -144,7 +156,7 @@ class Actor:
         self.started = True
         for turn, exploration in enumerate(state["exploration"]):
             if exploration is not None:
-                self._request(turn, np.array(exploration, np.float32))
+                self._request(turn, np.array(exploration, np.float32), goes_on=True)
 
     def close(self) -> None:
         """Close the environments."""
@@ -163,14 +175,20 @@ class Actor:
         if self.experience.may_choose(self.first_group + turn):
             self._request(turn)
 
-    def _request(self, turn: int, exploration: npt.NDArray[np.float32] | None = None) -> None:
-        """Ask for the actions of a group."""
+    def _request(
+        self,
+        turn: int,
+        exploration: npt.NDArray[np.float32] | None = None,
+        goes_on: bool = False,
+    ) -> None:
+        """Ask for the actions of a group; or go on from what was asked before a checkpoint."""
         if exploration is None:
             progress = min(1.0, self.board.env_steps / self.config.total_env_steps)
             explored = self.algorithm.exploration(progress) ** self.exponent[turn]
             exploration = explored.astype(np.float32)
         self.exploration[turn], self.is_asked[turn] = exploration, True
-        self.inference.request(turn, self.groups[turn].observation, exploration)
+        ask = self.inference.ask_again if goes_on else self.inference.request
+        ask(turn, self.groups[turn].observation, exploration)
 
     def _count(self, steps: Steps) -> None:
         """Add what a group has seen in a step to the statistics."""

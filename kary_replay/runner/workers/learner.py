@@ -13,7 +13,7 @@ from ...types import Batch
 from ..failures import DivergedError
 from ..messages import Trained
 from ..streams.experience import Source
-from ..streams.inference import as_tensors
+from ..streams.inference import as_tensors, moved
 from ..streams.parameters import as_vector, published
 from .worker import Seat
 
@@ -74,8 +74,8 @@ class Learner:
         following = int(self.row.updates) + 1
         if not self._may_do(following, patience_seconds):
             return False
-        if following == 1:
-            self._normalize()
+        if following == 1 and self.config.learns_from == "replay":
+            self._normalize()  # rollouts are learned from by what they were chosen by
         batch = self.experience.draw()
         tensors = self.as_tensors(batch)
         error = self.algorithm.update(tensors).cpu().numpy()
@@ -205,14 +205,8 @@ class Learner:
         device = self.algorithm.device
         if device.type == "cpu":
             return tensors
-        return {name: _moved(column, device) for name, column in tensors.items()}
+        return {name: moved(column, device) for name, column in tensors.items()}
 
     def _diverged(self, what: str) -> DivergedError:
         updates, env_steps = int(self.row.updates), self.seat.board.env_steps
         return DivergedError(what, updates, env_steps, self.config.options)
-
-
-def _moved(column: Any, device: torch.device) -> Any:
-    if isinstance(column, dict):
-        return {key: part.to(device) for key, part in column.items()}
-    return column.to(device)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..failures import DivergedError
-from ..streams.inference import as_tensors
+from ..streams.inference import as_tensors, moved
 from ..streams.parameters import Newest
 from .worker import Seat
 
@@ -43,12 +43,13 @@ class PolicyWorker:
             return False
         updates = self.newest.take_up()
         self.row.parameter_version = updates
-        outputs = self.algorithm.outputs(as_tensors(observation))
+        outputs = self.algorithm.outputs(moved(as_tensors(observation), self.algorithm.device))
         if not np.isfinite(outputs).all():
             board = self.seat.board
             what = "the policy's networks say what is no longer finite"
             raise DivergedError(what, updates, board.env_steps, self.seat.config.options)
         self.inference.answer(self.seat.index, groups, outputs, updates)
+        self.row.answers += 1
         return True
 
     def finish(self, give_up: Callable[[], bool]) -> None:
