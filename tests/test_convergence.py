@@ -1,5 +1,6 @@
 """Time until solved: who takes part, how SBX does, and the page."""
 
+import importlib
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,8 +18,15 @@ from pages import ROOT
 from bench.harness import campaign
 from bench.rivals import remote
 from bench.runs.convergence import __main__ as convergence
-from bench.runs.convergence import protocol, report
-from bench.runs.convergence.tasks import RIVALS, TASKS, takes_part
+from bench.runs.convergence import protocol, report, runner_rival, sb3_rival
+from bench.runs.convergence.tasks import (
+    OFF_POLICY_TASKS,
+    ON_POLICY_RIVALS,
+    ON_POLICY_TASKS,
+    RIVALS,
+    TASKS,
+    takes_part,
+)
 
 
 def test_every_rival_takes_part_in_a_task():
@@ -65,7 +73,7 @@ def test_what_is_not_installed_is_left_out(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("rivals", [RIVALS, ("sb3", "runner")])
 def test_the_page_names_who_is_missing_and_what_compiles(rivals, tmp_path):
-    planned = convergence.jobs(list(TASKS), rivals, [64], 2, None)
+    planned = convergence.jobs(OFF_POLICY_TASKS, rivals, [64], 2, None)
 
     def execute(job):
         compiling = {"compile_seconds": 2.5} if job["rival"] == "sbx" else {}
@@ -76,6 +84,42 @@ def test_the_page_names_who_is_missing_and_what_compiles(rivals, tmp_path):
     missing = "Not among these results: SBX, Tianshou, RLlib."
     assert (missing in page) == ("sbx" not in rivals)
     assert ("| SBX |" in page and "3.0 (2.5 compiling)" in page) == ("sbx" in rivals)
+
+
+def test_the_page_of_rollouts_is_of_those_who_have_ppo(tmp_path):
+    planned = convergence.jobs(ON_POLICY_TASKS, ON_POLICY_RIVALS, [64], 2, None)
+    output = written(tmp_path / "ppo.json", planned, lambda job: invented(job, 3.0))
+    page = "\n".join(report.page(*campaign.read(output), tmp_path, "convergence_ppo"))
+    assert (tmp_path / "convergence_ppo_64.png").exists()
+    assert "| PPO, CartPole-v1 | CleanRL's way |" in page
+    assert "Not among these results" not in page and "The same settings" not in page
+
+
+@pytest.mark.parametrize("rival", ["sb3", "cleanrl"])
+@pytest.mark.parametrize("name", ON_POLICY_TASKS)
+def test_rivals_learn_from_rollouts(name, rival):
+    """A few updates: the clock runs, and greedy actions are in their bounds."""
+    module = importlib.import_module(f"bench.runs.convergence.{rival}_rival")
+    small = {"n_envs": 2, "n_steps": 32, "batch_size": 32, "n_epochs": 2}
+    chosen = {**module.settings(name, 8), **small}
+    task = replace(TASKS[name], budget=200, snapshot_every=100)
+    outcome = module.train(name, task, 0, chosen)
+    assert [evaluation.env_steps for evaluation in outcome.curve] == [128, 256]
+    assert outcome.trained_seconds > 0 and outcome.settings == chosen
+
+
+def test_all_have_the_same_settings_of_ppo():
+    for name in ON_POLICY_TASKS:
+        theirs = sb3_rival.settings(name, 64)
+        config = runner_rival.configured(TASKS[name], runner_rival.settings(name, 64))
+        options = config.options
+        assert theirs["n_envs"] == options.n_envs and theirs["n_steps"] == options.rollout_length
+        assert config.max_staleness == 0
+        for key in ("batch_size", "n_epochs", "learning_rate", "gamma", "gae_lambda", "clip_range"):
+            assert theirs[key] == getattr(options, key)
+        for key in ("learning_rate", "clip_range"):
+            assert theirs.get(f"{key}_final_share", 1.0) == getattr(options, f"{key}_final_share")
+            assert theirs.get(f"{key}_steps", config.total_env_steps) == config.total_env_steps
 
 
 def test_a_budget_may_end_between_two_snapshots():

@@ -21,6 +21,7 @@ from bench.runs.convergence import runner_rival, same, same_report, sb3_rival, t
 from bench.runs.convergence.tasks import (
     IN_TURN,
     MACHINES,
+    OFF_POLICY_TASKS,
     OURS,
     PARALLEL,
     SB3,
@@ -37,15 +38,15 @@ SECONDS = {
 
 
 def test_everybody_has_both_settings_once_a_seed():
-    made = list(same.jobs(list(TASKS), MACHINES, [64, 256], 2, None))
+    made = list(same.jobs(list(OFF_POLICY_TASKS), MACHINES, [64, 256], 2, None))
     assert len({tuple(job[key] for key in same.IDENTITY) for job in made}) == len(made)
-    assert len(made) == len(TASKS) * 2 * 2 * 8
+    assert len(made) == len(OFF_POLICY_TASKS) * 2 * 2 * 8
     assert json.loads(json.dumps(made)) == made
     first = [(job["machine"], job["settings_of"]) for job in made[:16]]
     assert set(first[:8]) == set(first[8:]) and first[:8] != first[8:], "the order rotates"
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", OFF_POLICY_TASKS)
 def test_the_runner_takes_the_settings_of_sb3(name):
     """And means by them what SB3 does."""
     task, given = TASKS[name], sb3_rival.settings(name, 64)
@@ -69,7 +70,7 @@ def test_the_runner_takes_the_settings_of_sb3(name):
         assert (options.batch_size, options.tau) == (256, 0.005)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", OFF_POLICY_TASKS)
 def test_sb3_takes_the_settings_of_the_preset(name):
     task = TASKS[name]
     if task.env_id.startswith("LunarLander"):
@@ -93,7 +94,7 @@ def test_sb3_takes_the_settings_of_the_preset(name):
 
 
 @pytest.mark.parametrize("rival", ["sb3", "sbx"])
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", OFF_POLICY_TASKS)
 def test_targets_follow_as_fast(rival, name):
     """The share of the way that targets have gone after the updates of many environment steps."""
     config = runner_rival.configured(TASKS[name], runner_rival.settings(name, 64))
@@ -116,7 +117,7 @@ def test_the_share_of_several_moves():
 
 def test_nothing_of_sb3s_own_settings_is_left_in_those_of_the_preset():
     """What one of both has must be said for the other, or it would keep its own."""
-    for name in TASKS:
+    for name in OFF_POLICY_TASKS:
         own = set(sb3_rival.settings(name, 64)) - {"threads", "units"}
         assert own <= set(translation.preset_for("sb3", name, 64))
         assert own <= set(translation.preset_for("sbx", name, 64))

@@ -17,7 +17,7 @@ from bench.harness.paths import RESULTS
 from bench.harness.table import quantity
 from bench.harness.timing import rotated
 from bench.rivals import remote
-from bench.runs.convergence.tasks import RIVALS, TASKS, UNITS, takes_part
+from bench.runs.convergence.tasks import OFF_POLICY_TASKS, RIVALS, TASKS, UNITS, takes_part
 
 OUTPUT = RESULTS / "convergence.json"
 WORKER = "bench.runs.convergence.worker"
@@ -96,7 +96,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.runs.convergence", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    default = list(OFF_POLICY_TASKS)  # on_policy.py has the others
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=default)
     parser.add_argument("--rivals", nargs="+", choices=RIVALS, default=list(RIVALS))
     add_options(parser, OUTPUT)
     campaign.add_going_on(parser)

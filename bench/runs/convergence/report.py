@@ -22,20 +22,28 @@ from bench.harness.campaign import (
     times,
 )
 from bench.harness.paths import DOCS
-from bench.harness.plots import BLUE, GREEN, ORANGE, PURPLE, SKY, STYLE
+from bench.harness.plots import BLUE, GREEN, ORANGE, PURPLE, SKY, STYLE, YELLOW
 from bench.harness.report import machine_text, markdown_table, write
-from bench.runs.convergence import same_report, tried
+from bench.runs.convergence import on_policy, same_report, tried
 from bench.runs.convergence.__main__ import IDENTITY, OUTPUT
-from bench.runs.convergence.tasks import RIVALS, TASKS, Task
+from bench.runs.convergence.tasks import RIVALS, TASKS, Task, takes_part
 
 NAMES = {
     "sb3": "Stable-Baselines3",
     "sbx": "SBX",
     "tianshou": "Tianshou",
     "rllib": "RLlib",
+    "cleanrl": "CleanRL's way",
     "runner": "kary-replay",
 }
-COLOURS = {"sb3": PURPLE, "sbx": GREEN, "tianshou": ORANGE, "rllib": SKY, "runner": BLUE}
+COLOURS = {
+    "sb3": PURPLE,
+    "sbx": GREEN,
+    "tianshou": ORANGE,
+    "rllib": SKY,
+    "cleanrl": YELLOW,
+    "runner": BLUE,
+}
 OTHERS = tuple(rival for rival in RIVALS if rival != "runner")
 LOGARITHMIC = 30  # times as long as the fastest: on a linear axis one would see the slowest alone
 FLOORS = {"LunarLander-v3": -400.0}  # where a curve starts so low that the rest would look flat
@@ -259,12 +267,14 @@ def order(records: Sequence[Record]) -> list[str]:
     )
 
 
-def page(described: dict[str, Any], records: Sequence[Record], images: Path) -> list[str]:
-    """Write the generated part of docs/runner_benchmarks.md, and draw its pictures."""
+def page(
+    described: dict[str, Any], records: Sequence[Record], images: Path, stem: str = "convergence"
+) -> list[str]:
+    """Write what a campaign came to, and draw its pictures, whose names begin with ``stem``."""
     lines = ["## Convergence", "", *machine_text(described), READING, ""]
     for units in sorted({record["units"] for record in records}):
         some = chosen(records, units=units)
-        name = f"convergence_{units}"
+        name = f"{stem}_{units}"
         draw(some, units, images / f"{name}.png")
         lines += [
             f"### Two hidden layers of {units}",
@@ -274,18 +284,13 @@ def page(described: dict[str, Any], records: Sequence[Record], images: Path) -> 
             *table(some),
             *order(some),
         ]
-    there = {record["rival"] for record in records}
-    absent = ", ".join(NAMES[rival] for rival in RIVALS if rival not in there)
+    there, tasks = ({record[key] for record in records} for key in ("rival", "task"))
+    wanted = [rival for rival in RIVALS if any(takes_part(rival, task) for task in tasks)]
+    absent = ", ".join(NAMES[rival] for rival in wanted if rival not in there)
     lines += [f"Not among these results: {absent}.", ""] if absent else []
-    return [
-        *lines,
-        *failures(records, IDENTITY),
-        *same_report.section(images),
-        *tried.section(),
-        "### Settings",
-        "",
-        *settings(records),
-    ]
+    others = [*same_report.section(images), *tried.section()] if stem == "convergence" else []
+    ends = ["### Settings", "", *settings(records)]
+    return [*lines, *failures(records, IDENTITY), *others, *ends]
 
 
 def main() -> None:
@@ -296,9 +301,13 @@ def main() -> None:
     parser.add_argument("results", nargs="?", type=Path, default=OUTPUT)
     parser.add_argument("--docs", type=Path, default=DOCS, help="where the page and its images are")
     arguments = parser.parse_args()
-    (arguments.docs / "images").mkdir(parents=True, exist_ok=True)
-    lines = page(*read(arguments.results), arguments.docs / "images")
+    images = arguments.docs / "images"
+    images.mkdir(parents=True, exist_ok=True)
+    lines = page(*read(arguments.results), images)
     write(arguments.docs / "runner_benchmarks.md", "Benchmarks of the runner", lines)
+    if on_policy.OUTPUT.exists():
+        lines = page(*read(on_policy.OUTPUT), images, "convergence_ppo")
+        write(arguments.docs / "rollout_benchmarks.md", "Benchmarks of rollouts", lines)
 
 
 if __name__ == "__main__":

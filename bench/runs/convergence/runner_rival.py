@@ -23,6 +23,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pendulum_ddpg": {"total_env_steps": 8_000},
     "pendulum_td3": {"total_env_steps": 8_000},
     "pendulum_sac": {"total_env_steps": 8_000},
+    "cartpole_ppo": {"total_env_steps": 100_000},
+    "pendulum_ppo": {"total_env_steps": 150_000},
 }
 # of the presets
 SHOWN = (
@@ -75,7 +77,7 @@ def train(name: str, task: Task, seed: int, chosen: dict[str, Any]) -> Outcome:
         **chosen,
         "total_env_steps": config.total_env_steps,
         "options": asdict(config.options),
-        **{name: getattr(config, name) for name in SHOWN},
+        **{name: found for name in SHOWN if (found := getattr(config, name)) is not None},
     }
     outcome = Outcome(
         started=called + result.startup_seconds, trained_seconds=result.wall_seconds, settings=used

@@ -25,7 +25,6 @@ from bench.runs.convergence.tasks import (
     SB3,
     SBX,
     SETTINGS_OF,
-    TASKS,
     THEIRS,
 )
 
@@ -85,7 +84,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.runs.convergence.same", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    tasks = list(translation.STEPS)  # of the others all have the same settings in any case
+    parser.add_argument("--tasks", nargs="+", choices=tasks, default=tasks)
     parser.add_argument("--machines", nargs="+", choices=MACHINES, default=list(MACHINES))
     convergence.add_options(parser, OUTPUT)
     campaign.add_going_on(parser)

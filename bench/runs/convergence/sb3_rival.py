@@ -7,6 +7,7 @@ not stretch it.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,32 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "gradient_steps": 1,
         "noise_std": 0.1,
     },
+    # ppo.yml, CartPole-v1; learning rate and clip range fall to 0 over its 100,000 steps
+    "cartpole_ppo": {
+        "n_envs": 8,
+        "n_steps": 32,
+        "batch_size": 256,
+        "n_epochs": 20,
+        "learning_rate": 1e-3,
+        "learning_rate_final_share": 0.0,
+        "learning_rate_steps": 100_000,
+        "clip_range": 0.2,
+        "clip_range_final_share": 0.0,
+        "clip_range_steps": 100_000,
+        "gamma": 0.98,
+        "gae_lambda": 0.8,
+    },
+    # ppo.yml, Pendulum-v1, without state-dependent exploration, which is SB3's alone
+    "pendulum_ppo": {
+        "n_envs": 4,
+        "n_steps": 1_024,
+        "batch_size": 64,
+        "n_epochs": 10,
+        "learning_rate": 1e-3,
+        "clip_range": 0.2,
+        "gamma": 0.9,
+        "gae_lambda": 0.95,
+    },
     # sac.yml, Pendulum-v1: the defaults with a larger learning rate
     "pendulum_sac": {"learning_rate": 1e-3},
 }
@@ -93,7 +120,7 @@ def total(task: Task) -> int:
 
 
 def falling(first: float, final_share: float, steps: int, task: Task) -> Any:
-    """Return a learning rate that falls evenly to a share of it in so many environment steps."""
+    """Return what falls evenly to a share of it in so many environment steps."""
 
     def rate(progress_remaining: float) -> float:
         done = min(1.0, (1.0 - progress_remaining) * total(task) / steps)
@@ -108,9 +135,10 @@ def build(library: Any, task: Task, chosen: dict[str, Any], seed: int) -> Any:
     torch.set_num_threads(arguments.pop("threads"))
     units, n_envs = arguments.pop("units"), arguments.pop("n_envs")
     envs = DummyVecEnv([lambda: make(task.env_id)] * n_envs)
-    if "learning_rate_final_share" in arguments:
-        falls = arguments.pop("learning_rate_final_share"), arguments.pop("learning_rate_steps")
-        arguments["learning_rate"] = falling(arguments["learning_rate"], *falls, task)
+    for name in ("learning_rate", "clip_range"):
+        if f"{name}_final_share" in arguments:
+            falls = arguments.pop(f"{name}_final_share"), arguments.pop(f"{name}_steps")
+            arguments[name] = falling(arguments[name], *falls, task)
     if "exploration_steps" in arguments:
         arguments["exploration_fraction"] = arguments.pop("exploration_steps") / total(task)
     if "noise_std" in arguments:
@@ -133,11 +161,25 @@ def actor(model: Any, algorithm: str) -> tuple[torch.nn.Module, Any]:
     """Return the network that acts, and how it acts greedily."""
     if algorithm == "dqn":
         return model.policy.q_net, lambda network, observations: network(observations).argmax(dim=1)
+    if algorithm == "ppo":
+        return model.policy, partial(policy_actions, model.action_space)
     if algorithm == "sac":
         return model.policy.actor, lambda network, observations: network(
             observations, deterministic=True
         )
     return model.policy.actor, lambda network, observations: network(observations)
+
+
+def policy_actions(space: Any, policy: Any, observations: torch.Tensor) -> torch.Tensor:
+    """Return a policy's best actions: indices, or numbers from -1 to 1."""
+    actions: torch.Tensor = policy._predict(observations, deterministic=True)
+    return actions if hasattr(space, "n") else from_bounds(space, actions)
+
+
+def from_bounds(space: Any, actions: torch.Tensor) -> torch.Tensor:
+    """Return an environment's own actions as numbers from -1 to 1, clipped."""
+    low, high = torch.from_numpy(space.low), torch.from_numpy(space.high)
+    return ((actions - low) / (high - low) * 2 - 1).clamp(-1, 1)
 
 
 def train(name: str, task: Task, seed: int, chosen: dict[str, Any]) -> Outcome:

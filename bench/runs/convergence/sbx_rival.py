@@ -24,6 +24,7 @@ from stable_baselines3.common.logger import configure  # noqa: E402
 
 from bench.runs.convergence import sb3_rival  # noqa: E402
 from bench.runs.convergence.protocol import Act, Course, Outcome  # noqa: E402
+from bench.runs.convergence.sb3_rival import from_bounds  # noqa: E402
 from bench.runs.convergence.tasks import Task  # noqa: E402
 
 # What differs from Stable-Baselines3's. One call of `train` is one program, whatever the number of
@@ -44,6 +45,8 @@ FASTER: dict[str, dict[str, Any]] = {
     # As tuned for SB3 12.9 s, 8 at a time 12.1 and 7.2, 32 at a time 6.4 and 3.2, 64 at a time 4.1
     # and 3.2.
     "pendulum_sac": {"train_freq": 64, "gradient_steps": 64},
+    "cartpole_ppo": {},
+    "pendulum_ppo": {},
 }
 SETTINGS = {name: {**sb3_rival.SETTINGS[name], **faster} for name, faster in FASTER.items()}
 COMMON = {"sbx": version("sbx-rl"), "jax": version("jax"), **sb3_rival.COMMON}
@@ -69,6 +72,13 @@ def compile_programs(model: Any) -> float:
     start = perf_counter()
     random = np.random.get_state()
     before = [(owner, dict(vars(owner))) for owner in (model, model.policy)]
+    if isinstance(model, sbx.PPO):
+        model.learn(model.n_steps * model.n_envs, log_interval=None)
+        for owner, state in before:
+            vars(owner).update(state)
+        model.env.reset()
+        np.random.set_state(random)
+        return perf_counter() - start
     model.set_logger(configure(None, []))
     envs = model.n_envs
     observation = np.zeros((envs, *model.observation_space.shape), np.float32)
@@ -95,14 +105,18 @@ class Actor:
     def __init__(self, model: Any, algorithm: str, units: int) -> None:
         self._policy, self._is_dqn = model.policy, algorithm == "dqn"
         space = model.action_space
-        n_outputs = int(space.n) if self._is_dqn else int(np.prod(space.shape))
+        is_discrete = hasattr(space, "n")
+        n_outputs = int(space.n) if is_discrete else int(np.prod(space.shape))
         widths = int(np.prod(model.observation_space.shape)), units, units, n_outputs
         first, second, last = map(nn.Linear, widths[:-1], widths[1:])
-        self.network = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
+        layer = nn.Tanh if algorithm == "ppo" else nn.ReLU
+        self.network = nn.Sequential(first, layer(), second, layer(), last)
         # The actor of SAC has a fourth layer, of the standard deviation, after that of the mean.
         self.act: Act = (
             (lambda network, observations: network(observations).argmax(dim=1))
-            if self._is_dqn
+            if is_discrete
+            else (lambda network, observations: from_bounds(space, network(observations)))
+            if algorithm == "ppo"
             else (lambda network, observations: torch.tanh(network(observations)))
         )
 

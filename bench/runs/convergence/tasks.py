@@ -30,16 +30,26 @@ TASKS = {
     "pendulum_td3": Task("td3", "Pendulum-v1", -200.0, 60_000, 500),
     "pendulum_sac": Task("sac", "Pendulum-v1", -200.0, 60_000, 500),
     "lunarlander_dqn": Task("dqn", "LunarLander-v3", 200.0, 600_000, 5_000, 2),
+    # on-policy: all have the same settings, those of RL Baselines3 Zoo
+    "cartpole_ppo": Task("ppo", "CartPole-v1", 475.0, 200_000, 1_000, 10),
+    "pendulum_ppo": Task("ppo", "Pendulum-v1", -200.0, 300_000, 4_096),
 }
 UNITS = (64, 256)
-RIVALS = ("sb3", "sbx", "tianshou", "rllib", "runner")
+RIVALS = ("sb3", "sbx", "tianshou", "rllib", "cleanrl", "runner")
 # what its tuned examples have settings for; it has no DDPG and no TD3
 RLLIB = ("cartpole_dqn", "pendulum_sac")
 
 
+ON_POLICY_TASKS = tuple(name for name, task in TASKS.items() if task.algorithm == "ppo")
+OFF_POLICY_TASKS = tuple(name for name in TASKS if name not in ON_POLICY_TASKS)
+ON_POLICY_RIVALS = ("sb3", "sbx", "cleanrl", "runner")
+
+
 def takes_part(rival: str, task: str) -> bool:
     """Whether a rival runs a task."""
-    return rival != "rllib" or task in RLLIB
+    if task in ON_POLICY_TASKS:
+        return rival in ON_POLICY_RIVALS
+    return rival != "cleanrl" and (rival != "rllib" or task in RLLIB)
 
 
 # who trains with whose settings, where they are the same for all: ours in one process, where acting
