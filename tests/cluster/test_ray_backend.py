@@ -89,6 +89,15 @@ def test_a_checkpoint_goes_on_with_another_number_of_nodes(cluster, monkeypatch,
     again.stop()
 
 
+def answers(address, token):
+    """Whether somebody answers there: a process that has just begun may not yet do so."""
+    try:
+        SocketTransport(address, token).close()
+    except ConnectionError:
+        return False
+    return True
+
+
 @REPEATED
 def test_the_process_that_answers_is_killed(cluster, monkeypatch, tmp_path, repetition):
     """Its rows stay where they are, and the learner draws on from them."""
@@ -103,6 +112,7 @@ def test_the_process_that_answers_is_killed(cluster, monkeypatch, tmp_path, repe
     assert len(running.backend._sites) == 2
     # What is there is what was added: nothing was lost, and nothing was doubled.
     for address in hosted._addresses.values():
+        wait_until(lambda address=address: answers(address, running.backend._token), 60)
         shard = RemoteShard(SocketTransport(address, running.backend._token))
         shard.look()
         assert shard.vitals["size"] == min(shard.vitals["n_added"], shard.vitals["capacity"])
