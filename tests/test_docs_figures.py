@@ -14,7 +14,7 @@ RESULTS = re.compile(r"bench/results/([\w/]+)\.json")
 # modules that measure, or with --report only write
 REPORTING = {"solves", "scaling", "large_batch", "runner_ablation", "rllib_training"}
 GENERATORS = {
-    "convergence": "bench.runs.convergence.report",
+    **dict.fromkeys(("convergence", "convergence_ppo"), "bench.runs.convergence.report"),
     "learning": "bench.runs.learning.report",
     **{name: f"bench.runs.{name}" for name in REPORTING},
 }
@@ -40,7 +40,7 @@ def command_of(results):
         return module, ["--report"]
     if kind == "convergence":
         return module, [str(ROOT / "bench" / "results" / f"{results}.json")]
-    return module, [] if kind == "learning" else [results]
+    return module, [] if kind in ("learning", "convergence_ppo") else [results]
 
 
 @pytest.fixture(scope="module")
