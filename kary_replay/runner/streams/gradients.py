@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from ...algorithms import Algorithm, Share
+from .looking import found_within
 from .stream import Checkpoint, Hosted, Medium, Numbers
 
 __all__ = ["GradientStream", "Gradients", "HostedGradients"]
-
-ANNOUNCED_SECONDS = 20e-6  # between two looks at what the first learner announces
 
 
 @dataclass(frozen=True)
@@ -69,12 +67,8 @@ class Gradients:
 
     def is_announced(self, update: int, patience_seconds: float) -> bool:
         """Wait at most so long; return whether the first learner does this update."""
-        deadline = time.monotonic() + patience_seconds
-        while self._announced.array[0] < update:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(ANNOUNCED_SECONDS)
-        return True
+        announced = self._announced.array
+        return found_within(patience_seconds, lambda: announced[0] >= update or None) is not None
 
     def begin(self, algorithm: Algorithm) -> None:
         """Do nothing: all learners have the same weights at all times."""

@@ -7,7 +7,6 @@ would have chosen itself.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from ...algorithms import Algorithm
 from ...core.ordered import load, store
 from ...types import Field
 from .columns import arrays_in, n_numbers, nested, put
+from .looking import found_within
 from .stream import Checkpoint, Hosted, Medium, Numbers
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
 ]
 
 FILE = "inference.npz"
-LOOK_SECONDS = 20e-6  # between two looks at what others have done
 # Of each group: how often it has asked, which its actor sets; how often it was answered, and by
 # parameters of how many updates, which its policy worker sets.
 ASKED, ANSWERED, VERSION = COUNTS = "asked", "answered", "version"
@@ -199,12 +198,9 @@ class RemoteInference:
 
     def is_ready(self, group: int, patience_seconds: float) -> bool:
         """Wait at most so long; return whether there is an answer."""
-        deadline, number = time.monotonic() + patience_seconds, self._first + group
-        while self._requests.is_open(number):
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(LOOK_SECONDS)
-        return True
+        number = self._first + group
+        closed = found_within(patience_seconds, lambda: not self._requests.is_open(number) or None)
+        return closed is not None
 
     def collect(self, group: int) -> dict[str, npt.NDArray[Any]]:
         """Decide by the answer, which must be there."""
@@ -228,11 +224,11 @@ class InferenceSource:
         """
         requests = self._requests
         mine = range(worker, requests.stream.n_groups, requests.stream.n_workers)
-        deadline = time.monotonic() + patience_seconds
-        while not (groups := [group for group in mine if requests.is_open(group)]):
-            if time.monotonic() >= deadline:
-                return [], None
-            time.sleep(LOOK_SECONDS)
+        groups = found_within(
+            patience_seconds, lambda: list(filter(requests.is_open, mine)) or None
+        )
+        if groups is None:
+            return [], None
         self._asked = [requests.number(group, ASKED) for group in groups]
         return groups, _rows(requests.columns["observation"], groups)
 

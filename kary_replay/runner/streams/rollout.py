@@ -6,7 +6,7 @@ for one, or for two of which it fills one while the other waits to be learned fr
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +22,11 @@ from ...core.ordered import load, store
 from ...types import Batch, Field
 from .columns import arrays_in, leaves, n_numbers, nested, put
 from .inference import Inference
+from .looking import found_within
 from .stream import Checkpoint, Hosted, Medium, Numbers
 
 __all__ = ["HostedRollouts", "RolloutSink", "RolloutSource", "RolloutStream", "RolloutWriter"]
 
-LOOK_SECONDS = 20e-6  # between two looks at what others have done
 FILE = "rollouts.npz"
 # Of each group, set by its actor: steps that are written, one after another into its rollouts, and
 # steps of its environments that are lost with an unfinished one. Set by a learner: rollouts that
@@ -318,14 +318,7 @@ class RolloutSink:
 
     def next_group(self, groups: Sequence[int], n: int, patience_seconds: float) -> int | None:
         """Wait at most so long; return the first of some groups that has room for a step."""
-        deadline = time.monotonic() + patience_seconds
-        while True:
-            for group in groups:
-                if self.may_choose(group):
-                    return group
-            if time.monotonic() >= deadline:
-                return None
-            time.sleep(LOOK_SECONDS)
+        return found_within(patience_seconds, lambda: next(filter(self.may_choose, groups), None))
 
     def may_choose(self, group: int) -> bool:
         """Return whether the group has room for a step, which it gets with newer parameters."""
@@ -446,12 +439,9 @@ class RolloutSource:
 
         Those that are too old by now are dropped. The first learner alone calls it.
         """
-        deadline = time.monotonic() + patience_seconds
-        while len(self._ready()) < self._rollouts.stream.n_together:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(LOOK_SECONDS)
-        return True
+        n_together = self._rollouts.stream.n_together
+        enough = found_within(patience_seconds, lambda: len(self._ready()) >= n_together or None)
+        return enough is not None
 
     def draw(self) -> Batch:
         """Return the learner's part of the oldest rollouts, which the first learner chooses.
@@ -517,6 +507,10 @@ class RolloutSource:
         chosen, n_groups = self._rollouts.chosen, self._rollouts.stream.n_groups
         for i, group in enumerate(self._groups if self._share.index == 0 else ()):
             store(chosen, i, self._n_drawn * n_groups + group)
-        while any(load(chosen, i) // n_groups != self._n_drawn for i in range(len(chosen))):
-            time.sleep(LOOK_SECONDS)
-        self._groups = [load(chosen, i) % n_groups for i in range(len(chosen))]
+
+        def told() -> list[int] | None:
+            words = [load(chosen, i) for i in range(len(chosen))]
+            is_new = all(word // n_groups == self._n_drawn for word in words)
+            return [word % n_groups for word in words] if is_new else None
+
+        self._groups = found_within(math.inf, told) or []

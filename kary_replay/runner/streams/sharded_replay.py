@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from ...shards.sharded_replay_buffer import ShardedReplayBuffer
 from ...types import Batch
 from ..records.background import in_background
 from .inference import Inference
-from .replay import ReplayStream, blank, may
+from .replay import ReplaySink, ReplayStream, blank, may
 from .stream import Checkpoint, Hosted, Medium, Numbers, Part, Peer
 
 __all__ = ["HostedShard", "ShardSink", "ShardSource"]
@@ -350,23 +350,19 @@ class HostedShard(Hosted):
         self._shard.close()
 
 
-class ShardSink:
+class ShardSink(ReplaySink):
     """The end of actors that work beside a shard."""
 
     def __init__(
         self, shard: PrioritizedReplayBuffer, counts: Counts, limiter: RateLimiter
     ) -> None:
-        self._shard, self._counts, self._limiter = shard, counts, limiter
+        super().__init__(shard, limiter)
+        self._counts = counts
 
     @property
     def has_begun(self) -> bool:
         """Whether there are as many rows as learning starts with."""
         return len(self._counts) >= self._limiter.min_size
-
-    @property
-    def priority_epsilon(self) -> float:
-        """What is added to |TD error| to make a priority."""
-        return self._shard.priority_epsilon
 
     def writer(
         self,
@@ -377,22 +373,7 @@ class ShardSink:
         priority: Any = None,
     ) -> Any:
         """Return what turns the steps of some environments into rows, as the algorithm does."""
-        return algorithm.writer(ShardedReplayBuffer([self._shard]), n_envs, priority)
-
-    def next_group(self, groups: Sequence[int], n: int, patience_seconds: float) -> int | None:
-        """Wait at most so long; return the first group if ``n`` rows may be added now."""
-        return groups[0] if may(self._limiter.await_add, n, patience_seconds) else None
-
-    def may_choose(self, group: int) -> bool:
-        """Return True: rows are of any policy."""
-        return True
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: writers' windows come back with the steps that are played again."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do nothing."""
+        return algorithm.writer(ShardedReplayBuffer([self._buffer]), n_envs, priority)
 
 
 class ShardSource:
