@@ -18,6 +18,12 @@ from pages import PAGES, ROOT, blocks_of, inline_code_of, name_of
 
 COMMANDS = ("make", "pip", "python", "kary-replay", "tensorboard")
 PYTEST_OPTIONS = {"--benchmark-only", "--benchmark-disable"}
+# Who adds the options of several modules: how they call it, and where it is.
+SHARED_OPTIONS = {
+    "campaign.command(": "bench/harness/campaign.py",
+    "campaign.add_going_on(": "bench/harness/campaign.py",
+    "convergence.add_options(": "bench/runs/convergence/__main__.py",
+}
 
 
 def words_of(command):
@@ -79,9 +85,9 @@ def check_python(words):
             path = ROOT.joinpath(*name.split("."))
             path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
             source = path.read_text(encoding="utf-8")
-            # options of several modules
-            if "campaign.command(" in source or "campaign.add_going_on(" in source:
-                source += (ROOT / "bench/harness/campaign.py").read_text(encoding="utf-8")
+            for call, shared in SHARED_OPTIONS.items():
+                if call in source:
+                    source += (ROOT / shared).read_text(encoding="utf-8")
     else:
         source, rest = (ROOT / words[0]).read_text(encoding="utf-8"), words[1:]
     for word in rest:
