@@ -74,7 +74,7 @@ class Categorical(Distribution):
         # Below the total, however it was rounded: no action has a probability that is not its own.
         point = rng.random(len(above), np.float32) * total
         action = (cumulated <= point[:, None]).sum(1)
-        log_p = np.take_along_axis(above, action[:, None], 1)[:, 0] - np.log(total)
+        log_p = above[np.arange(len(above)), action] - np.log(total)
         return action, log_p
 
     def mode(self, parameters: Array) -> Array:

@@ -21,6 +21,7 @@ from .networks import ACTIVATIONS, MLP, Encoder, initialize
 from .returns import generalized_advantages, vtrace
 from .spaces import check_actions_are_known
 from .updates.minimizer import Minimizer
+from .updates.recorded import recorded
 from .updates.replayed import Replayed
 
 __all__ = ["OnPolicy", "OnPolicyOptions", "PolicyAndValue"]
@@ -141,8 +142,6 @@ class OnPolicy(Algorithm):
     flow: ClassVar[str] = "kary_replay.runner.flows.on_policy:on_policy"
     learns_from: ClassVar[Literal["replay", "rollouts"]] = "rollouts"
     settings_interval: ClassVar[int] = 1
-    compares_policies: ClassVar[bool] = False
-    """Whether an update asks how far it has moved the policy."""
     options: OnPolicyOptions
     network: PolicyAndValue
     log_pi: Tensor
@@ -186,6 +185,7 @@ class OnPolicy(Algorithm):
         )
         self.policy = self.network
         self._replayed = Replayed(self._step)
+        self._evaluate = recorded(self._values_and_log_probs, self.device)
 
     @abstractmethod
     def loss(
@@ -226,17 +226,19 @@ class OnPolicy(Algorithm):
         (log_pi,) = self.minimizers["policy_and_value"].step(*inputs, *rows["schedules"].values())
         return log_pi
 
+    def _values_and_log_probs(self, observation: Any, action: Tensor) -> tuple[Tensor, Tensor]:
+        outputs, value = self.network(observation)
+        return value, self.network.distribution.log_prob(outputs, action)
+
     @torch.no_grad()
     def evaluated(self, batch: Tensors) -> dict[str, Any]:
         """Return the rows of rollouts, [T * N, ...], with what their actions were worth."""
         shape = batch["reward"].shape
         rows = {name: flat(column) for name, column in batch.items() if name != "next_observation"}
         log_ratio = None
-        if self.options.vtrace or self.compares_policies:
-            outputs, value = self.network(rows["observation"])
-            rows["before"] = self.network.distribution.log_prob(outputs, rows["action"])
-        else:
-            value, rows["before"] = self.network.value(rows["observation"]), rows["log_prob"]
+        found = self._evaluate(rows["observation"], rows["action"])
+        # which the next call overwrites
+        value, rows["before"] = [tensor.clone() for tensor in found]
         if self.options.vtrace:
             log_ratio = (rows["before"] - rows["log_prob"]).cpu().numpy().reshape(shape)
             # From here on the policy is compared with what it was before the update: that it has
@@ -262,8 +264,8 @@ class OnPolicy(Algorithm):
             bounds = options.rho_bar, options.c_bar
             advantage, return_ = vtrace(log_ratio, *steps, *discounts, *bounds)
         rows["value"] = value
-        for name, found in (("advantage", advantage), ("return_", return_)):
-            rows[name] = torch.from_numpy(found.reshape(-1)).to(self.device)
+        for name, worth in (("advantage", advantage), ("return_", return_)):
+            rows[name] = torch.from_numpy(worth.reshape(-1)).to(self.device)
         return {name: rows[name] for name in (*ROWS, "before")}
 
     def warm_up(self, batch: Tensors) -> None:
@@ -341,3 +343,11 @@ def chosen(column: Any, which: Tensor | slice) -> Any:
     if isinstance(column, dict):
         return {key: chosen(part, which) for key, part in column.items()}
     return column[which]
+
+
+def n_bytes(column: Any) -> int:
+    """Return the size of a column, or of all in a dict."""
+    if isinstance(column, dict):
+        return sum(map(n_bytes, column.values()))
+    size: int = column.nbytes
+    return size

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from ..validation import as_count, as_fraction
 from .algorithm import Tensors, check_above_0
-from .on_policy import OnPolicy, OnPolicyOptions, chosen, divergence_of, squared
+from .on_policy import OnPolicy, OnPolicyOptions, chosen, divergence_of, n_bytes, squared
 
 __all__ = ["APPO", "PPO", "APPOOptions", "PPOOptions"]
+
+MOST_BYTES = 2**24  # of the rows of several epochs that are put in order at once
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,6 @@ class PPO(OnPolicy):
     name = "ppo"
     paper = "https://arxiv.org/abs/1707.06347"
     options_class = PPOOptions
-    compares_policies = True
     options: PPOOptions
 
     def loss(
@@ -116,21 +117,33 @@ class PPO(OnPolicy):
 
     def pieces(self, rows: Tensors) -> Iterator[Tensors]:
         """Yield the rows of each step: all rows in a random order, epoch by epoch."""
-        options, n_rows = self.options, len(rows["advantage"])
-        size = options.batch_size // self.share.count
+        options, size = self.options, self.options.batch_size // self.share.count
         schedules = dict(enumerate(self.schedules()))
-        for _ in range(options.n_epochs):
-            order = torch.randperm(n_rows, generator=self.generator).to(self.device)
-            mixed: dict[str, Any] = chosen(rows, order)
+        for mixed in self._epochs(rows):
+            before = mixed.pop("before")
             if options.normalize_advantage:
                 mixed["advantage"] = normalized(mixed["advantage"], size)
-            before = mixed.pop("before")
-            for first in range(0, n_rows, size):
-                yield {**chosen(mixed, slice(first, first + size)), "schedules": schedules}
+            for first in range(0, len(before), size):
+                which = slice(first, first + size)
+                yield {**chosen(mixed, which), "schedules": schedules}
                 if options.target_kl is not None:
-                    change = self.log_pi - before[first : first + size]
+                    change = self.log_pi - before[which]
                     if self.divergence(change) > options.target_kl:
                         return
+
+    def _epochs(self, rows: Tensors) -> Iterator[dict[str, Any]]:
+        """Yield the rows of all epochs, each in an order of its own, some epochs at once.
+
+        A copy of a few rows takes as long as one of thousands.
+        """
+        n_epochs, n_rows = self.options.n_epochs, len(rows["advantage"])
+        at_once = max(1, MOST_BYTES // n_bytes(rows))
+        for first in range(0, n_epochs, at_once):
+            orders = [
+                torch.randperm(n_rows, generator=self.generator)
+                for _ in range(min(at_once, n_epochs - first))
+            ]
+            yield chosen(rows, torch.cat(orders).to(self.device))
 
     def divergence(self, change: Tensor) -> float:
         """Return the estimated KL divergence over the rows of all learners.

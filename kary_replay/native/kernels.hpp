@@ -4,25 +4,24 @@
 // KARY_WIDTH, the numbers in a vector of that set, and KARY_PANEL, the vectors side by side in a
 // tile of a product. There is no #pragma once for that reason.
 //
-// A number of a product is one chain of multiplications and additions in the order of k. All else
-// is computed in vectors of 16 numbers, whatever the set, which the compiler takes apart. Products
-// are added to what is no product itself, so that the compiler has no choice what to fuse. So the
-// sets that have fused multiplication and addition give the same bits.
+// A number of a product is one chain of multiplications and additions in the order of k. Sums of
+// numbers side by side are 16 or 32 sums, whatever the set, which are then added in one order. All
+// else is done to each number by itself. Products are added to what is no product itself, so that
+// the compiler has no choice what to fuse. So the sets that have fused multiplication and addition
+// give the same bits.
+//
+// Vectors are those of the set: what is wider, the compiler takes apart by way of memory.
 
 namespace kary::KARY_SET {
 
 typedef float Vector __attribute__((vector_size(4 * KARY_WIDTH)));
 typedef Vector Unaligned __attribute__((aligned(4)));
 typedef std::int32_t Lanes __attribute__((vector_size(4 * KARY_WIDTH)));
-typedef float Wide __attribute__((vector_size(64)));
-typedef Wide UnalignedWide __attribute__((aligned(4)));
-typedef std::int32_t WideLanes __attribute__((vector_size(64)));
-
 constexpr std::int64_t kWidth = KARY_WIDTH;
 constexpr std::int64_t kPanel = KARY_WIDTH * KARY_PANEL;  // columns of a tile
 constexpr std::int64_t kRows = 6;                         // of a tile: all of it is in registers
 constexpr std::int64_t kDepth = 256;  // rows of a panel that are used before the next ones
-constexpr std::int64_t kWide = 16;
+constexpr std::int64_t kSums = 16 / kWidth;  // vectors that a sum of numbers side by side has
 
 KARY_INLINE Vector load(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
 KARY_INLINE void store(float* to, Vector value) { *reinterpret_cast<Unaligned*>(to) = value; }
@@ -31,26 +30,23 @@ KARY_INLINE Vector load_part(const float* from, std::int64_t n) {
     std::memcpy(&value, from, n * sizeof(float));
     return value;
 }
-KARY_INLINE Wide load_wide(const float* from) {
-    return *reinterpret_cast<const UnalignedWide*>(from);
-}
-KARY_INLINE void store_wide(float* to, Wide value) {
-    *reinterpret_cast<UnalignedWide*>(to) = value;
-}
-KARY_INLINE Wide load_wide_part(const float* from, std::int64_t n) {
-    Wide value = {};
-    std::memcpy(&value, from, n * sizeof(float));
-    return value;
+KARY_INLINE Vector load_up_to(const float* from, std::int64_t n) {
+    return n >= kWidth ? load(from) : n > 0 ? load_part(from, n) : Vector{};
 }
 
-KARY_INLINE Wide load_up_to(const float* from, std::int64_t n) {
-    return n >= kWide ? load_wide(from) : load_wide_part(from, n);
-}
-KARY_INLINE void store_up_to(float* to, Wide value, std::int64_t n) {
-    if (n >= kWide)
-        store_wide(to, value);
+KARY_INLINE void store_up_to(float* to, Vector value, std::int64_t n) {
+    if (n >= kWidth)
+        store(to, value);
     else
         std::memcpy(to, &value, n * sizeof(float));
+}
+
+KARY_INLINE Vector same(float value) { return value - Vector{}; }
+
+KARY_INLINE bool any(Lanes condition) {
+    for (int i = 0; i < kWidth; ++i)
+        if (condition[i]) return true;
+    return false;
 }
 
 // ------------------------------------------------------------------------------------- products
@@ -140,27 +136,23 @@ static void multiply_rows(const Product& p) {
 }
 
 KARY_INLINE bool is_zero(const float* row, std::int64_t n) {
-    for (std::int64_t i = 0; i < std::min(n, kWide); ++i)
+    for (std::int64_t i = 0; i < std::min(n, kWidth); ++i)
         if (row[i] != 0) return false;
-    WideLanes differs = {};
-    for (std::int64_t i = 0; i < n; i += kWide)
-        differs |= (WideLanes)(load_up_to(row + i, n - i) != 0);
-    for (int i = 0; i < kWide; ++i)
-        if (differs[i]) return false;
-    return true;
+    Lanes differs = {};
+    for (std::int64_t i = 0; i < n; i += kWidth)
+        differs |= (Lanes)(load_up_to(row + i, n - i) != 0);
+    return !any(differs);
 }
 
 // Whether all numbers of B are finite: 0 times another one is not 0.
 static bool is_finite(const Product& p) {
     const bool is_packed = p.b_row == 0;
     const std::int64_t n = is_packed ? p.k * ((p.n + kWidth - 1) / kWidth * kWidth) : p.n;
-    WideLanes differs = {};
+    Lanes differs = {};
     for (std::int64_t row = 0; row < (is_packed ? 1 : p.k); ++row)
-        for (std::int64_t i = 0; i < n; i += kWide)
-            differs |= (WideLanes)(load_up_to(p.b + row * p.b_row + i, n - i) * 0.0f != 0);
-    for (int i = 0; i < kWide; ++i)
-        if (differs[i]) return false;
-    return true;
+        for (std::int64_t i = 0; i < n; i += kWidth)
+            differs |= (Lanes)(load_up_to(p.b + row * p.b_row + i, n - i) * 0.0f != 0);
+    return !any(differs);
 }
 
 // Leaves out the rows of A that are 0 if those are many, as in the gradient of the lesser of two
@@ -185,9 +177,9 @@ static void multiply(const Product& p) {
         if (i < 0) break;
         const float *from = p.c + i * p.c_row, *mask = p.mask + row * p.mask_row;
         float* const to = p.c + row * p.c_row;
-        for (std::int64_t j = 0; j < p.n; j += kWide) {
-            const Wide value = load_up_to(from + j, p.n - j);
-            store_up_to(to + j, load_up_to(mask + j, p.n - j) <= 0 ? Wide{} : value, p.n - j);
+        for (std::int64_t j = 0; j < p.n; j += kWidth) {
+            const Vector value = load_up_to(from + j, p.n - j);
+            store_up_to(to + j, load_up_to(mask + j, p.n - j) <= 0 ? Vector{} : value, p.n - j);
         }
         end = row;
     }
@@ -262,42 +254,53 @@ static void pack(const float* b, std::int64_t row, std::int64_t column, std::int
     }
 }
 
-KARY_INLINE float sum_of(Wide value) {
-    value += KARY_SHUFFLE(WideLanes, value, value, 8, 9, 10, 11, 12, 13, 14, 15,  //
+// The sum of N vectors: their second half is added to the first one, again and again.
+template <int N>
+KARY_INLINE float sum_of(Vector sums[N]) {
+    KARY_UNROLL for (int n = N / 2; n > 0; n /= 2)
+        KARY_UNROLL for (int v = 0; v < n; ++v) sums[v] += sums[v + n];
+    Vector value = sums[0];
+#if KARY_WIDTH == 16
+    value += KARY_SHUFFLE(Lanes, value, value, 8, 9, 10, 11, 12, 13, 14, 15,  //
                           0, 1, 2, 3, 4, 5, 6, 7);
-    value += KARY_SHUFFLE(WideLanes, value, value, 4, 5, 6, 7, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
-    value += KARY_SHUFFLE(WideLanes, value, value, 2, 3, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1);
+    value += KARY_SHUFFLE(Lanes, value, value, 4, 5, 6, 7, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
+    value += KARY_SHUFFLE(Lanes, value, value, 2, 3, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1);
+#elif KARY_WIDTH == 8
+    value += KARY_SHUFFLE(Lanes, value, value, 4, 5, 6, 7, 0, 1, 2, 3);
+    value += KARY_SHUFFLE(Lanes, value, value, 2, 3, 0, 1, 0, 1, 0, 1);
+#else
+    value += KARY_SHUFFLE(Lanes, value, value, 2, 3, 0, 1);
+#endif
     return value[0] + value[1];
 }
 
 KARY_INLINE float dot(const float* a, const float* b, std::int64_t n) {
-    Wide sums[2] = {};
+    constexpr std::int64_t step = 2 * kSums * kWidth;
+    Vector sums[2 * kSums] = {};
     std::int64_t i = 0;
-    for (; i + 2 * kWide <= n; i += 2 * kWide) {
-        sums[0] += load_wide(a + i) * load_wide(b + i);
-        sums[1] += load_wide(a + i + kWide) * load_wide(b + i + kWide);
-    }
-    for (; i < n; i += kWide) {
-        const std::int64_t rest = std::min(kWide, n - i);
-        sums[0] += load_wide_part(a + i, rest) * load_wide_part(b + i, rest);
-    }
-    return sum_of(sums[0] + sums[1]);
+    for (; i + step <= n; i += step)
+        KARY_UNROLL for (int v = 0; v < 2 * kSums; ++v)
+            sums[v] += load(a + i + v * kWidth) * load(b + i + v * kWidth);
+    for (; i < n; i += step / 2)
+        KARY_UNROLL for (int v = 0; v < kSums; ++v) {
+            const std::int64_t at = i + v * kWidth;
+            sums[v] += load_up_to(a + at, n - at) * load_up_to(b + at, n - at);
+        }
+    return sum_of<2 * kSums>(sums);
 }
 
 // ------------------------------------------------------------------------------------ functions
 // Cephes' polynomials (Moshier, https://www.netlib.org/cephes/), within 2 units in the last place.
 
-KARY_INLINE Wide wide(float value) { return value - Wide{}; }
-
-KARY_INLINE Wide exponential(Wide x) {
-    Wide bounded = x > 89.0f ? wide(89.0f) : x;
-    bounded = bounded < -104.0f ? wide(-104.0f) : bounded;
-    const Wide scaled = bounded * 1.44269504088896341f;
-    const WideLanes n = __builtin_convertvector(scaled + (scaled < 0 ? wide(-0.5f) : wide(0.5f)),
-                                                WideLanes);
-    const Wide whole = __builtin_convertvector(n, Wide);
-    const Wide r = (bounded - whole * 0.693359375f) - whole * -2.12194440e-4f;
-    Wide y = wide(1.9875691500e-4f);
+KARY_INLINE Vector exponential(Vector x) {
+    Vector bounded = x > 89.0f ? same(89.0f) : x;
+    bounded = bounded < -104.0f ? same(-104.0f) : bounded;
+    const Vector scaled = bounded * 1.44269504088896341f;
+    const Lanes n = __builtin_convertvector(scaled + (scaled < 0 ? same(-0.5f) : same(0.5f)),
+                                                Lanes);
+    const Vector whole = __builtin_convertvector(n, Vector);
+    const Vector r = (bounded - whole * 0.693359375f) - whole * -2.12194440e-4f;
+    Vector y = same(1.9875691500e-4f);
     y = y * r + 1.3981999507e-3f;
     y = y * r + 8.3334519073e-3f;
     y = y * r + 4.1665795894e-2f;
@@ -305,24 +308,24 @@ KARY_INLINE Wide exponential(Wide x) {
     y = y * r + 5.0000001201e-1f;
     y = y * (r * r) + r + 1.0f;
     // in two factors, so that results below the smallest normal number, and 2^128, come out right
-    const WideLanes half = n >> 1;
-    const Wide result = y * (Wide)((half + 127) << 23) * (Wide)((n - half + 127) << 23);
+    const Lanes half = n >> 1;
+    const Vector result = y * (Vector)((half + 127) << 23) * (Vector)((n - half + 127) << 23);
     return x != x ? x : result;
 }
 
-KARY_INLINE Wide logarithm(Wide x) {
-    const Wide scale = x < 1.17549435e-38f ? wide(8388608.0f) : wide(1.0f);
-    const Wide normal = x * scale;
-    WideLanes bits = (WideLanes)normal;
-    WideLanes exponent = ((bits >> 23) & 255) - 126;
-    Wide m = (Wide)((bits & 0x007fffff) | 0x3f000000);  // 0.5 to 1
-    const WideLanes small = (WideLanes)(m < 0.707106781186547524f);
+KARY_INLINE Vector logarithm(Vector x) {
+    const Vector scale = x < 1.17549435e-38f ? same(8388608.0f) : same(1.0f);
+    const Vector normal = x * scale;
+    Lanes bits = (Lanes)normal;
+    Lanes exponent = ((bits >> 23) & 255) - 126;
+    Vector m = (Vector)((bits & 0x007fffff) | 0x3f000000);  // 0.5 to 1
+    const Lanes small = (Lanes)(m < 0.707106781186547524f);
     exponent += small;  // which is -1 where it holds
     m = (m < 0.707106781186547524f ? m + m : m) - 1.0f;
-    Wide e = __builtin_convertvector(exponent, Wide);
+    Vector e = __builtin_convertvector(exponent, Vector);
     e = x < 1.17549435e-38f ? e - 23.0f : e;
-    const Wide z = m * m;
-    Wide y = wide(7.0376836292e-2f);
+    const Vector z = m * m;
+    Vector y = same(7.0376836292e-2f);
     y = y * m - 1.1514610310e-1f;
     y = y * m + 1.1676998740e-1f;
     y = y * m - 1.2420140846e-1f;
@@ -331,48 +334,48 @@ KARY_INLINE Wide logarithm(Wide x) {
     y = y * m + 2.0000714765e-1f;
     y = y * m - 2.4999993993e-1f;
     y = y * m + 3.3333331174e-1f;
-    Wide result = z * (y * m - 0.5f) + m;
+    Vector result = z * (y * m - 0.5f) + m;
     result = result + e * -2.12194440e-4f;
     result = result + e * 0.693359375f;
     const float infinity = __builtin_inff();
     result = x == infinity ? x : result;
-    result = x == 0 ? wide(-infinity) : result;
-    result = x < 0 ? wide(__builtin_nanf("")) : result;
+    result = x == 0 ? same(-infinity) : result;
+    result = x < 0 ? same(__builtin_nanf("")) : result;
     return x != x ? x : result;
 }
 
-KARY_INLINE Wide magnitude(Wide x) { return (Wide)((WideLanes)x & 0x7fffffff); }
+KARY_INLINE Vector magnitude(Vector x) { return (Vector)((Lanes)x & 0x7fffffff); }
 
-KARY_INLINE Wide hyperbolic_tangent(Wide x) {
-    const Wide size = magnitude(x);
-    const Wide z = x * x;
-    Wide y = wide(-5.70498872745e-3f);
+KARY_INLINE Vector hyperbolic_tangent(Vector x) {
+    const Vector size = magnitude(x);
+    const Vector z = x * x;
+    Vector y = same(-5.70498872745e-3f);
     y = y * z + 2.06390887954e-2f;
     y = y * z - 5.37397155531e-2f;
     y = y * z + 1.33314422036e-1f;
     y = y * z - 3.33332819422e-1f;
-    const Wide near = y * z * x + x;
-    const Wide far = 1.0f - 2.0f / (exponential(size + size) + 1.0f);
-    return size < 0.625f ? near : (Wide)((WideLanes)far | ((WideLanes)x & (-2147483647 - 1)));
+    const Vector near = y * z * x + x;
+    const Vector far = 1.0f - 2.0f / (exponential(size + size) + 1.0f);
+    return size < 0.625f ? near : (Vector)((Lanes)far | ((Lanes)x & (-2147483647 - 1)));
 }
 
 // log(1 + exp(x)), where nothing is lost if exp(x) is small
-KARY_INLINE Wide softplus(Wide x) {
-    const Wide y = exponential(x > 20.0f ? wide(20.0f) : x);
-    const Wide u = y + 1.0f;
-    const Wide result = logarithm(u) + (y - (u - 1.0f)) / u;
+KARY_INLINE Vector softplus(Vector x) {
+    const Vector y = exponential(x > 20.0f ? same(20.0f) : x);
+    const Vector u = y + 1.0f;
+    const Vector result = logarithm(u) + (y - (u - 1.0f)) / u;
     return x > 20.0f ? x : result;
 }
 
-KARY_INLINE Wide square_root(Wide x) {
-    float lanes[kWide];
-    std::memcpy(lanes, &x, sizeof lanes);
-    for (int i = 0; i < kWide; ++i) lanes[i] = __builtin_sqrtf(lanes[i]);
-    return load_wide(lanes);
+KARY_INLINE Vector square_root(Vector x) {
+    float lanes[kWidth];
+    store(lanes, x);
+    for (int i = 0; i < kWidth; ++i) lanes[i] = __builtin_sqrtf(lanes[i]);
+    return load(lanes);
 }
 
-KARY_INLINE Wide one_where(WideLanes condition) {
-    return (Wide)(condition & (WideLanes)wide(1.0f));
+KARY_INLINE Vector one_where(Lanes condition) {
+    return (Vector)(condition & (Lanes)same(1.0f));
 }
 
 // ------------------------------------------------------------------------------------ each number
@@ -380,24 +383,32 @@ KARY_INLINE Wide one_where(WideLanes condition) {
 // to[i] = f(a[i], b[i], c[i]); an operand with step 0 is one number for all i.
 template <class Function>
 KARY_INLINE void each(const Elementwise& e, Function function) {
-    const float* const from[3] = {e.a, e.b, e.c};
+    const float* const given[3] = {e.a, e.b, e.c};
     const std::int64_t step[3] = {e.a_step, e.b_step, e.c_step};
-    Wide x[3] = {};
-    for (int o = 0; o < 3; ++o)
-        if (from[o] && !step[o]) x[o] = wide(*from[o]);
-    for (std::int64_t i = 0; i < e.n; i += kWide) {
-        const std::int64_t rest = e.n - i;
-        for (int o = 0; o < 3; ++o)
-            if (step[o]) x[o] = load_up_to(from[o] + i, rest);
-        store_up_to(e.to + i, function(x[0], x[1], x[2]), rest);
+    float numbers[3][kWidth];
+    const float* from[3];
+    std::int64_t moves[3];  // 0 or 1
+    for (int o = 0; o < 3; ++o) {
+        moves[o] = given[o] && step[o];
+        from[o] = moves[o] ? given[o] : numbers[o];
+        store(numbers[o], same(given[o] ? *given[o] : 0.0f));
     }
+    std::int64_t i = 0;
+    for (; i + kWidth <= e.n; i += kWidth)
+        store(e.to + i, function(load(from[0] + moves[0] * i), load(from[1] + moves[1] * i),
+                                 load(from[2] + moves[2] * i)));
+    if (i == e.n) return;
+    Vector x[3];
+    for (int o = 0; o < 3; ++o)
+        x[o] = moves[o] ? load_part(from[o] + i, e.n - i) : load(numbers[o]);
+    store_up_to(e.to + i, function(x[0], x[1], x[2]), e.n - i);
 }
 
 static void elementwise(Code code, const Elementwise& e) {
     const float s = e.first, t = e.second;
     switch (code) {
 #define KARY_EACH(name, expression) \
-    case Code::name: each(e, [=](Wide a, Wide b, Wide c) -> Wide { \
+    case Code::name: each(e, [=](Vector a, Vector b, Vector c) -> Vector { \
         (void)a; (void)b; (void)c; return expression; }); break;
         KARY_EACH(kAdd, a + b)
         KARY_EACH(kSubtract, a - b)
@@ -415,20 +426,20 @@ static void elementwise(Code code, const Elementwise& e) {
         KARY_EACH(kLogarithm, logarithm(a))
         KARY_EACH(kTangent, hyperbolic_tangent(a))
         KARY_EACH(kSoftplus, softplus(a))
-        KARY_EACH(kRelu, a < 0 ? Wide{} : a)
-        KARY_EACH(kAtLeast, a < s ? wide(s) : a)
-        KARY_EACH(kAtMost, a > s ? wide(s) : a)
-        KARY_EACH(kBetween, (a < s ? wide(s) : a) > t ? wide(t) : (a < s ? wide(s) : a))
+        KARY_EACH(kRelu, a < 0 ? Vector{} : a)
+        KARY_EACH(kAtLeast, a < s ? same(s) : a)
+        KARY_EACH(kAtMost, a > s ? same(s) : a)
+        KARY_EACH(kBetween, (a < s ? same(s) : a) > t ? same(t) : (a < s ? same(s) : a))
         KARY_EACH(kEqual, one_where(a == b))
         KARY_EACH(kNotBelowNumber, one_where(a >= s))
         KARY_EACH(kNotAboveNumber, one_where(a <= s))
         KARY_EACH(kWhere, a != 0 ? b : c)
-        KARY_EACH(kThresholdGradient, b <= s ? Wide{} : a)
+        KARY_EACH(kThresholdGradient, b <= s ? Vector{} : a)
         KARY_EACH(kTangentGradient, a * (1.0f - b * b))
         KARY_EACH(kSquaredErrorGradient, s * (b - c) * a)
         // softplus' = z / (1 + z) with z = exp(x), as 1 / (1 + exp(-x)), which cannot overflow
         KARY_EACH(kSoftplusGradient, b > 20.0f ? a : a / (1.0f + exponential(-b)))
-        KARY_EACH(kHuberGradient, (b - c <= -s ? wide(-s) : b - c >= s ? wide(s) : b - c) * (a * t))
+        KARY_EACH(kHuberGradient, (b - c <= -s ? same(-s) : b - c >= s ? same(s) : b - c) * (a * t))
 #undef KARY_EACH
         default: break;
     }
@@ -437,16 +448,16 @@ static void elementwise(Code code, const Elementwise& e) {
 // ----------------------------------------------------------------------------------- the optimizer
 
 static void adam(const Adam& a) {
-    const Wide rest_1 = wide(a.rest_1), rest_2 = wide(a.rest_2);
-    const Wide root = wide(a.root), epsilon = wide(a.epsilon), size = wide(a.step_size);
-    for (std::int64_t i = 0; i < a.n; i += kWide) {
+    const Vector rest_1 = same(a.rest_1), rest_2 = same(a.rest_2);
+    const Vector root = same(a.root), epsilon = same(a.epsilon), size = same(a.step_size);
+    for (std::int64_t i = 0; i < a.n; i += kWidth) {
         const std::int64_t rest = a.n - i;
-        const Wide gradient = load_up_to(a.gradient + i, rest);
-        Wide mean = load_up_to(a.mean + i, rest);
+        const Vector gradient = load_up_to(a.gradient + i, rest);
+        Vector mean = load_up_to(a.mean + i, rest);
         mean += rest_1 * (gradient - mean);
-        Wide square = load_up_to(a.square + i, rest);
+        Vector square = load_up_to(a.square + i, rest);
         square += rest_2 * (gradient * gradient - square);
-        const Wide step = size * mean / (square_root(square) * root + epsilon);
+        const Vector step = size * mean / (square_root(square) * root + epsilon);
         store_up_to(a.mean + i, mean, rest);
         store_up_to(a.square + i, square, rest);
         store_up_to(a.parameters + i, load_up_to(a.parameters + i, rest) - step, rest);
@@ -464,9 +475,9 @@ static void approach(float* to, const float* from, std::int64_t n, float share) 
 // -------------------------------------------------------------------------------------- reductions
 
 template <bool kLeast>
-KARY_INLINE Wide extreme(Wide so_far, Wide value) {
-    const WideLanes better = kLeast ? (WideLanes)(value < so_far) : (WideLanes)(value > so_far);
-    return (better | (WideLanes)(value != value)) ? value : so_far;  // no number is kept
+KARY_INLINE Vector extreme(Vector so_far, Vector value) {
+    const Lanes better = kLeast ? (Lanes)(value < so_far) : (Lanes)(value > so_far);
+    return (better | (Lanes)(value != value)) ? value : so_far;  // no number is kept
 }
 
 KARY_INLINE float extreme(Code code, float so_far, float value) {
@@ -482,10 +493,13 @@ KARY_INLINE float reduce_row(Code code, const float* from, std::int64_t n) {
         for (; i < n; ++i) value = extreme(code, value, from[i]);
         return value;
     }
-    if (n >= kWide) {
-        Wide sums = load_wide(from);
-        for (i = kWide; i + kWide <= n; i += kWide) sums += load_wide(from + i);
-        value = sum_of(sums);
+    constexpr std::int64_t step = kSums * kWidth;
+    if (n >= step) {
+        Vector sums[kSums];
+        KARY_UNROLL for (int v = 0; v < kSums; ++v) sums[v] = load(from + v * kWidth);
+        for (i = step; i + step <= n; i += step)
+            KARY_UNROLL for (int v = 0; v < kSums; ++v) sums[v] += load(from + i + v * kWidth);
+        value = sum_of<kSums>(sums);
     }
     for (; i < n; ++i) value += from[i];
     return value;
@@ -494,16 +508,16 @@ KARY_INLINE float reduce_row(Code code, const float* from, std::int64_t n) {
 // the same of n rows, for some vectors of columns
 template <int V>
 KARY_INLINE void reduce_columns(Code code, const Reduction& d, const float* from, float* to) {
-    Wide value[V];
-    KARY_UNROLL for (int v = 0; v < V; ++v) value[v] = load_wide(from + v * kWide);
+    Vector value[V];
+    KARY_UNROLL for (int v = 0; v < V; ++v) value[v] = load(from + v * kWidth);
     for (std::int64_t r = 1; r < d.n; ++r)
         KARY_UNROLL for (int v = 0; v < V; ++v) {
-            const Wide next = load_wide(from + r * d.inner + v * kWide);
+            const Vector next = load(from + r * d.inner + v * kWidth);
             value[v] = code == Code::kLeast      ? extreme<true>(value[v], next)
                        : code == Code::kGreatest ? extreme<false>(value[v], next)
                                                  : value[v] + next;
         }
-    KARY_UNROLL for (int v = 0; v < V; ++v) store_wide(to + v * kWide, value[v]);
+    KARY_UNROLL for (int v = 0; v < V; ++v) store(to + v * kWidth, value[v]);
 }
 
 template <Code code>
@@ -515,9 +529,9 @@ void reduce(const Reduction& d) {
             *to = reduce_row(code, from, d.n);
         } else {
             std::int64_t i = 0;
-            for (; i + 4 * kWide <= d.inner; i += 4 * kWide)
+            for (; i + 4 * kWidth <= d.inner; i += 4 * kWidth)
                 reduce_columns<4>(code, d, from + i, to + i);
-            for (; i + kWide <= d.inner; i += kWide) reduce_columns<1>(code, d, from + i, to + i);
+            for (; i + kWidth <= d.inner; i += kWidth) reduce_columns<1>(code, d, from + i, to + i);
             const std::int64_t rest = d.inner - i;
             for (std::int64_t j = i; j < i + rest; ++j) to[j] = from[j];
             for (std::int64_t r = 1; r < d.n; ++r)
@@ -535,44 +549,54 @@ void reduce(const Reduction& d) {
 
 // -------------------------------------------------------------------------------------- rows
 
+// A number of each of some rows, and back: the last row stands for those that there are not.
+KARY_INLINE Vector column_of(const float* from, std::int64_t width, std::int64_t n_rows) {
+    Vector value = {};
+    KARY_UNROLL for (int i = 0; i < kWidth; ++i)
+        value[i] = from[std::min<std::int64_t>(i, n_rows - 1) * width];
+    return value;
+}
+
+KARY_INLINE void set_column(float* to, Vector value, std::int64_t width, std::int64_t n_rows) {
+    KARY_UNROLL for (int i = 0; i < kWidth; ++i)
+        if (i < n_rows) to[i * width] = value[i];
+}
+
+// A vector has a number of each of its rows, so that narrow rows take no longer than wide ones.
 static void softmax(const Rows& r) {
-    for (std::int64_t row = 0; row < r.n; ++row) {
+    for (std::int64_t row = 0; row < r.n; row += kWidth) {
+        const std::int64_t n = std::min(kWidth, r.n - row);
         const float* const from = r.from + row * r.width;
         float* const to = r.to + row * r.width;
-        float greatest = from[0];
+        Vector greatest = column_of(from, r.width, n);
         for (std::int64_t i = 1; i < r.width; ++i)
-            greatest = from[i] > greatest || from[i] != from[i] ? from[i] : greatest;
-        float total = 0;
-        for (std::int64_t i = 0; i < r.width; i += kWide) {
-            const std::int64_t n = std::min(kWide, r.width - i);
-            const Wide shifted = load_wide_part(from + i, n) - greatest;
-            float lanes[kWide];
-            store_wide(lanes, exponential(shifted));
-            for (std::int64_t j = 0; j < n; ++j) total += lanes[j];
-            std::memcpy(to + i, r.logarithmic ? (const void*)&shifted : lanes, n * sizeof(float));
+            greatest = extreme<false>(greatest, column_of(from + i, r.width, n));
+        Vector total = {};
+        for (std::int64_t i = 0; i < r.width; ++i) {
+            const Vector shifted = column_of(from + i, r.width, n) - greatest;
+            const Vector power = exponential(shifted);
+            total += power;
+            set_column(to + i, r.logarithmic ? shifted : power, r.width, n);
         }
-        float last[kWide];
-        store_wide(last, logarithm(wide(total)));
-        if (r.logarithmic)
-            for (std::int64_t i = 0; i < r.width; ++i) to[i] -= last[0];
-        else
-            for (std::int64_t i = 0; i < r.width; ++i) to[i] /= total;
+        const Vector last = r.logarithmic ? logarithm(total) : total;
+        for (std::int64_t i = 0; i < r.width; ++i) {
+            const Vector value = column_of(to + i, r.width, n);
+            set_column(to + i, r.logarithmic ? value - last : value / last, r.width, n);
+        }
     }
 }
 
 // the gradient of a logarithmic softmax, by that of its outcome (`from`), and its outcome
 static void softmax_gradient(const Rows& r) {
-    for (std::int64_t row = 0; row < r.n; ++row) {
-        const float* const gradient = r.from + row * r.width;
-        const float* const outcome = r.other + row * r.width;
-        float* const to = r.to + row * r.width;
-        float total = 0;
-        for (std::int64_t i = 0; i < r.width; ++i) total += gradient[i];
-        for (std::int64_t i = 0; i < r.width; i += kWide) {
-            const std::int64_t n = std::min(kWide, r.width - i);
-            const Wide value = load_wide_part(gradient + i, n) -
-                               exponential(load_wide_part(outcome + i, n)) * total;
-            std::memcpy(to + i, &value, n * sizeof(float));
+    for (std::int64_t row = 0; row < r.n; row += kWidth) {
+        const std::int64_t n = std::min(kWidth, r.n - row), first = row * r.width;
+        const float *const gradient = r.from + first, *const outcome = r.other + first;
+        Vector total = {};
+        for (std::int64_t i = 0; i < r.width; ++i) total += column_of(gradient + i, r.width, n);
+        for (std::int64_t i = 0; i < r.width; ++i) {
+            const Vector power = exponential(column_of(outcome + i, r.width, n));
+            const Vector value = column_of(gradient + i, r.width, n) - power * total;
+            set_column(r.to + first + i, value, r.width, n);
         }
     }
 }
@@ -606,8 +630,8 @@ static void copy(const Copy& c) {
                 continue;
             }
             for (std::int64_t k = 0; k < n; ++k, from += c.from_step[2], to += c.to_step[2])
-                if (c.to_step[3] == 1 && c.from_step[3] == 1 && m >= kWide)
-                    copy_row<Wide>(from, to, m);
+                if (c.to_step[3] == 1 && c.from_step[3] == 1 && m >= kWidth)
+                    copy_row<Vector>(from, to, m);
                 else if (c.to_step[3] == 1 && c.from_step[3] == 1 && m >= 4)
                     copy_row<Four>(from, to, m);
                 else

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ...native.program import adam, approach
-from .recorded import PROGRAMS, Function, Recorded
+from .recorded import Function, recorded
 from .tape import Tape, active
 
 __all__ = ["Minimizer", "Share", "flatten", "move_towards", "take_up"]
@@ -146,11 +146,7 @@ class Minimizer:
         self._average = (share or Share()).average
         self._learning_rate, self.learning_rate_share = learning_rate, 1.0
         self._adam_settings = {**ADAM, "eps": epsilon}
-        self._compute = (
-            Recorded(self._gradient)
-            if record and self.flat.device.type in PROGRAMS
-            else self._gradient
-        )
+        self._compute = recorded(self._gradient, self.flat.device) if record else self._gradient
         # of gradients, as Adam keeps them
         self._mean, self._square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         self._n_steps = torch.zeros((), dtype=torch.float32, device=self.flat.device)

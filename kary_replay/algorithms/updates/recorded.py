@@ -19,7 +19,7 @@ from .captured import Captured
 from .operations import graph_of
 from .translation import NativeProgram, translated
 
-__all__ = ["PROGRAMS", "Function", "Recorded"]
+__all__ = ["Function", "Recorded", "recorded"]
 
 Function = Callable[..., tuple[Tensor, ...]]
 MAX_PROGRAMS = 32  # of one function, for inputs of as many shapes; the oldest goes
@@ -169,6 +169,11 @@ def scripted(graph: Any, tensors: list[Tensor]) -> Function:
 
 PROGRAMS: dict[str, Callable[[Any, list[Tensor]], Function]] = {"cpu": compiled, "cuda": Captured}
 """What makes a recorded graph run, by the device that its tensors are on."""
+
+
+def recorded(function: Function, device: torch.device) -> Function:
+    """Return a function recorded, if there are recordings on the device of its tensors."""
+    return Recorded(function) if device.type in PROGRAMS else function
 
 
 def without_autocast(device: str) -> Any:

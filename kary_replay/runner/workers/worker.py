@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -89,7 +90,7 @@ class Seat:
         """The worker's name, such as actor-0."""
         return f"{self.kind}-{self.index}"
 
-    @property
+    @cached_property
     def row(self) -> Row:
         """The worker's own row of the board, which nobody else writes."""
         return self.board.row(self.kind, self.index)
