@@ -146,7 +146,7 @@ solves: $(VENV)/built
 	$(BIN)/python -m bench.runs.solves
 
 solves-nightly: $(VENV)/built
-	$(BIN)/python -m bench.runs.solves --tasks sac_halfcheetah --seeds 1
+	$(BIN)/python -m bench.runs.solves --tasks sac_halfcheetah ppo_halfcheetah --seeds 1
 
 # Every task of bench/runs/learning/tasks.py, seed by seed. It goes on with the runs that are
 # missing. With MINUTES=60 none of its three campaigns begins a run after an hour.

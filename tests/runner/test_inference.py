@@ -245,6 +245,8 @@ def test_processes_with_policy_workers(algorithm, tmp_path):
         max_staleness=None if algorithm in ("dqn", "sac") else 1,
     )
     assert result.env_steps >= 800 and result.updates > 0
+    assert set(result.waited) == {"actors", "learners", "policy_workers"}
+    assert result.waited["policy_workers"] > 0
 
 
 def test_a_killed_policy_worker_is_followed_by_one_that_answers(tmp_path, monkeypatch):

@@ -25,6 +25,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pendulum_sac": {"total_env_steps": 8_000},
     "cartpole_ppo": {"total_env_steps": 100_000},
     "pendulum_ppo": {"total_env_steps": 150_000},
+    # the preset has Adam, and a learning rate that falls to 0 over these steps
+    "cartpole_a2c": {"total_env_steps": 500_000},
 }
 # of the presets
 SHOWN = (

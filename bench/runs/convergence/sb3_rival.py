@@ -84,6 +84,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "gamma": 0.9,
         "gae_lambda": 0.95,
     },
+    # a2c.yml, CartPole-v1: the defaults, RMSprop among them
+    "cartpole_a2c": {"n_envs": 8},
     # sac.yml, Pendulum-v1: the defaults with a larger learning rate
     "pendulum_sac": {"learning_rate": 1e-3},
 }
@@ -161,7 +163,7 @@ def actor(model: Any, algorithm: str) -> tuple[torch.nn.Module, Any]:
     """Return the network that acts, and how it acts greedily."""
     if algorithm == "dqn":
         return model.policy.q_net, lambda network, observations: network(observations).argmax(dim=1)
-    if algorithm == "ppo":
+    if algorithm in ("ppo", "a2c"):
         return model.policy, partial(policy_actions, model.action_space)
     if algorithm == "sac":
         return model.policy.actor, lambda network, observations: network(

@@ -33,6 +33,7 @@ TASKS = {
     # on-policy: all have the same settings, those of RL Baselines3 Zoo
     "cartpole_ppo": Task("ppo", "CartPole-v1", 475.0, 200_000, 1_000, 10),
     "pendulum_ppo": Task("ppo", "Pendulum-v1", -200.0, 300_000, 4_096),
+    "cartpole_a2c": Task("a2c", "CartPole-v1", 475.0, 500_000, 5_000),
 }
 UNITS = (64, 256)
 RIVALS = ("sb3", "sbx", "tianshou", "rllib", "cleanrl", "runner")
@@ -40,15 +41,16 @@ RIVALS = ("sb3", "sbx", "tianshou", "rllib", "cleanrl", "runner")
 RLLIB = ("cartpole_dqn", "pendulum_sac")
 
 
-ON_POLICY_TASKS = tuple(name for name, task in TASKS.items() if task.algorithm == "ppo")
+# who has these algorithms; the others have those that learn from replay
+ON_POLICY_RIVALS = {"ppo": ("sb3", "sbx", "cleanrl", "runner"), "a2c": ("sb3", "runner")}
+ON_POLICY_TASKS = tuple(name for name, task in TASKS.items() if task.algorithm in ON_POLICY_RIVALS)
 OFF_POLICY_TASKS = tuple(name for name in TASKS if name not in ON_POLICY_TASKS)
-ON_POLICY_RIVALS = ("sb3", "sbx", "cleanrl", "runner")
 
 
 def takes_part(rival: str, task: str) -> bool:
     """Whether a rival runs a task."""
     if task in ON_POLICY_TASKS:
-        return rival in ON_POLICY_RIVALS
+        return rival in ON_POLICY_RIVALS[TASKS[task].algorithm]
     return rival != "cleanrl" and (rival != "rllib" or task in RLLIB)
 
 

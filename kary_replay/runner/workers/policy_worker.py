@@ -38,9 +38,9 @@ class PolicyWorker:
     def work(self, patience_seconds: float) -> bool:
         """Answer; return False if nobody asks within the patience."""
         self.seat.beat()
-        groups, observation = self.inference.gather(self.seat.index, patience_seconds)
-        if not groups:
+        if not self.row.wait(patience_seconds, self._gather):
             return False
+        groups, observation = self.asked
         updates = self.newest.take_up()
         self.row.parameter_version = updates
         outputs = self.algorithm.outputs(moved(as_tensors(observation), self.algorithm.device))
@@ -51,6 +51,12 @@ class PolicyWorker:
         self.inference.answer(self.seat.index, groups, outputs, updates)
         self.row.answers += 1
         return True
+
+    def _gather(self, patience_seconds: float) -> bool:
+        """Wait at most so long for a request; keep which groups have asked, and what they see."""
+        self.asked = self.inference.gather(self.seat.index, patience_seconds)
+        groups, _ = self.asked
+        return bool(groups)
 
     def finish(self, give_up: Callable[[], bool]) -> None:
         """Do nothing."""
