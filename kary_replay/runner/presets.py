@@ -64,6 +64,30 @@ ASYNCHRONOUS: dict[str, Any] = {
     "options": {"n_envs": 16, "envs_per_update": 8},
 }
 
+# Observations and rewards of about the size that networks begin with. Actors go on while there is
+# an update.
+NORMALIZED: dict[str, Any] = {
+    "max_staleness": 1,
+    "normalize_observations": True,
+    "normalize_rewards": True,
+}
+# With 0.99 a policy that has learned not to crash hovers: what landing brings is too far away.
+LANDING: dict[str, Any] = {
+    **NORMALIZED,
+    "total_env_steps": 400_000,
+    "evaluation_interval": 20_000,
+    "options": {
+        **STEADY,
+        "n_envs": 16,
+        "rollout_length": 256,
+        "n_epochs": 4,
+        "learning_rate": 1e-3,
+        "gamma": 0.995,
+        "gae_lambda": 0.95,
+        "ent_coef": 0.01,
+    },
+}
+
 # (algorithm, environment) -> settings of the run, and hyperparameters under "options"; "*" is any
 # environment.
 PRESETS: dict[tuple[str, str], dict[str, Any]] = {
@@ -157,6 +181,42 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
             "rollout_length": 1024,
             "learning_rate": 1e-3,
             "gamma": 0.9,
+        },
+    },
+    ("ppo", "Acrobot-v1"): {
+        **NORMALIZED,
+        "total_env_steps": 150_000,
+        "evaluation_interval": 10_000,
+        "options": {
+            **STEADY,
+            "n_envs": 16,
+            "rollout_length": 256,
+            "n_epochs": 4,
+            "gamma": 0.99,
+            "gae_lambda": 0.94,
+        },
+    },
+    ("ppo", "LunarLander-v3"): LANDING,
+    ("ppo", "LunarLanderContinuous-v3"): LANDING,
+    ("ppo", "HalfCheetah-v5"): {
+        **NORMALIZED,
+        "total_env_steps": 1_000_000,
+        "evaluation_interval": 50_000,
+        "options": {
+            "hidden": (256, 256),
+            "activation": "relu",
+            "n_envs": 1,
+            "rollout_length": 512,
+            "batch_size": 64,
+            "n_epochs": 20,
+            "learning_rate": 2.0633e-5,
+            "gamma": 0.98,
+            "gae_lambda": 0.92,
+            "clip_range": 0.1,
+            "ent_coef": 0.000401762,
+            "vf_coef": 0.58096,
+            "max_gradient_norm": 0.8,
+            "log_std": -2.0,
         },
     },
     ("impala", "*"): ASYNCHRONOUS,
