@@ -97,7 +97,8 @@ stress: $(VENV)/built
 	$(BIN)/python tests/concurrency/stress_processes.py --transitions 1e7 --kills 1000
 	$(BIN)/python tests/concurrency/kill_points.py --each 7
 	$(BIN)/python tests/concurrency/stress_saves.py --kills 150
-	$(BIN)/python tests/runner/kill_actors.py --kills 50
+	$(BIN)/python tests/runner/kill_workers.py --kills 50
+	$(BIN)/python tests/runner/kill_workers.py --kills 50 --kind policy_worker
 
 sanitize: $(VENV)/built
 	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh thread --operations 1e6

@@ -7,7 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
-import kill_actors
+import kill_workers
 import pytest
 from runs import HANG_SECONDS, SMALL, config, size_of, stopped, wait_until
 
@@ -175,8 +175,8 @@ def test_what_an_environment_started_ends_with_it(tmp_path, monkeypatch):
 
 
 def test_a_run_goes_on_whatever_happens_to_its_actors(tmp_path):
-    """The long form, which must solve CartPole, is kill_actors.py."""
-    result, killed, _ = kill_actors.main(5, 30_000, 0, tmp_path / "run", longest_pause=0.3)
+    """The long form, which must solve CartPole, is kill_workers.py."""
+    result, killed, _ = kill_workers.main(5, 30_000, 0, tmp_path / "run", longest_pause=0.3)
     assert killed == 5 and result.env_steps >= 30_000
     assert result.samples_per_insert == pytest.approx(32, rel=0.02)
     assert workers() == []

@@ -1,11 +1,15 @@
 """Actions by policy workers are those of actors that compute them themselves."""
 
+import json
 import threading
 
+import audit
 import gymnasium
+import kill_workers
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from runs import config, hosted, parameters, run, same, worker
 
 from kary_replay.algorithms import ALGORITHMS
@@ -249,23 +253,63 @@ def test_processes_with_policy_workers(algorithm, tmp_path):
     assert result.waited["policy_workers"] > 0
 
 
-def test_a_killed_policy_worker_is_followed_by_one_that_answers(tmp_path, monkeypatch):
-    killed, poll = [], Supervisor.poll
+@pytest.fixture
+def killed(monkeypatch):
+    """Have a policy worker killed after every 200 steps of a run, nine times; return their ids."""
+    found, poll = [], Supervisor.poll
 
     def poll_and_kill(self, seconds):
         reports = poll(self, seconds)
-        if len(killed) < min(self._flow.board.env_steps // 200, 9):
-            member = next(m for m in self._members if m.name == "policy_worker-0")
+        if len(found) < min(self._flow.board.env_steps // 200, 9):
+            workers = [m for m in self._members if m.role.kind == "policy_worker"]
+            member = workers[len(found) % len(workers)]
             if member.handle is not None and member.owes is None:
-                killed.append(member.handle.process.pid)
+                found.append(member.handle.process.pid)
                 member.handle.process.kill()
         return reports
 
     monkeypatch.setattr(Supervisor, "poll", poll_and_kill)
+    return found
+
+
+def test_a_killed_policy_worker_is_followed_by_one_that_answers(tmp_path, killed):
     processes = {"actors": 2, "groups": 2, "backend": "process", "inference": "worker"}
     processes["max_restarts"] = 3  # in a row
     result = run("ppo", "CartPole-v1", tmp_path / "run", **processes, total_env_steps=2_000)
     assert len(killed) == 9 and result.env_steps >= 2_000 and result.updates == 50
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "policy_workers", "groups"), [("ppo", 2, 1), ("impala", 1, 2)]
+)
+def test_steps_are_learned_from_once_whatever_happens_to_policy_workers(
+    algorithm, policy_workers, groups, tmp_path, killed, monkeypatch
+):
+    """The long form, with kills at random moments, is kill_workers.py."""
+    monkeypatch.setenv(audit.FILE, str(tmp_path / "found.json"))
+    how = {"policy_workers": policy_workers, "groups": groups}
+    settings = kill_workers.audited(algorithm, tmp_path / "run", 2_500, **how)
+    result = Runner(settings, console=Console(quiet=True)).run()
+    found = json.loads((tmp_path / "found.json").read_text())
+    steps = audit.check(tmp_path / "run", settings.rows_per_update, found)
+    assert len(killed) == 9 and steps["taken"] == result.env_steps >= 2_500
+    if algorithm == "ppo":
+        assert steps["dropped"] == 0 and steps["updates"] == 2_500 // settings.rows_per_update
+
+
+def test_the_audit_notices_steps_that_are_used_twice_or_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv(audit.FILE, str(tmp_path / "found.json"))
+    env, seen = audit.Counted(), audit.Audit()
+    first = [env.reset()[0], *(env.step(0)[0] for _ in range(7))]
+    batch = torch.from_numpy(np.array(first)[:, None])
+    seen.take(batch[:3])
+    assert seen.found == {"rows": 3, "missed": 0, "updates": 1}
+    with pytest.raises(AssertionError, match="learned from before"):
+        seen.take(batch[2:4])
+    with pytest.raises(AssertionError, match="do not follow one another"):
+        seen.take(batch[[3, 5]])
+    seen.take(batch[5:])
+    assert seen.found == {"rows": 6, "missed": 2, "updates": 2}
 
 
 REFUSED = [
