@@ -85,6 +85,18 @@ PARTS = {
     "runner_ablation": Part(
         "the runner's parts", module="bench.runs.runner_ablation", short=("--seeds", "1", "--short")
     ),
+    "inference": Part(
+        "policy workers, against actors that infer themselves",
+        module="bench.runs.inference",
+        short=("--tasks", "perceptron_64", "images", "images_waiting", "--seeds", "1", "--short"),
+        report="bench.runs.inference_report",
+    ),
+    "optimization": Part(
+        "several learners, synchronous and asynchronous",
+        module="bench.runs.optimization",
+        short=("--seeds", "1", "--short"),
+        report="bench.runs.inference_report",
+    ),
 }
 
 

@@ -210,26 +210,38 @@ def command(
     jobs: Callable[[Sequence[str], int, bool], Iterable[Job]],
     identity: Sequence[str],
     describe: Callable[[Record], str],
-    report: Callable[[Path, Path], None],
+    report: Callable[[Path, Path], None] | None = None,
+    worker: str = "bench.runs.runner_run",
+    seeds: int = 5,
 ) -> None:
-    """Be the command line of a campaign: make the runs that are missing, then write the page."""
+    """Be the command line of a campaign: make the runs that are missing, then write the page.
+
+    Without ``report`` another module writes it.
+    """
     parser = argparse.ArgumentParser(
         prog=f"python -m bench.{name}", description=document.splitlines()[0]
     )
     parser.add_argument("--tasks", nargs="+", choices=tasks, default=list(tasks))
-    parser.add_argument("--seeds", type=int, default=5, help="repetitions (default: %(default)s)")
+    parser.add_argument(
+        "--seeds", type=int, default=seeds, help="repetitions (default: %(default)s)"
+    )
     parser.add_argument(
         "--short", action="store_true", help="fewer and shorter runs, for `make bench`"
     )
     parser.add_argument("--output", type=Path, default=RESULTS / f"{name}.json")
     add_going_on(parser)
-    parser.add_argument("--report", action="store_true", help="only write the page")
-    parser.add_argument("--docs", type=Path, default=DOCS, help="where the page and its images are")
+    if report is not None:
+        parser.add_argument("--report", action="store_true", help="only write the page")
+        parser.add_argument(
+            "--docs", type=Path, default=DOCS, help="where the page and its images are"
+        )
     arguments = parser.parse_args()
-    if not arguments.report:
+    if report is None or not arguments.report:
         planned = jobs(arguments.tasks, arguments.seeds, arguments.short)
-        execute = partial(run, worker="bench.runs.runner_run")
+        execute = partial(run, worker=worker)
         conduct(arguments.output, planned, identity, execute, describe, arguments.before)
+    if report is None:
+        return
     (arguments.docs / "images").mkdir(parents=True, exist_ok=True)
     report(arguments.output, arguments.docs)
 
