@@ -127,6 +127,21 @@ def test_all_columns_come_along_and_what_follows_where_it_is_needed():
     assert (after[0] == 0).all()  # not needed: it is the next step's
 
 
+def test_updates_of_others_take_nothing_away_that_was_about_to_be_drawn():
+    pipe = Pipe(n_groups=2, n_together=1, n_parts=2, max_staleness=1)
+    first, second = pipe.sources[0], pipe.hosted.source()
+    second.blank(0)
+    second.prepare(0, torch.device("cpu"), 0, Share(), 1)
+    for group in (0, 1):
+        for step in range(LENGTH):
+            pipe.add(group, 10 * group + step)
+    assert first.may_draw(0, 0.0) and second.may_draw(0, 0.0)
+    first.draw()
+    first.release(5)
+    assert second.draw()["reward"][0, 0] == 10
+    assert pipe.figures["max_staleness"] == 0 and pipe.figures["dropped_steps"] == 0
+
+
 @pytest.mark.parametrize("max_staleness", [0, 1, 5])
 def test_a_group_waits_for_learners_when_it_has_no_room(max_staleness):
     pipe = Pipe(n_groups=1, max_staleness=max_staleness)

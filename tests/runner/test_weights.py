@@ -11,10 +11,16 @@ from kary_replay.algorithms import ALGORITHMS
 from kary_replay.runner import ConfigError, Runner
 from kary_replay.runner.backends.memory import OwnMemory, SharedMemory
 from kary_replay.runner.flow import HostedFlow
-from kary_replay.runner.streams import Checkpoint, WeightStream
+from kary_replay.runner.streams import Checkpoint, WeightStream, weights
 from kary_replay.runner.streams.weights import Weights, weights_of
 
 N_WEIGHTS = 1_003
+
+
+@pytest.fixture(autouse=True)
+def several_chunks(monkeypatch):
+    """So few weights would be exchanged in one piece, as those of whole runs here are."""
+    monkeypatch.setattr(weights, "LEAST_WEIGHTS", 50)
 
 
 class Vectors:

@@ -416,6 +416,9 @@ class RolloutSource:
         self._columns: dict[str, npt.NDArray[Any]] = {}
         self._groups: list[int] = []  # whose rollouts were drawn last
         self._n_drawn = 0
+        # By which rollouts are old: those that there were when enough of them waited. Others may
+        # do updates of their own before these are drawn.
+        self._updates = 0
 
     def prepare(
         self, batch_size: int, device: torch.device, n_ahead: int, share: Share, index: int
@@ -439,9 +442,12 @@ class RolloutSource:
 
         Those that are too old by now are dropped. The first learner alone calls it.
         """
-        n_together = self._rollouts.stream.n_together
-        enough = found_within(patience_seconds, lambda: len(self._ready()) >= n_together or None)
-        return enough is not None
+
+        def enough() -> bool | None:
+            self._updates = self._rollouts.n_updates
+            return len(self._ready()) >= self._rollouts.stream.n_together or None
+
+        return found_within(patience_seconds, enough) is not None
 
     def draw(self) -> Batch:
         """Return the learner's part of the oldest rollouts, which the first learner chooses.
@@ -466,7 +472,7 @@ class RolloutSource:
                 into[:, where.start - mine.start : where.stop - mine.start] = column[:, whose]
         if self._share.index == 0:
             versions = np.stack([rollouts.oldest(group)["version"] for group in self._groups])
-            staleness = rollouts.n_updates - versions
+            staleness = self._updates - versions
             rollouts.staleness[:] = staleness.mean(), staleness.max()
         return Batch(nested(stream.columns, self._columns))
 
@@ -495,7 +501,7 @@ class RolloutSource:
         ready = []
         for group in stream.groups_of(self._part):
             while rollouts.waiting(group) > 0:
-                if rollouts.n_updates - rollouts.version(group) <= stream.max_staleness:
+                if self._updates - rollouts.version(group) <= stream.max_staleness:
                     ready.append(group)
                     break
                 rollouts.add(group, EXPIRED, rollouts.n_steps)

@@ -19,7 +19,7 @@ from .stream import Checkpoint, Hosted, Medium, Numbers
 
 __all__ = ["HostedWeights", "WeightStream", "Weights", "weights_of"]
 
-N_CHUNKS = 16
+MOST_CHUNKS, LEAST_WEIGHTS = 16, 2**14  # chunks, and weights in each where there are several
 
 
 def weights_of(algorithm: Algorithm) -> dict[str, torch.Tensor]:
@@ -44,11 +44,16 @@ class WeightStream:
     n_weights: int
     n_learners: int
 
+    @property
+    def n_chunks(self) -> int:
+        """In how many pieces weights are exchanged: in one, if a copy takes less than a lock."""
+        return min(MOST_CHUNKS, max(1, self.n_weights // LEAST_WEIGHTS))
+
     def host(self, medium: Medium, checkpoint: Checkpoint) -> HostedWeights:
         """Make room for the weights; the first learner says what they are."""
         weights = medium.numbers(-(-self.n_weights // 2))
         counts = medium.numbers(3 * self.n_learners)
-        return HostedWeights(Weights(self, weights, counts, medium.locks(N_CHUNKS)))
+        return HostedWeights(Weights(self, weights, counts, medium.locks(self.n_chunks)))
 
 
 class HostedWeights(Hosted):
@@ -112,12 +117,13 @@ class Weights:
         """Add what has changed in the learner's weights, and take up what others have added."""
         changed = self._together()
         changed -= self._before
-        bounds = np.linspace(0, len(self.shared), N_CHUNKS + 1).astype(int)
+        n_chunks = self.stream.n_chunks
+        bounds = np.linspace(0, len(self.shared), n_chunks + 1).astype(int)
         # each begins elsewhere, so that they do not follow one another from lock to lock
-        first = self._index * N_CHUNKS // self.stream.n_learners
-        for number in range(first, first + N_CHUNKS):
-            chunk = slice(*bounds[number % N_CHUNKS :][:2].tolist())
-            with self._locks[number % N_CHUNKS]:
+        first = self._index * n_chunks // self.stream.n_learners
+        for number in range(first, first + n_chunks):
+            chunk = slice(*bounds[number % n_chunks :][:2].tolist())
+            with self._locks[number % n_chunks]:
                 self.shared[chunk] += changed[chunk]
                 self._before[chunk] = self.shared[chunk]
         begin = 0
