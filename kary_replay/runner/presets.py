@@ -71,8 +71,8 @@ NORMALIZED: dict[str, Any] = {
     "normalize_observations": True,
     "normalize_rewards": True,
 }
-# With a gamma of 0.99, a policy that has learned not to crash hovers: what landing brings is too far
-# away. Layers of 64 learn to land with some seeds only.
+# With a gamma of 0.99, a policy that has learned not to crash hovers: what landing brings is too
+# far away. Layers of 64 learn to land with some seeds only.
 LANDING: dict[str, Any] = {
     **NORMALIZED,
     "total_env_steps": 600_000,
