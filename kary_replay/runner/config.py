@@ -468,11 +468,6 @@ def _check_rollouts(config: RunnerConfig) -> None:
             f"publish_interval must be 1 for {config.algorithm}, got {config.publish_interval}: "
             "what is learned from was chosen by the newest parameters"
         )
-    if config.backend == "ray":
-        raise ConfigError(
-            f"backend='ray' has no rollouts yet: {config.algorithm} runs with backend='process' "
-            "or 'serial'"
-        )
     envs = "n_envs" if options.envs_per_update is None else "envs_per_update"
     if getattr(options, envs) % config.learners:
         raise ConfigError(

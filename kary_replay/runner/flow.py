@@ -142,6 +142,8 @@ class HostedFlow:
                 raise
             raise ConfigError(f"the checkpoint {checkpoint.folder} is damaged: {cause}") from None
         self.board: Board = self.streams["board"].source()
+        for stream in self.streams.values():
+            stream.meet(self.streams)
 
     def seat(self, role: Role, index: int, incarnation: int = 0) -> Seat:
         """Return what a worker is made of."""

@@ -43,6 +43,8 @@ class Kind(IntEnum):
     SAVE = 9
     READ = 10
     DROP = 11
+    TAKE = 12
+    PUBLISH = 13
     DONE = 64
     FAILED = 65
 

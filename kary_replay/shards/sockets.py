@@ -17,11 +17,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from ..validation import as_count, as_positive
 from .messages import HEAD, length_of
-from .service import ShardService
 
 __all__ = ["ShardServer", "SocketTransport"]
 
@@ -34,13 +33,24 @@ SHORT_SECONDS = 100e-6
 BUFFERS_AT_ONCE = 64  # that one call sends; systems allow 1024
 
 
+@runtime_checkable
+class Service(Protocol):
+    """Answers messages; any number of threads may ask at once."""
+
+    def answer(self, request: memoryview) -> Sequence[Any]:
+        """Return the answer as buffers; raise nothing."""
+
+    def close(self) -> None:
+        """Let go of what was opened to answer."""
+
+
 class ShardServer:
     """Lets a shard answer whoever connects and has the token, each in a thread of its own.
 
     Parameters
     ----------
     service : ShardService
-        Who answers.
+        Who answers; anything else with its ``answer`` and ``close`` will do.
     token : bytes [32]
         Such as `secrets.token_bytes(32)`; clients must have the same.
     host, port
@@ -50,7 +60,7 @@ class ShardServer:
     Raises
     ------
     ValueError, TypeError
-        If the token is not of 32 bytes, or service is no ShardService.
+        If the token is not of 32 bytes, or service is nothing that answers.
     OSError
         If nobody can listen there.
 
@@ -61,10 +71,10 @@ class ShardServer:
     """
 
     def __init__(
-        self, service: ShardService, token: bytes, host: str = "127.0.0.1", port: int = 0
+        self, service: Service, token: bytes, host: str = "127.0.0.1", port: int = 0
     ) -> None:
         _check_token(token)
-        if not isinstance(service, ShardService):
+        if not isinstance(service, Service):
             raise TypeError(f"service must be a ShardService, got {type(service).__name__}")
         self._service = service
         handler = type("Connection", (_Connection,), {"service": service, "token": token})
@@ -114,7 +124,7 @@ class _Server(socketserver.ThreadingTCPServer):
 class _Connection(socketserver.BaseRequestHandler):
     """One client's connection."""
 
-    service: ShardService
+    service: Service
     token: bytes
     server: _Server
 

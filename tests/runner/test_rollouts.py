@@ -373,7 +373,6 @@ REFUSED = [
     ({"actors": 3, "groups": 1}, "actors · groups = 3 must divide n_envs=4"),
     ({"groups": 3}, "groups must divide n_envs=4"),
     ({"learners": 3, "backend": "process"}, "learners must divide n_envs=4"),
-    ({"backend": "ray"}, "has no rollouts yet"),
 ]
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ...version import VERSION
+from ..allocation.cores import actors_for
 from ..allocation.nodes import next_node, spread
 from ..config import ConfigError, RunnerConfig
 from ..failures import START_SECONDS
@@ -29,7 +30,7 @@ from ..workers import Seat
 from .backend import Handle, Order
 from .memory import SharedMemory
 from .process import ProcessBackend, ProcessHandle
-from .site import Answer, Ended, Give, Key, Kill, Letter, SavedState, Site, Start
+from .site import DRIVER, Answer, Ended, Give, Key, Kill, Letter, SavedState, Site, Start
 
 __all__ = ["RayBackend"]
 
@@ -72,7 +73,7 @@ class RayBackend:
         self._room_here = 0.0
         self._look_at_nodes()
         rooms = [self._room_here, *self._rooms.values()]
-        self.n_actors = int(sum(rooms)) or 1
+        self.n_actors = n_actors_for(config, int(sum(rooms)) or 1)
         self._n_wanted = self.n_actors if config.actors == "auto" else int(config.actors)
         n_here, *n_there = spread(self._n_wanted, rooms)
         self._planned = dict(zip(self._rooms, n_there, strict=True))
@@ -259,6 +260,9 @@ class RayBackend:
             places = [None, *self._sites]
             counts = [self._count(place) for place in places]
             site = places[next_node(counts, [self._room_of(place) for place in places])]
+        assert self._flow is not None
+        for stream in self._flow.streams.values():
+            stream.placed(worker, DRIVER if site is None else site.number)
         handle: ProcessHandle | RemoteHandle
         if site is None:
             handle = self._processes.start(role, index, seat, state)
@@ -509,6 +513,14 @@ class RemoteHandle:
     def has_ended(self) -> bool:
         """Whether the worker's process has ended, as far as it is known."""
         return self._has_ended or self._site.cause is not None
+
+
+def n_actors_for(config: RunnerConfig, n_cpus: int) -> int:
+    """Return how many actors suit so many CPUs."""
+    if config.learns_from == "replay":
+        return n_cpus
+    options: Any = config.options
+    return actors_for(options.n_envs, config.groups, n_cpus)
 
 
 def close_all(ray: Any, sites: Sequence[RemoteSite]) -> None:

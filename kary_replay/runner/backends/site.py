@@ -188,7 +188,9 @@ class Site:
                 events.append((key, Ended()))
         for server in self._servers.values():
             server.look_after()
-        told = {name: stream.told(self._driver()) for name, stream in streams.items()}
+        # The board is asked first: by what an actor has done, it must not be ahead of the others.
+        peer, names = self._driver(), sorted(streams, key=lambda name: name != "board")
+        told = {name: streams[name].told(peer) for name in names}
         self._number = letter.number
         self._answer = Answer({name: one for name, one in told.items() if one is not None}, events)
         return self._answer

@@ -129,10 +129,15 @@ class Display:
         if config.learns_from == "rollouts":
             dropped = f"{figures.dropped_steps:,} steps dropped"
             rollouts = f"{config.rows_per_update:,}", "steps for an update"
-            return [
+            rows = [
                 ("rollouts", *rollouts),
                 ("staleness", number(figures.staleness), f"updates; {dropped}"),
             ]
+            if config.backend == "ray":
+                rows.append(
+                    ("machines", f"{figures.machines}", "whose actors the learner hears of")
+                )
+            return rows
         fill = figures.buffer_size / config.buffer_capacity
         rows = [
             (
@@ -165,8 +170,10 @@ class Display:
             parts.append(f"{number(figures.samples_per_insert)} samples per insert")
         else:
             parts.append(f"staleness {number(figures.staleness)}")
-        if config.backend == "ray":
+        if config.backend == "ray" and config.learns_from == "replay":
             parts.append(f"{figures.shards} shards")
+        elif config.backend == "ray":
+            parts.append(f"{figures.machines} machines")
         if config.backend != "serial":
             parts.append(
                 f"waited: actors {share(figures.actors_waited)}, "

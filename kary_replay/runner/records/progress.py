@@ -30,6 +30,7 @@ class Figures(NamedTuple):
     actors_waited: float  # share of the time
     learners_waited: float
     shards: int = 1
+    machines: int = 1
     distance: float = math.nan  # of the law of draws from that of one buffer
     staleness: float = math.nan  # updates, of what the last update learned from, on average
     dropped_steps: int = 0  # which nobody learned from
@@ -76,6 +77,7 @@ class Progress:
             actors_waited=actors / passed if passed else math.nan,
             learners_waited=learners / passed if passed else math.nan,
             shards=int(figures.get("shards", 1)),
+            machines=int(figures.get("machines", 1)),
             distance=figures.get("distance", math.nan),
             staleness=figures.get("staleness", math.nan),
             dropped_steps=int(figures.get("dropped_steps", 0)),

@@ -12,9 +12,11 @@ LOOK_SECONDS = 20e-6  # between two looks
 Found = TypeVar("Found")
 
 
-def found_within(patience_seconds: float, look: Callable[[], Found | None]) -> Found | None:
+def found_within(
+    patience_seconds: float, look: Callable[[], Found | None], pause_seconds: float = LOOK_SECONDS
+) -> Found | None:
     """Return what ``look`` finds, as soon as it is not None; None if that takes too long."""
     deadline = time.monotonic() + patience_seconds
     while (found := look()) is None and time.monotonic() < deadline:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(pause_seconds)
     return found

@@ -53,7 +53,7 @@ class HostedParameters(Hosted):
     """A parameter stream in the memory of this machine."""
 
     def __init__(self, row: ReplayBuffer) -> None:
-        self._row = row
+        self._row, self._is_carried = row, False
 
     def sink(self) -> Parameters:
         """Return the end of the worker that publishes."""
@@ -67,8 +67,18 @@ class HostedParameters(Hosted):
         """Let go of the memory."""
         self._row.close()
 
+    def carried(self) -> Parameters:
+        """Return the end of who brings the parameters to the other machines from now on."""
+        self._is_carried = True
+        return self.source()
+
     def broadcast(self, since: int) -> tuple[int, Any] | None:
-        """Return the version and the newest parameters, if they are newer than ``since``."""
+        """Return the version and the newest parameters, if they are newer than ``since``.
+
+        None if somebody else brings them to the other machines.
+        """
+        if self._is_carried:
+            return None
         end = self.source()
         version = end.version
         newest = end.newest() if version > since else None

@@ -84,6 +84,10 @@ class RolloutStream:
         Raises MemoryError if there is no room for them; OSError, ValueError or KeyError if what was
         saved cannot be read.
         """
+        if medium.part is not None:
+            from .sharded_rollout import host_part
+
+            return host_part(self, medium, medium.part, checkpoint)
         rollouts = Rollouts.new(self, medium)
         rollouts.n_updates = checkpoint.counters.get("updates", 0)
         if checkpoint.folder is not None:
@@ -188,6 +192,12 @@ class Rollouts:
         """Add to one of a group's counts."""
         self.set(group, name, self.number(group, name) + n)
 
+    def drop_unfinished(self, group: int) -> None:
+        """Drop what there is of the rollout that a group fills."""
+        _, filled = self.position(group)
+        self.add(group, LOST, filled * self.stream.n_envs)
+        self.add(group, WRITTEN, -filled)
+
     @property
     def n_dropped(self) -> int:
         """Steps that nobody has learned from, nor ever will."""
@@ -286,12 +296,13 @@ class HostedRollouts(Hosted):
 
     def is_used_up(self) -> bool:
         """Return whether there are fewer rollouts than an update learns from."""
-        rollouts, stream = self._rollouts, self._rollouts.stream
-        ready = (
-            sum(rollouts.waiting(group) > 0 for group in stream.groups_of(part))
-            for part in range(stream.n_parts)
-        )
+        stream = self._rollouts.stream
+        ready = (sum(map(self.is_ready, stream.groups_of(part))) for part in range(stream.n_parts))
         return max(ready) < stream.n_together
+
+    def is_ready(self, group: int) -> bool:
+        """Return whether a rollout of a group waits to be learned from."""
+        return self._rollouts.waiting(group) > 0
 
 
 class RolloutSink:
@@ -386,9 +397,7 @@ class RolloutWriter:
 
     def _begin_anew(self) -> None:
         """Drop what there is of the rollout."""
-        _, filled = self._rollouts.position(self._group)
-        self._rollouts.add(self._group, LOST, filled * self._rollouts.stream.n_envs)
-        self._rollouts.add(self._group, WRITTEN, -filled)
+        self._rollouts.drop_unfinished(self._group)
         self._n_filled = 0
 
     def reset(self, i: int) -> None:

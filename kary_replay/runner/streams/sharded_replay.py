@@ -6,11 +6,9 @@ the rate limiter counts what is added anywhere and what all learners draw.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -28,13 +26,12 @@ from ...shards.sharded_replay_buffer import ShardedReplayBuffer
 from ...types import Batch
 from ..records.background import in_background
 from .inference import Inference
+from .members import PATIENCE_SECONDS, RETRY_SECONDS, Members
 from .replay import ReplaySink, ReplayStream, blank, may
 from .stream import Checkpoint, Hosted, Medium, Numbers, Part, Peer
 
 __all__ = ["HostedShard", "ShardSink", "ShardSource"]
 
-PATIENCE_SECONDS = 3.0  # with a shard elsewhere that does not answer, before it counts as lost
-RETRY_SECONDS = 5.0  # between two tries to reach a shard that is said to be there
 EMPTY_SECONDS = 0.01  # between two looks at shards that have lost all their rows
 FEWEST, MOST, UNDER_WAY = 4, 16, 2  # batches in one request, by the shards; requests ahead
 FEWEST_BATCHES = 100  # that rows make, before batches are asked for ahead: priorities change faster
@@ -99,45 +96,12 @@ class Counts:
         return min(self.n_added, self.capacity) if has_rows else 0
 
 
-class Members:
-    """Where the shards of other machines answer; picklable to the workers of this machine.
-
-    Parameters
-    ----------
-    version : Numbers [1]
-        How often that has changed.
-    path : Path
-        The file that has it, in a folder of this user alone.
-    token : bytes
-        By which the shards know whom to answer.
-    """
-
-    def __init__(self, version: Numbers, path: Path, token: bytes) -> None:
-        self._version, self._path, self._token = version, path, token
-
-    @property
-    def version(self) -> float:
-        """A number that is another one after every change."""
-        return float(self._version.array[0])
-
-    def write(self, addresses: Mapping[int, tuple[str, int]]) -> None:
-        """Say where shards are, by the numbers of their parts."""
-        new = self._path.with_suffix(".new")
-        new.write_text(json.dumps({str(number): where for number, where in addresses.items()}))
-        os.replace(new, self._path)
-        self._version.array[0] += 1
-
-    def read(self) -> dict[int, tuple[str, int]]:
-        """Return where they are."""
-        if not self.version:
-            return {}
-        content = json.loads(self._path.read_text())
-        return {int(number): (host, port) for number, (host, port) in content.items()}
+class Shards(Members):
+    """Where the shards of other machines answer."""
 
     def reach(self, address: tuple[str, int]) -> RemoteShard:
         """Return the shard at an address; ConnectionError if it does not answer."""
-        transport = SocketTransport(address, self._token, PATIENCE_SECONDS)
-        return RemoteShard(transport, PATIENCE_SECONDS)
+        return RemoteShard(self.connect(address), PATIENCE_SECONDS)
 
 
 class ShardAnswerer:
@@ -203,7 +167,7 @@ class HostedShard(Hosted):
             stream.error,
             origin=tuple(origin) if origin else None,
         )
-        self._members = Members(medium.numbers(1), medium.folder() / "shards.json", part.token)
+        self._members = Shards(medium.numbers(1), medium.folder() / "shards.json", part.token)
         self._saved = None if checkpoint.folder is None else checkpoint.folder / "replay"
         self._n_added_before = int(counters.get("n_added", 0))
         self._addresses: dict[int, tuple[str, int]] = {}
@@ -394,7 +358,7 @@ class ShardSource:
         stream: ReplayStream,
         shard: PrioritizedReplayBuffer,
         limiter: RateLimiter,
-        members: Members,
+        members: Shards,
         drawn: Numbers,
         figures: Numbers,
         number: int,

@@ -126,6 +126,9 @@ class Hosted(ABC):
 
     # -------------------------------------------------- where several machines have parts of it
 
+    def meet(self, streams: Mapping[str, Hosted]) -> None:  # noqa: B027
+        """Note the streams of this machine by name; all have their places now."""
+
     def begin(self) -> None:  # noqa: B027
         """Do what takes all parts, which have joined; the workers have not been started yet."""
 
@@ -149,6 +152,9 @@ class Hosted(ABC):
     def answerer(self) -> Answerer | None:
         """Return what answers other machines for this part; None if nobody asks."""
         return None
+
+    def placed(self, worker: tuple[str, int], number: int) -> None:  # noqa: B027
+        """Note that a worker, (role, index), is going to be started in a part; it has ended."""
 
     def joined(self, number: int, address: tuple[str, int] | None) -> None:  # noqa: B027
         """Note that another part is there, and where it answers."""
