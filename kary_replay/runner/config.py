@@ -176,7 +176,7 @@ class RunnerConfig:
     A policy worker answers all groups that have asked with one pass through the networks. It pays
     for large networks, and for networks on a GPU."""
     policy_workers: int | None = None
-    """Processes that do so, with inference worker; None: 1."""
+    """Processes that do so, with inference worker, on each machine of a run; None: 1."""
     inference_device: str | None = None
     """Where they compute, as torch names it; None: cpu. With cuda each has a GPU of its own."""
     device: str = "cpu"
@@ -374,9 +374,10 @@ def _check_inference(config: RunnerConfig) -> None:
         return
     _check(config, "policy_workers", *AT_LEAST_1)
     _check_device(config, "inference_device")
-    if config.backend == "ray":
+    if config.backend == "ray" and config.inference_device != "cpu":
         raise ConfigError(
-            "inference='worker' is for one machine: with backend='ray' actors compute themselves"
+            f"inference_device must be 'cpu' with backend='ray', got {config.inference_device!r}: "
+            "policy workers are on all nodes, which may have no GPU"
         )
     if config.publishes_all:
         raise ConfigError(

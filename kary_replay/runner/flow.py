@@ -54,6 +54,8 @@ class Role:
         of those that answer at once.
     is_anywhere : bool
         Whether the workers may be on other machines than those of the other roles.
+    is_everywhere : bool
+        Whether each machine with workers that may be anywhere has as many of its own.
     provides, holds : str
         What a run lacks that goes on without the role, and what is lost with a worker of it.
     """
@@ -70,6 +72,7 @@ class Role:
     steps_environments: bool = False
     saved: Literal["each", "first", "at once"] = "each"
     is_anywhere: bool = False
+    is_everywhere: bool = False
     provides: str = ""
     holds: str = ""
 

@@ -21,8 +21,9 @@ class Counting(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(0.0, 1.0, (3,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self):
+    def __init__(self, is_seeded=False):
         self._who = 1 + secrets.randbelow(UNIT - 1), 1 + secrets.randbelow(UNIT - 1)
+        self._is_seeded = is_seeded  # so that it is the same in another run
         self._shown = self._steps = 0
 
     def _observation(self):
@@ -31,6 +32,8 @@ class Counting(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
+        if self._is_seeded and not self._shown:
+            self._who = tuple(self.np_random.integers(1, UNIT, 2))
         self._steps = 0
         return self._observation(), {}
 
@@ -43,13 +46,13 @@ class Counting(gymnasium.Env):
 class RecordedOptions(A2COptions):
     """Those of A2C, and a file for what is learned from."""
 
-    learning_rate: float = 1e-6
+    learning_rate: float = 1e-30  # the policy stays as it is
     hidden: tuple[int, ...] = (4,)
     record: str = ""
 
 
 class Recorded(A2C):
-    """A2C that appends the observations of every update to a file."""
+    """A2C that appends the observations and actions of every update to a file."""
 
     name = "recorded"
     options_class = RecordedOptions
@@ -58,11 +61,12 @@ class Recorded(A2C):
     def update(self, batch):
         observation = batch["observation"].numpy()
         if (observation[..., 0] > 0).all():  # else it warms up
+            rows = np.concatenate([observation * UNIT, batch["action"].numpy()[..., None]], -1)
             with open(self.options.record, "ab") as file:
-                file.write(observation.astype(np.float32).tobytes())
+                file.write(np.rint(rows).astype(np.int64).tobytes())
         return super().update(batch)
 
 
 def learned(path: Path) -> np.ndarray:
-    """Return all observations [n, 3] that a run has learned from, as numbers that are counts."""
-    return np.rint(np.fromfile(path, np.float32).reshape(-1, 3) * UNIT).astype(np.int64)
+    """Return what a run has learned from, [n, 4]: who, how many were shown, the action."""
+    return np.fromfile(path, np.int64).reshape(-1, 4)

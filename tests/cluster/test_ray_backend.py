@@ -263,3 +263,14 @@ def test_workers_end_within_seconds_of_ctrl_c(cluster, monkeypatch, tmp_path):
     begun = time.monotonic()
     running.stop()
     assert time.monotonic() - begun < 60
+
+
+def test_each_node_has_policy_workers_of_its_own(cluster, monkeypatch, tmp_path):
+    running = started(monkeypatch, tmp_path / "run", inference="worker")
+    assert len(running.backend._sites) == 2
+    assert len(named("policy_worker")) == 3
+    steps = running.flow.board.column("actor", "env_steps")
+    versions = running.flow.board.column("actor", "parameter_version")
+    wait_until(lambda: (steps > 0).all() and (versions > 0).all())
+    running.stop()
+    wait_until(lambda: not named("policy_worker"), 30)

@@ -51,6 +51,7 @@ def nothing_is_left(cluster):
     while RUNNING:
         RUNNING.pop().end()
     wait_until(lambda: not named(ANSWERS) and not named("actor-") and not named("learner-"), 30)
+    wait_until(lambda: not named("policy_worker"), 30)
     wait_until(lambda: not list(Path(os.environ["TMPDIR"]).glob("kary-replay-*")), 30)
 
 
@@ -125,7 +126,7 @@ def check_record(tmp_path, books):
     """The steps that were learned from are as many as the updates say, and all different."""
     steps = learned(tmp_path / "record")
     assert len(steps) == books.learned
-    assert len(np.unique(steps, axis=0)) == len(steps)
+    assert len(np.unique(steps[:, :3], axis=0)) == len(steps)
 
 
 @pytest.mark.parametrize(
@@ -185,6 +186,42 @@ def test_actors_are_killed_again_and_again(
     books.check(slack=(n_kills + 6) * N_ENVS // 6)  # a step of a group each, and of the last ones
     assert books.figures["max_staleness"] <= max_staleness
     assert books.dropped <= n_kills * 2 * LENGTH * N_ENVS // 6
+
+
+def test_actions_by_policy_workers_are_those_of_actors(cluster, monkeypatch, tmp_path):
+    """Each node has policy workers of its own, which answer what its actors ask."""
+    seeded = {"env_options": {"is_seeded": True}}
+    chosen = []
+    for inference in ("local", "worker"):
+        (tmp_path / inference).mkdir()
+        settings = recorded(tmp_path / inference, inference=inference, **seeded)
+        running = started(monkeypatch, settings)
+        assert len(named("policy_worker")) == (0 if inference == "local" else 3)
+        running.stop()
+        steps = learned(tmp_path / inference / "record")
+        chosen.append({(*who, shown): action for *who, shown, action in steps.tolist()})
+    both = chosen[0].keys() & chosen[1].keys()
+    assert len(both) >= 50 * N_ENVS * LENGTH  # so many updates does `started` wait for
+    assert {chosen[0][step] for step in both} == {0, 1}
+    assert all(chosen[0][step] == chosen[1][step] for step in both)
+
+
+@REPEATED
+def test_policy_workers_are_killed_again_and_again(
+    cluster, monkeypatch, tmp_path, books, repetition
+):
+    """Their successors answer what had been asked; nothing is lost with them."""
+    rng = random.Random(repetition)
+    running = started(monkeypatch, recorded(tmp_path, inference="worker", max_restarts=3))
+    for _ in range(8):
+        running.await_updates(1 + rng.randrange(20))
+        wait_until(lambda: len(named("policy_worker")) == 3)
+        os.kill(rng.choice(sorted(named("policy_worker"))), signal.SIGKILL)
+    running.await_updates(30)
+    running.stop()
+    check_record(tmp_path, books)
+    books.check(slack=6 * N_ENVS // 6)
+    assert books.dropped == 0
 
 
 @REPEATED

@@ -319,7 +319,10 @@ REFUSED = [
     ({"inference": "worker", "policy_workers": 0}, "policy_workers must be an integer of at least"),
     ({"inference": "worker", "policy_workers": 3}, "at most actors · groups = 2"),
     ({"inference": "worker", "inference_device": "gpu"}, "inference_device must be one of torch's"),
-    ({"inference": "worker", "backend": "ray"}, "is for one machine"),
+    (
+        {"inference": "worker", "backend": "ray", "inference_device": "cuda"},
+        "inference_device must be 'cpu' with backend='ray'",
+    ),
     (
         {"inference": "worker", "initial_priority": "td_error"},
         "initial_priority='td_error' needs inference='local'",

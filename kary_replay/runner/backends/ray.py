@@ -68,8 +68,9 @@ class RayBackend:
         self._config, self._interrupted = config, interrupted
         self._ray, self._is_ours = connect(config.ray_address)
         self._here: str = self._ray.get_runtime_context().get_node_id()
+        self._n_crew = config.policy_workers or 0  # of each node
         self._names: dict[str, str] = {}  # addresses of nodes
-        self._rooms: dict[str, float] = {}  # of the others
+        self._rooms: dict[str, float] = {}  # for actors, of the others
         self._room_here = 0.0
         self._look_at_nodes()
         rooms = [self._room_here, *self._rooms.values()]
@@ -130,7 +131,7 @@ class RayBackend:
         assert self._flow is not None
         self._n_sites += 1
         part = Part(self._n_sites, n_actors / self._n_wanted, self._token)
-        n_cpus = max(1, min(n_actors, int(self._rooms[node])))
+        n_cpus = max(1, min(n_actors, int(self._rooms[node]))) + self._n_crew
         actor = (
             self._ray.remote(Site)
             .options(
@@ -186,6 +187,7 @@ class RayBackend:
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         for node in alive:
             cpus, number = float(node["Resources"].get("CPU", 0.0)), node["NodeID"]
+            cpus = max(0.0, cpus - self._n_crew)
             self._names[number] = node["NodeManagerAddress"]
             if number == self._here:  # where learners need room, too
                 needed = self._config.learners * self._config.learner_threads

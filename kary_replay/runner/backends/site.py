@@ -26,6 +26,7 @@ from ..records.background import in_background
 from ..streams import Checkpoint, Part, Peer
 from ..streams.stream import Answerer
 from .backend import Order
+from .crew import Crew
 from .memory import SharedMemory
 from .process import ProcessBackend, ProcessHandle
 from .worker_process import leave_no_orphan
@@ -146,6 +147,7 @@ class Site:
         self._backend = ProcessBackend(config, lambda: False, medium, is_child=True)
         self._flow = HostedFlow(config, env_factory, n_actors, medium, Checkpoint(None, counters))
         self._backend.open(self._flow)
+        self._crew = Crew(self._flow, self._backend)
         self._roles = {role.kind: role for role in self._flow.roles}
         self._handles: dict[Key, ProcessHandle] = {}
         self._silent: set[Key] = set()  # whose death was told
@@ -178,6 +180,9 @@ class Site:
                 self._do(command)
             except OSError as error:
                 events.append((command.key, Problem(f"it could not be started: {error}")))
+        if (problem := self._crew.look_after()) is not None:
+            for handle in self._handles.values():
+                handle.end(problem)
         for key, handle in self._handles.items():
             events += [(key, self._as_event(key, report)) for report in handle.reports()]
             death = handle.cause_of_death()
@@ -197,7 +202,7 @@ class Site:
 
     def _driver(self) -> Peer:
         """Return what the driver is to this site: all others, who follow those who work here."""
-        here = tuple((kind, index) for kind, index, _ in self._handles)
+        here = *((kind, index) for kind, index, _ in self._handles), *self._crew.workers
         return Peer(DRIVER, frozenset(self._flow.board.workers).difference(here), here)
 
     def _do(self, command: Start | Give | Kill) -> None:
@@ -242,6 +247,7 @@ class Site:
         """End all processes, and let go of the memory."""
         for handle in self._handles.values():
             handle.kill()
+        self._crew.close()
         for server in self._servers.values():
             server.close()
         self._flow.close()

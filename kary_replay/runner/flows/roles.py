@@ -86,6 +86,7 @@ def assembled(config: RunnerConfig, algorithm: Any, experience: Stream, n_actors
         count=config.policy_workers or 0,
         reads=("inference", "parameters"),
         device=config.inference_device or "cpu",
+        is_everywhere=True,
     )
     return Flow(streams, (learner, policy_worker, actor, evaluator))
 
