@@ -111,6 +111,8 @@ class Algorithm(ABC):
     """What actors need in order to act."""
     minimizers: dict[str, Minimizer]
     """One minimizer for each loss, by name; their vectors are all that is trained."""
+    state_size: int = 0
+    """Numbers that the policy carries from step to step of an episode; zeros as it begins."""
     progress: float = 0.0
     """The share of the training, 0 to 1, that was done at the last `advance`."""
     normalization: Normalization | None = None
@@ -197,6 +199,31 @@ class Algorithm(ABC):
             Of each row on its own, so that rows of several actors can be computed together.
         """
 
+    def initial_state(self, n: int) -> npt.NDArray[np.float32]:
+        """Return what the policy carries as the episodes of n environments begin: zeros."""
+        return np.zeros((n, self.state_size), np.float32)
+
+    def outputs_and_state(
+        self, observation: Any, state: npt.NDArray[np.float32]
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Return `outputs` by what the policy carries, and what it carries from there on.
+
+        An algorithm overrides it whose policy remembers; this method of the base class passes the
+        state on.
+
+        Parameters
+        ----------
+        observation : tensor or array [N, ...], or dict of them
+        state : float32 [N, state_size]
+            What the policy has carried to these observations.
+
+        Returns
+        -------
+        tuple of float32 [N, k] and float32 [N, state_size]
+            Of each row on its own, too.
+        """
+        return self.outputs(observation), state
+
     @abstractmethod
     def decide(
         self,
@@ -223,10 +250,22 @@ class Algorithm(ABC):
         """
 
     def choose(
-        self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator
+        self,
+        observation: Any,
+        exploration: npt.NDArray[np.float32],
+        rng: np.random.Generator,
+        state: npt.NDArray[np.float32] | None = None,
     ) -> dict[str, npt.NDArray[Any]]:
-        """Choose the actions of N environments: `decide` by the `outputs` of now."""
-        return self.decide(self.outputs(observation), exploration, rng)
+        """Choose the actions of N environments: `decide` by the `outputs` of now.
+
+        A policy that remembers chooses by its ``state``, float32 [N, state_size]; None: as episodes
+        begin. Then the dict also has ``next_state``, which is for what is observed next.
+        """
+        if state is None:
+            state = self.initial_state(len(exploration))
+        outputs, next_state = self.outputs_and_state(observation, state)
+        chosen = self.decide(outputs, exploration, rng)
+        return {**chosen, "next_state": next_state} if self.state_size else chosen
 
     def act(
         self, observation: Any, exploration: npt.NDArray[np.float32], rng: np.random.Generator

@@ -186,6 +186,11 @@ class Normalized:
         """Return what the networks say of raw observations, tensors."""
         return self.algorithm.outputs(self.normalization.observation(observation))
 
+    def outputs_and_state(self, observation: Any, state: Any) -> tuple[Any, Any]:
+        """Return what the networks say of raw observations, tensors, and the next state."""
+        read = self.normalization.observation(observation)
+        return self.algorithm.outputs_and_state(read, state)
+
     def choose(self, observation: Any, *how: Any) -> dict[str, npt.NDArray[Any]]:
         """Choose the actions for raw observations, tensors, and what belongs to them."""
         return self.algorithm.choose(self.normalization.observation(observation), *how)

@@ -18,6 +18,7 @@ from ..validation import as_count, as_fraction
 from .algorithm import Algorithm, Options, Tensors, check_above_0, check_finite
 from .distributions import distribution_of
 from .networks import ACTIVATIONS, MLP, Encoder, initialize
+from .recurrence import LSTM, parts_of, sequences
 from .returns import generalized_advantages, vtrace
 from .spaces import check_actions_are_known
 from .updates.minimizer import Minimizer
@@ -38,6 +39,8 @@ class OnPolicyOptions(Options):
     learning_rate: float = 3e-4
     activation: Literal["tanh", "relu"] = "tanh"
     """What is between the layers."""
+    lstm_hidden_size: int | None = None
+    """Units of an LSTM that remembers the episode, before the layers; None: there is none."""
     n_envs: int = 8
     """Environments, over all actors."""
     rollout_length: int = 128
@@ -67,6 +70,8 @@ class OnPolicyOptions(Options):
         super().__post_init__()
         for name in ("n_envs", "rollout_length"):
             as_count(name, getattr(self, name))
+        if self.lstm_hidden_size is not None:
+            as_count("lstm_hidden_size", self.lstm_hidden_size)
         if self.envs_per_update is not None:
             as_count("envs_per_update", self.envs_per_update)
             if self.envs_per_update > self.n_envs:
@@ -97,7 +102,8 @@ class OnPolicyOptions(Options):
 class PolicyAndValue(nn.Module):
     """A policy and the value of observations, each with layers of its own.
 
-    Images are encoded once for both.
+    Images are encoded once for both. An LSTM between the encoder and the layers, if there is one,
+    remembers for both; then what is evaluated are `sequences` of ``rollout_length`` steps.
     """
 
     def __init__(self, observation_space: Any, action_space: Any, options: OnPolicyOptions) -> None:
@@ -105,26 +111,60 @@ class PolicyAndValue(nn.Module):
         self.encoder = Encoder(observation_space)
         self.distribution = distribution_of(action_space, options.log_std)
         n_features, hidden = self.encoder.n_features, options.hidden
+        self.memory, self.length = None, options.rollout_length
+        if options.lstm_hidden_size:
+            self.memory = LSTM(n_features, options.lstm_hidden_size)
+            n_features = options.lstm_hidden_size
         n_outputs = self.distribution.n_outputs
         self.pi = MLP(n_features, hidden, n_outputs, options.activation)
         self.v = MLP(n_features, hidden, 1, options.activation)
         initialize(self, 2**0.5)
+        if self.memory is not None:
+            initialize(self.memory, 1.0)
         initialize(self.pi[-1], 0.01)
         initialize(self.v[-1], 1.0)
 
     def forward(self, observation: Any) -> tuple[Tensor, Tensor]:
         """Return the parameters of the distribution of actions, [B, n_outputs], and values, [B]."""
-        features = self.encoder(observation)
+        return self.heads(self.features(observation)[0])
+
+    def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the parameters of the distribution of actions, and values, by `features`."""
         return self.pi(features), self.v(features).squeeze(1)
 
-    def value(self, observation: Any) -> Tensor:
-        """Return values, [B]."""
-        value: Tensor = self.v(self.encoder(observation))
+    def features(self, observation: Any) -> tuple[Tensor, ...]:
+        """Return what both layers read, [B, n]; with memory also the states, [B, state_size].
+
+        These are what is remembered after each row.
+        """
+        if self.memory is None:
+            return (self.encoder(observation),)
+        seen, state, goes_on = parts_of(observation, self.encoder.keys)
+        n_sequences = len(goes_on) // self.length
+        found: tuple[Tensor, ...] = self.memory(self.encoder(seen), state[:n_sequences], goes_on)
+        return found
+
+    def value(self, observation: Any, state: Tensor | None = None) -> Tensor:
+        """Return the values of single observations, [B]; with memory by states [B, state_size]."""
+        features = self.encoder(observation)
+        if self.memory is not None:
+            features, _ = self.memory(features, state)
+        value: Tensor = self.v(features)
         return value.squeeze(1)
 
-    def numpy(self, observation: Any) -> npt.NDArray[Any]:
-        """Return the parameters of the distribution, [N, n_outputs], without gradients."""
-        return self.pi.numpy(self.encoder.numpy(observation))
+    def numpy(
+        self, observation: Any, state: npt.NDArray[np.float32] | None = None
+    ) -> tuple[npt.NDArray[Any], Any]:
+        """Return the parameters of the distribution, [N, n_outputs], and the next state.
+
+        Of single observations, without gradients; with memory by states [N, state_size], or zeros.
+        """
+        features = self.encoder.numpy(observation)
+        if self.memory is not None:
+            if state is None:
+                state = np.zeros((len(features), self.memory.state_size), np.float32)
+            features, state = self.memory.numpy(features, state)
+        return self.pi.numpy(features), state
 
 
 class OnPolicy(Algorithm):
@@ -134,8 +174,10 @@ class OnPolicy(Algorithm):
     -----
     A batch has observation, action, reward, terminated, truncated, log_prob (of the action, when it
     was chosen), and next_observation, which is there where an episode was cut off and after the
-    last step, all [T, N, ...]: T steps of N environments. A subclass says in `loss` what a step of
-    the minimizer does, and in `pieces` what rows there are in each.
+    last step, all [T, N, ...]: T steps of N environments. With memory it also has the state before
+    the first step, [1, N, state_size]; the networks read sequences from there on, and begin anew
+    where episodes do. A subclass says in `loss` what a step of the minimizer does, and in `pieces`
+    what rows there are in each.
     """
 
     options_class: ClassVar[type[Options]] = OnPolicyOptions
@@ -184,8 +226,9 @@ class OnPolicy(Algorithm):
             epsilon=EPSILON,
         )
         self.policy = self.network
+        self.state_size = 0 if self.network.memory is None else self.network.memory.state_size
         self._replayed = Replayed(self._step)
-        self._evaluate = recorded(self._values_and_log_probs, self.device)
+        self._evaluate = recorded(self._evaluation, self.device)
 
     @abstractmethod
     def loss(
@@ -226,19 +269,25 @@ class OnPolicy(Algorithm):
         (log_pi,) = self.minimizers["policy_and_value"].step(*inputs, *rows["schedules"].values())
         return log_pi
 
-    def _values_and_log_probs(self, observation: Any, action: Tensor) -> tuple[Tensor, Tensor]:
-        outputs, value = self.network(observation)
-        return value, self.network.distribution.log_prob(outputs, action)
+    def _evaluation(self, observation: Any, action: Tensor) -> tuple[Tensor, ...]:
+        """Return values and log pi(a|s), [B], and with memory the states after each row."""
+        features, *states = self.network.features(observation)
+        outputs, value = self.network.heads(features)
+        return value, self.network.distribution.log_prob(outputs, action), *states
 
     @torch.no_grad()
     def evaluated(self, batch: Tensors) -> dict[str, Any]:
         """Return the rows of rollouts, [T * N, ...], with what their actions were worth."""
         shape = batch["reward"].shape
         rows = {name: flat(column) for name, column in batch.items() if name != "next_observation"}
+        if self.state_size:
+            goes_on = torch.ones(shape, device=self.device)
+            goes_on[1:] -= (batch["terminated"] | batch["truncated"])[:-1].float()
+            rows["observation"] = sequences(rows["observation"], rows["state"], flat(goes_on))
         log_ratio = None
         found = self._evaluate(rows["observation"], rows["action"])
         # which the next call overwrites
-        value, rows["before"] = [tensor.clone() for tensor in found]
+        value, rows["before"], *states = [tensor.clone() for tensor in found]
         if self.options.vtrace:
             log_ratio = (rows["before"] - rows["log_prob"]).cpu().numpy().reshape(shape)
             # From here on the policy is compared with what it was before the update: that it has
@@ -253,7 +302,8 @@ class OnPolicy(Algorithm):
         if len(after):
             index = torch.from_numpy(after).to(self.device)
             observation = chosen(flat(batch["next_observation"]), index)
-            next_value[cut] = self.network.value(observation).cpu().numpy()
+            before = (state[index] for state in states)
+            next_value[cut] = self.network.value(observation, *before).cpu().numpy()
         options, reward = self.options, batch["reward"].cpu().numpy()
         steps = reward, values, next_value, terminated, truncated
         discounts = options.gamma, options.gae_lambda
@@ -268,6 +318,18 @@ class OnPolicy(Algorithm):
             rows[name] = torch.from_numpy(worth.reshape(-1)).to(self.device)
         return {name: rows[name] for name in (*ROWS, "before")}
 
+    def order(self, n_rows: int, size: int) -> Tensor:
+        """Return the rows in a random order, of which each step of the minimizer gets ``size``.
+
+        With memory these are whole sequences, step by step as `sequences` has them.
+        """
+        if not self.state_size:
+            return torch.randperm(n_rows, generator=self.generator)
+        length = self.network.length
+        n_envs = n_rows // length
+        envs = torch.randperm(n_envs, generator=self.generator).reshape(-1, 1, size // length)
+        return (n_envs * torch.arange(length).unsqueeze(1) + envs).reshape(-1)
+
     def warm_up(self, batch: Tensors) -> None:
         """Record what a step of the minimizer needs; nothing is learned from this batch."""
         state = self.state_dict()
@@ -278,8 +340,17 @@ class OnPolicy(Algorithm):
         self.load_state_dict(state)
 
     def outputs(self, observation: Any) -> npt.NDArray[np.float32]:
-        """Return the parameters of the distribution of actions, [N, k]."""
-        return self.network.distribution.parameters_of(self.network.numpy(observation))
+        """Return the parameters of the distribution of actions, [N, k]; with memory, at first."""
+        outputs, _ = self.network.numpy(observation)
+        return self.network.distribution.parameters_of(outputs)
+
+    def outputs_and_state(
+        self, observation: Any, state: npt.NDArray[np.float32]
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        if not self.state_size:
+            return super().outputs_and_state(observation, state)
+        outputs, next_state = self.network.numpy(observation, state)
+        return self.network.distribution.parameters_of(outputs), next_state
 
     def decide(
         self,

@@ -23,7 +23,9 @@ class PPOOptions(OnPolicyOptions):
     """Hyperparameters of PPO."""
 
     batch_size: int = 64
-    """Rows of one step of the optimizer, over all learners; divides n_envs · rollout_length."""
+    """Rows of one step of the optimizer, over all learners; divides n_envs · rollout_length.
+
+    With lstm_hidden_size it is a multiple of rollout_length: whole sequences of environments."""
     n_epochs: int = 10
     """How often an update goes through its rows."""
     clip_range: float = 0.2
@@ -55,6 +57,12 @@ class PPOOptions(OnPolicyOptions):
             raise ValueError(
                 f"batch_size must divide {envs} · rollout_length = {self.rows_per_update}, so that "
                 f"all steps have as many rows, got {self.batch_size}"
+            )
+        if self.lstm_hidden_size and self.batch_size % self.rollout_length:
+            raise ValueError(
+                f"batch_size must be a multiple of rollout_length={self.rollout_length} with "
+                "lstm_hidden_size, so that each step of the optimizer has whole sequences, "
+                f"got {self.batch_size}: choose another one of them"
             )
         if self.normalize_advantage and self.batch_size == 1:
             raise ValueError(
@@ -116,10 +124,10 @@ class PPO(OnPolicy):
         return tuple(torch.tensor([x], device=self.device) for x in (clip_range, 1 / clip_range))
 
     def pieces(self, rows: Tensors) -> Iterator[Tensors]:
-        """Yield the rows of each step: all rows in a random order, epoch by epoch."""
+        """Yield the rows of each step: all rows in a random `order`, epoch by epoch."""
         options, size = self.options, self.options.batch_size // self.share.count
         schedules = dict(enumerate(self.schedules()))
-        for mixed in self._epochs(rows):
+        for mixed in self._epochs(rows, size):
             before = mixed.pop("before")
             if options.normalize_advantage:
                 mixed["advantage"] = normalized(mixed["advantage"], size)
@@ -131,7 +139,7 @@ class PPO(OnPolicy):
                     if self.divergence(change) > options.target_kl:
                         return
 
-    def _epochs(self, rows: Tensors) -> Iterator[dict[str, Any]]:
+    def _epochs(self, rows: Tensors, size: int) -> Iterator[dict[str, Any]]:
         """Yield the rows of all epochs, each in an order of its own, some epochs at once.
 
         A copy of a few rows takes as long as one of thousands.
@@ -139,10 +147,7 @@ class PPO(OnPolicy):
         n_epochs, n_rows = self.options.n_epochs, len(rows["advantage"])
         at_once = max(1, MOST_BYTES // n_bytes(rows))
         for first in range(0, n_epochs, at_once):
-            orders = [
-                torch.randperm(n_rows, generator=self.generator)
-                for _ in range(min(at_once, n_epochs - first))
-            ]
+            orders = [self.order(n_rows, size) for _ in range(min(at_once, n_epochs - first))]
             yield chosen(rows, torch.cat(orders).to(self.device))
 
     def divergence(self, change: Tensor) -> float:

@@ -512,6 +512,12 @@ def _check_rollouts(config: RunnerConfig) -> None:
             f"learners must divide batch_size={steps}, so that each has as many rows, "
             f"got {config.learners}: choose another number of learners or another batch size"
         )
+    if getattr(options, "lstm_hidden_size", None) and steps // parts % options.rollout_length:
+        raise ConfigError(
+            f"learners={config.learners} must divide the {steps // options.rollout_length} "
+            f"sequences of batch_size={steps}, so that each has whole ones, which lstm_hidden_size "
+            "needs: choose another number of learners or another batch size"
+        )
     if options.n_envs % config.groups:
         raise ConfigError(f"groups must divide n_envs={options.n_envs}, got {config.groups}")
     if config.actors != "auto" and options.n_envs % (config.actors * config.groups):

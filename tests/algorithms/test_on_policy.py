@@ -565,7 +565,7 @@ def test_without_exploration_the_best_action_is_chosen():
     for space in (DISCRETE, BOX):
         algorithm = make("ppo", VECTOR, space)
         observation = observations(VECTOR, 50, np.random.default_rng(0))
-        outputs = algorithm.network.numpy(observation)
+        outputs, _ = algorithm.network.numpy(observation, algorithm.initial_state(50))
         best = outputs.argmax(1) if space is DISCRETE else outputs
         greedy = algorithm.act(observation, np.zeros(50, np.float32), np.random.default_rng(0))
         drawn = algorithm.act(observation, np.ones(50, np.float32), np.random.default_rng(0))

@@ -60,11 +60,11 @@ def seen(value, n=3):
 
 def answer(source, number=0, updates=7):
     """Answer as a policy worker does whose networks double what they see; the groups."""
-    groups, observation = source.gather(number, 0.0)
+    groups, observation, state = source.gather(number, 0.0)
     if groups:
         place = observation["place"]
         assert (observation["camera"][:, 0, 0] == place[:, 0]).all()
-        source.answer(number, groups, np.concatenate([place, 2 * place], 1), updates)
+        source.answer(number, groups, np.concatenate([place, 2 * place], 1), state + 1, updates)
     return groups
 
 
@@ -112,10 +112,10 @@ def test_an_actor_that_is_started_anew_gets_no_answer_to_its_predecessor():
     hosted, (one, _) = stream()
     source = hosted.source()
     one.request(0, seen(1), explored())
-    groups, _ = source.gather(0, 0.0)  # what its predecessor saw
+    groups, _, state = source.gather(0, 0.0)  # what its predecessor saw
     successor = hosted.sink().client(Seat(0, 2), Decides(), None)
     successor.request(0, seen(5), explored())
-    source.answer(0, groups, np.ones((3, 2), np.float32), 3)
+    source.answer(0, groups, np.ones((3, 2), np.float32), state, 3)
     assert not successor.is_ready(0, 0.0)
     assert answer(source) == [0] and successor.is_ready(0, 0.0)
     assert successor.collect(0)["action"][0, 0] == 5
@@ -170,13 +170,20 @@ def env_of(algorithm):
     return "Pendulum-v1" if algorithm in CONTINUOUS else "CartPole-v1"
 
 
+LSTM = {"lstm_hidden_size": 6}
+KINDS = [
+    *((name, {}) for name in ALGORITHMS),
+    *((name, LSTM) for name, cls in ALGORITHMS.items() if cls.learns_from == "rollouts"),
+]
+
+
 @pytest.mark.parametrize("exploration", [0.0, 0.3])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_actions_are_those_that_an_actor_chooses_itself(algorithm, exploration, tmp_path):
+@pytest.mark.parametrize(("algorithm", "options"), KINDS)
+def test_actions_are_those_that_an_actor_chooses_itself(algorithm, options, exploration, tmp_path):
     """To the bit, by the same parameters and random numbers."""
     normalized = {"normalize_observations": True}
     how = {"inference": "worker", "groups": 1, **normalized}
-    flow = hosted(config(algorithm, env_of(algorithm), tmp_path / "run", **how))
+    flow = hosted(config(algorithm, env_of(algorithm), tmp_path / "run", options, **how))
     learner, policy = worker(flow, "learner"), worker(flow, "policy_worker")
     generator = torch.Generator().manual_seed(0)
     for vector in learner.tensors:  # as if it had learned
@@ -190,31 +197,36 @@ def test_actions_are_those_that_an_actor_chooses_itself(algorithm, exploration, 
     for seed in range(3):
         observation = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
         explored = np.full(4, exploration, np.float32)
-        client.request(0, observation, explored)
+        state = np.random.default_rng(seed).normal(size=(4, learner.algorithm.state_size))
+        state = state.astype(np.float32)
+        client.request(0, observation, explored, state)
         assert not client.is_ready(0, 0.0)
         assert policy.work(0.0) and client.is_ready(0, 0.0) and not policy.work(0.0)
-        expected = learner.algorithm.choose(torch.from_numpy(observation), explored, rng)
+        expected = learner.algorithm.choose(torch.from_numpy(observation), explored, rng, state)
         chosen = client.collect(0)
         assert chosen.keys() == expected.keys() and client.updates == 3
         assert all((chosen[name] == expected[name]).all() for name in chosen)
     flow.close()
 
 
+@pytest.mark.parametrize("options", [{}, LSTM])
 @pytest.mark.parametrize("algorithm", ["a2c", "ppo"])
-def test_a_run_with_a_policy_worker_is_the_same_to_the_bit(algorithm, tmp_path):
+def test_a_run_with_a_policy_worker_is_the_same_to_the_bit(algorithm, options, tmp_path):
     """Where actors wait for each update, and one group asks at a time."""
     for inference in "local", "worker":
         how = {"inference": inference, "groups": 1, "total_env_steps": 400}
-        run(algorithm, env_of(algorithm), tmp_path / inference, **how)
+        run(algorithm, env_of(algorithm), tmp_path / inference, options, **how)
     assert same(parameters(tmp_path / "local"), parameters(tmp_path / "worker"))
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "sac", "ppo", "appo"])
-def test_a_run_with_a_policy_worker_goes_on_to_the_bit(algorithm, tmp_path):
+@pytest.mark.parametrize(
+    ("algorithm", "options"), [("dqn", {}), ("sac", {}), ("ppo", {}), ("ppo", LSTM), ("appo", LSTM)]
+)
+def test_a_run_with_a_policy_worker_goes_on_to_the_bit(algorithm, options, tmp_path):
     """Answers that have not been collected are of older parameters than there are."""
-    how = {"inference": "worker", "actors": 2, "normalize_observations": True}
+    how = {"inference": "worker", "actors": 2, "normalize_observations": True, "options": options}
     if algorithm == "appo":
-        how |= {"max_staleness": 4, "options": {"envs_per_update": 2}}
+        how |= {"max_staleness": 4, "options": {**options, "envs_per_update": 2}}
     total, env = 720, env_of(algorithm)
     run(algorithm, env, tmp_path / "whole", total_env_steps=total, **how)
     half = config(algorithm, env, tmp_path / "half", total_env_steps=total, **how)

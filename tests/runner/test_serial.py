@@ -40,6 +40,13 @@ SETTINGS_OF_ROLLOUTS = [
     {"actors": 2, "max_staleness": 3, "options": {"envs_per_update": 2}},
     {"actors": 2, "groups": 1, "max_staleness": 1, "env_options": {"max_episode_steps": 7}},
     {"actors": 2, "normalize_observations": True, "normalize_rewards": True},
+    {"options": {"lstm_hidden_size": 6}, "actors": 2, "max_staleness": 1},
+    {
+        "options": {"lstm_hidden_size": 6},
+        "groups": 1,
+        "inference": "worker",
+        "env_options": {"max_episode_steps": 7},
+    },
 ]
 CASES = {
     **{f"{name}: {i}": (name, s) for name in REPLAY for i, s in enumerate(SETTINGS)},

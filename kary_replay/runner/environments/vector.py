@@ -94,6 +94,11 @@ class Environments:
         self._actions = [bytearray() for _ in range(n_envs)]  # of the running episode
         self.ended: list[Episode] = []
 
+    @property
+    def begins(self) -> npt.NDArray[np.bool_]:
+        """Where the observation is the first one of an episode, [N]."""
+        return np.equal(self._lengths, 0)
+
     def reset(self) -> None:
         """Begin a new episode everywhere."""
         for i in range(self.n_envs):

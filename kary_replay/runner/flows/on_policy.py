@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from ...types import Field
 from ..config import ConfigError, RunnerConfig
 from ..environments.env_factory import EnvFactory
 from ..flow import Flow
@@ -44,5 +47,6 @@ def on_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> F
         config.max_staleness,
         config.learners // parts,
         parts,
+        {"state": Field(algorithm.state_size, np.float32)} if algorithm.state_size else {},
     )
     return assembled(config, algorithm, rollouts, n_actors)

@@ -110,13 +110,14 @@ def inference(config: RunnerConfig, algorithm: Any, n_actors: int) -> Stream:
             f"got {config.policy_workers}: there is nothing for more to answer"
         )
     space = algorithm.observation_space
-    outputs = algorithm.outputs(zeros(space))
+    outputs, _ = algorithm.outputs_and_state(zeros(space), algorithm.initial_state(1))
     return InferenceStream(
         fields_of_space(space, "observation"),
         outputs.shape[1],
         config.n_envs(n_actors) // config.groups,
         n_groups,
         config.policy_workers,
+        algorithm.state_size,
     )
 
 

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-import numpy as np
 import numpy.typing as npt
 
 from ...algorithms import Algorithm
@@ -14,8 +13,8 @@ from ..config import ConfigError, RunnerConfig
 from ..environments.env_factory import EnvFactory, env_factory
 from ..messages import Evaluation
 from ..records.run_directory import PolicyName, RunDirectory, load_state
-from ..streams.inference import as_tensors
 from ..streams.parameters import load_vector, published
+from .player import Player
 
 __all__ = ["CheckpointPolicy", "checkpoint_algorithm", "checkpoint_policy", "saved_algorithm"]
 
@@ -33,10 +32,16 @@ class CheckpointPolicy(NamedTuple):
     """Why this policy stands in for the one that was asked for; empty if it is that one."""
 
     def act(self, observation: Any) -> npt.NDArray[Any]:
-        """Choose what seems best for observations [N, ...], as the algorithm chooses it."""
+        """Choose what seems best for observations [N, ...], as the algorithm chooses it.
+
+        To a policy that remembers they are the first ones of episodes; `player` has the others.
+        """
         column = next(iter(observation.values())) if isinstance(observation, dict) else observation
-        greedy = np.zeros(len(column), np.float32)
-        return self.algorithm.act(as_tensors(observation), greedy, np.random.default_rng(0))
+        return self.player(len(column)).act(observation)
+
+    def player(self, n_envs: int) -> Player:
+        """Return what plays episodes with the policy, in some environments side by side."""
+        return Player(self.algorithm, n_envs)
 
     @property
     def described(self) -> str:

@@ -93,12 +93,12 @@ def _check(policy: CheckpointPolicy) -> None:
     config, algorithm = policy.config, policy.algorithm
     if config.algorithm not in COPY:
         raise ConfigError(f"Stable-Baselines3 has no {config.algorithm}, only {', '.join(COPY)}")
-    for name, without in (("dueling", False), ("n_atoms", 1)):
+    for name, without in (("dueling", False), ("n_atoms", 1), ("lstm_hidden_size", None)):
         if getattr(config.options, name, without) != without:
             value = getattr(config.options, name)
             raise ConfigError(
-                f"Stable-Baselines3's DQN has no place for networks with {name}={value}: "
-                f"train with {name}={without}"
+                f"Stable-Baselines3's {MODELS[config.algorithm]} has no place for networks with "
+                f"{name}={value}: train with {name}={without}"
             )
     space = algorithm.observation_space
     parts = space.spaces.values() if isinstance(space, spaces.Dict) else [space]

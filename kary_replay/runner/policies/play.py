@@ -108,9 +108,10 @@ def _act_as_in_evaluations(
 
     How sums are rounded depends on how many rows there are.
     """
+    player = policy.player(n_rows)
 
     def act(observation: Any) -> npt.NDArray[Any]:
-        return policy.act(batch_of(observation))[row : row + 1]
+        return player.act(batch_of(observation))[row : row + 1]
 
     def batch_of(observation: Any) -> Any:
         if isinstance(observation, dict):

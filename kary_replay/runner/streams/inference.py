@@ -27,10 +27,22 @@ class Inference(Protocol):
     updates: int
     """Updates of the parameters by which the actions collected last were chosen."""
 
-    def request(self, group: int, observation: Any, exploration: npt.NDArray[np.float32]) -> None:
-        """Ask for the actions of a group; return at once."""
+    def request(
+        self,
+        group: int,
+        observation: Any,
+        exploration: npt.NDArray[np.float32],
+        state: npt.NDArray[np.float32] | None = None,
+    ) -> None:
+        """Ask for the actions of a group, as `Algorithm.choose` does; return at once."""
 
-    def ask_again(self, group: int, observation: Any, exploration: npt.NDArray[np.float32]) -> None:
+    def ask_again(
+        self,
+        group: int,
+        observation: Any,
+        exploration: npt.NDArray[np.float32],
+        state: npt.NDArray[np.float32] | None = None,
+    ) -> None:
         """Ask for what was asked before a checkpoint; an answer that it has, stays."""
 
     def is_ready(self, group: int, patience_seconds: float) -> bool:
@@ -77,12 +89,18 @@ class LocalInference:
     ) -> None:
         self.algorithm, self._rng = algorithm, rng
         self._newest = Newest(algorithm, parameters, whole)
-        self._asked: dict[int, tuple[Any, npt.NDArray[np.float32]]] = {}
+        self._asked: dict[int, tuple[Any, ...]] = {}
         self.updates = 0
 
-    def request(self, group: int, observation: Any, exploration: npt.NDArray[np.float32]) -> None:
+    def request(
+        self,
+        group: int,
+        observation: Any,
+        exploration: npt.NDArray[np.float32],
+        state: npt.NDArray[np.float32] | None = None,
+    ) -> None:
         """Ask for the actions of a group."""
-        self._asked[group] = observation, exploration
+        self._asked[group] = observation, exploration, state
 
     ask_again = request
 
@@ -93,8 +111,8 @@ class LocalInference:
     def collect(self, group: int) -> dict[str, npt.NDArray[Any]]:
         """Choose the actions."""
         self.updates = self._newest.take_up()
-        observation, exploration = self._asked.pop(group)
-        return self.algorithm.choose(as_tensors(observation), exploration, self._rng)
+        observation, exploration, state = self._asked.pop(group)
+        return self.algorithm.choose(as_tensors(observation), exploration, self._rng, state)
 
 
 def as_tensors(observation: Any) -> Any:

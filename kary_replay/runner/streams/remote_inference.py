@@ -51,6 +51,8 @@ class InferenceStream:
         Environments of a group, and groups of all actors.
     n_workers : int
         Policy workers; the i-th answers every n-th group, beginning with the i-th.
+    state_size : int
+        Numbers that the policy carries from step to step, as `Algorithm` has them.
     """
 
     observation: Any
@@ -58,12 +60,17 @@ class InferenceStream:
     n_envs: int
     n_groups: int
     n_workers: int = 1
+    state_size: int = 0
 
     @property
     def columns(self) -> dict[str, Any]:
         """What there is of each environment."""
         outputs = Field((self.n_outputs,), np.float32)
-        return {"observation": self.observation, "outputs": outputs}
+        columns = {"observation": self.observation, "outputs": outputs}
+        if self.state_size:
+            state = Field((self.state_size,), np.float32)
+            columns |= {"state": state, "next_state": state}
+        return columns
 
     def host(self, medium: Medium, checkpoint: Checkpoint) -> HostedInference:
         """Make room for a request of each group, or take up those of a checkpoint.
@@ -86,7 +93,8 @@ class Requests:
     Attributes
     ----------
     columns : dict of (nested) arrays [n_groups, n_envs, ...]
-        ``observation`` and ``outputs``.
+        ``observation`` and ``state``, which are asked with, and ``outputs`` and ``next_state``,
+        which answer.
     counts : dict of str to int64 [n_groups]
         See COUNTS. Each has one worker that sets it.
     work : float64 [n_workers, 2]
@@ -100,7 +108,11 @@ class Requests:
         self.goes_on = goes_on
         """Whether these are requests and answers of a checkpoint."""
         shape = stream.n_groups, stream.n_envs
-        self.columns = nested(stream.columns, arrays_in(rows.array, stream.columns, shape))
+        nothing = np.zeros((*shape, 0), np.float32)
+        self.columns = {
+            **{"state": nothing, "next_state": nothing},
+            **nested(stream.columns, arrays_in(rows.array, stream.columns, shape)),
+        }
         words, n = counts.array.view(np.int64), stream.n_groups
         self.counts = {name: words[i * n : (i + 1) * n] for i, name in enumerate(COUNTS)}
         self.work = counts.array[len(COUNTS) * n :].reshape(stream.n_workers, 2)
@@ -181,20 +193,33 @@ class RemoteInference:
         self._exploration: dict[int, npt.NDArray[np.float32]] = {}
         self.updates = 0
 
-    def request(self, group: int, observation: Any, exploration: npt.NDArray[np.float32]) -> None:
+    def request(
+        self,
+        group: int,
+        observation: Any,
+        exploration: npt.NDArray[np.float32],
+        state: npt.NDArray[np.float32] | None = None,
+    ) -> None:
         """Show a policy worker the observations of a group."""
         requests, number = self._requests, self._first + group
         self._exploration[group] = exploration
         put(requests.columns["observation"], number, observation)
+        put(requests.columns["state"], number, 0.0 if state is None else state)
         # One that was there before may have asked for something else, which is still on its way.
         store(requests.counts[ASKED], number, requests.number(number, ASKED) + 1)
 
-    def ask_again(self, group: int, observation: Any, exploration: npt.NDArray[np.float32]) -> None:
+    def ask_again(
+        self,
+        group: int,
+        observation: Any,
+        exploration: npt.NDArray[np.float32],
+        state: npt.NDArray[np.float32] | None = None,
+    ) -> None:
         """Ask for what was asked before a checkpoint, unless that has the request, too."""
         if self._requests.goes_on:
             self._exploration[group] = exploration
         else:
-            self.request(group, observation, exploration)
+            self.request(group, observation, exploration, state)
 
     def is_ready(self, group: int, patience_seconds: float) -> bool:
         """Wait at most so long; return whether there is an answer."""
@@ -207,7 +232,10 @@ class RemoteInference:
         requests, number = self._requests, self._first + group
         self.updates = requests.number(number, VERSION)
         outputs = requests.columns["outputs"][number].copy()
-        return self.algorithm.decide(outputs, self._exploration.pop(group), self._rng)
+        chosen = self.algorithm.decide(outputs, self._exploration.pop(group), self._rng)
+        if requests.stream.state_size:
+            chosen["next_state"] = requests.columns["next_state"][number].copy()
+        return chosen
 
 
 class InferenceSource:
@@ -216,11 +244,11 @@ class InferenceSource:
     def __init__(self, requests: Requests) -> None:
         self._requests = requests
 
-    def gather(self, worker: int, patience_seconds: float) -> tuple[list[int], Any]:
+    def gather(self, worker: int, patience_seconds: float) -> tuple[list[int], Any, Any]:
         """Wait at most so long for a request.
 
-        Return all groups of a policy worker that have asked, and their observations together,
-        [n, ...].
+        Return all groups of a policy worker that have asked, and their observations and states
+        together, [n, ...].
         """
         requests = self._requests
         mine = range(worker, requests.stream.n_groups, requests.stream.n_workers)
@@ -228,18 +256,26 @@ class InferenceSource:
             patience_seconds, lambda: list(filter(requests.is_open, mine)) or None
         )
         if groups is None:
-            return [], None
+            return [], None, None
         self._asked = [requests.number(group, ASKED) for group in groups]
-        return groups, _rows(requests.columns["observation"], groups)
+        columns = requests.columns
+        return groups, _rows(columns["observation"], groups), _rows(columns["state"], groups)
 
     def answer(
-        self, worker: int, groups: Sequence[int], outputs: npt.NDArray[np.float32], updates: int
+        self,
+        worker: int,
+        groups: Sequence[int],
+        outputs: npt.NDArray[np.float32],
+        next_state: npt.NDArray[np.float32],
+        updates: int,
     ) -> None:
-        """Give groups what the networks say, [n, k], after so many updates."""
+        """Give groups what the networks say, [n, k], and the next states, after so many updates."""
         requests, n_envs = self._requests, self._requests.stream.n_envs
         requests.work[worker] += 1, len(outputs)
         for i, (group, asked) in enumerate(zip(groups, self._asked, strict=True)):
-            requests.columns["outputs"][group] = outputs[i * n_envs : (i + 1) * n_envs]
+            mine = slice(i * n_envs, (i + 1) * n_envs)
+            requests.columns["outputs"][group] = outputs[mine]
+            requests.columns["next_state"][group] = next_state[mine]
             store(requests.counts[VERSION], group, updates)
             store(requests.counts[ANSWERED], group, asked)
 
@@ -248,5 +284,4 @@ def _rows(column: Any, groups: Sequence[int]) -> Any:
     """Return the rows of some groups one after another, [n, ...]."""
     if isinstance(column, Mapping):
         return {key: _rows(part, groups) for key, part in column.items()}
-    rows = column[groups]
-    return rows.reshape(-1, *rows.shape[2:])
+    return np.concatenate(column[groups])

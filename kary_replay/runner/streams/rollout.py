@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -58,6 +58,8 @@ class RolloutStream:
     n_parts : int
         How many learners do updates of their own; the i-th of them learns from every n-th group,
         beginning with the i-th.
+    first_columns : mapping
+        Fields of which only the first step of a rollout is kept, such as the state of a policy.
     """
 
     columns: Mapping[str, Any]
@@ -68,6 +70,7 @@ class RolloutStream:
     max_staleness: int
     n_learners: int = 1
     n_parts: int = 1
+    first_columns: Mapping[str, Any] = field(default_factory=dict)
 
     def groups_of(self, part: int) -> range:
         """Return the groups that a learner learns from which does updates of its own."""
@@ -109,14 +112,18 @@ class Rollouts:
     ----------
     arrays : dict of str to array [n_groups, n_slots, length, n_envs, ...]
         Columns by their paths; besides the stream's, the ``version`` of the parameters by which an
-        action was chosen.
+        action was chosen. Of first columns the length is 1.
     counts : dict of str to int64 [n_groups]
         See COUNTS. Each has one worker that sets it.
     """
 
     def __init__(self, stream: RolloutStream, rows: Numbers, counts: Numbers) -> None:
         self.stream, self._memory = stream, (rows, counts)
-        self.arrays = arrays_in(rows.array, self.fields(stream), self.shape(stream))
+        self.arrays: dict[str, npt.NDArray[Any]] = {}
+        begin = 0
+        for fields, shape in self.parts(stream):
+            self.arrays |= arrays_in(rows.array[begin:], fields, shape)
+            begin += n_numbers(fields, shape)
         words, n = counts.array.view(np.int64), stream.n_groups
         self.counts = {name: words[i * n : (i + 1) * n] for i, name in enumerate(COUNTS)}
         self.chosen = words[len(COUNTS) * n :][: stream.n_together]
@@ -126,20 +133,18 @@ class Rollouts:
         """Of the last update: the mean and the largest staleness of its rows."""
 
     @staticmethod
-    def fields(stream: RolloutStream) -> dict[str, Any]:
-        """Return all columns."""
-        return {**stream.columns, "version": Field((), np.int64)}
-
-    @staticmethod
-    def shape(stream: RolloutStream) -> tuple[int, ...]:
-        """Return what all columns begin with."""
-        return stream.n_groups, stream.n_slots, stream.length, stream.n_envs
+    def parts(stream: RolloutStream) -> list[tuple[dict[str, Any], tuple[int, ...]]]:
+        """Return all columns: those of each step and those of first ones, and how shapes begin."""
+        groups, n_envs = (stream.n_groups, stream.n_slots), stream.n_envs
+        columns = {**stream.columns, "version": Field((), np.int64)}
+        first = dict(stream.first_columns)
+        return [(columns, (*groups, stream.length, n_envs)), (first, (*groups, 1, n_envs))]
 
     @classmethod
     def new(cls, stream: RolloutStream, medium: Medium) -> Rollouts:
         """Make room."""
         n_words = len(COUNTS) * stream.n_groups + stream.n_together + 3
-        n_rows = n_numbers(cls.fields(stream), cls.shape(stream))
+        n_rows = sum(n_numbers(*part) for part in cls.parts(stream))
         return cls(stream, medium.numbers(n_rows), medium.numbers(n_words))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -167,7 +172,7 @@ class Rollouts:
         return self.position(group)[0] - self.number(group, USED)
 
     def oldest(self, group: int) -> dict[str, npt.NDArray[Any]]:
-        """Return the columns of the oldest rollout that waits, [length, n_envs, ...]."""
+        """Return the columns of the oldest rollout that waits, each [length, n_envs, ...]."""
         slot = self.number(group, USED) % self.stream.n_slots
         return {path: array[group, slot] for path, array in self.arrays.items()}
 
@@ -372,6 +377,7 @@ class RolloutWriter:
         self._version = arrays.pop("version")
         self._columns = nested(rollouts.stream.columns, arrays)
         self._after = self._columns.pop("next_observation")
+        self._first = nested(rollouts.stream.first_columns, arrays)
 
     def add(self, next_observation: Any, truncated: Any, **columns: Any) -> None:
         """Write a step of all environments of the group.
@@ -388,6 +394,9 @@ class RolloutWriter:
         where = complete % stream.n_slots, step
         for name, column in self._columns.items():
             put(column, where, columns[name])
+        if step == 0:
+            for name, column in self._first.items():
+                put(column, where, columns[name])
         self._version[where] = self._inference.updates
         is_last = step == stream.length - 1
         if is_last or truncated.any():
@@ -437,14 +446,15 @@ class RolloutSource:
         self._part = index if share.count == 1 else 0
 
     def blank(self, n: int) -> Batch:
-        """Return the learner's part of a batch, [T, N, ...], of zeros."""
+        """Return the learner's part of a batch of zeros, [T, N, ...]; of first columns T is 1."""
         stream = self._rollouts.stream
         n_envs = stream.n_together * stream.n_envs // stream.n_learners
         self._columns = {
-            path: np.zeros((stream.length, n_envs, *field.shape), field.dtype)
-            for path, field in leaves(Rollouts.fields(stream))
+            path: np.zeros((length, n_envs, *field.shape), field.dtype)
+            for fields, (_, _, length, _) in Rollouts.parts(stream)
+            for path, field in leaves(fields)
         }
-        return Batch(nested(stream.columns, self._columns))
+        return self._batch()
 
     def may_draw(self, n: int, patience_seconds: float) -> bool:
         """Wait at most so long; return whether there are rollouts enough for an update.
@@ -483,7 +493,11 @@ class RolloutSource:
             versions = np.stack([rollouts.oldest(group)["version"] for group in self._groups])
             staleness = self._updates - versions
             rollouts.staleness[:] = staleness.mean(), staleness.max()
-        return Batch(nested(stream.columns, self._columns))
+        return self._batch()
+
+    def _batch(self) -> Batch:
+        stream = self._rollouts.stream
+        return Batch(nested({**stream.columns, **stream.first_columns}, self._columns))
 
     def learned(self, batch: Batch, error: Any) -> None:
         """Raise ValueError if an error is not finite."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ..environments.vector import EnvironmentFaultError, Environments, Steps, random_actions
 from ..failures import DivergedError
@@ -63,6 +64,8 @@ class Actor:
         self.exponent = exponent.reshape(config.groups, n)
         self.exploration = [np.zeros(n, np.float32) for _ in self.groups]  # asked for
         self.is_asked = [False] * config.groups
+        # what the policy carries to the observations of now
+        self.state = [self.algorithm.initial_state(n) for _ in self.groups]
         self.started = False
 
     def work(self, patience_seconds: float) -> bool:
@@ -89,6 +92,10 @@ class Actor:
             what = "the policy chooses actions that are no longer finite"
             updates, options = int(self.row.parameter_version), self.config.options
             raise DivergedError(what, updates, self.board.env_steps, options) from None
+        if self.algorithm.state_size:
+            next_state = chosen.pop("next_state")
+            next_state[group.begins] = 0.0
+            chosen["state"], self.state[self.turn] = self.state[self.turn], next_state
         self.writers[self.turn].add(**steps._asdict(), **chosen)
         self.row.env_steps += group.n_envs
         if self.statistics is not None:
@@ -136,6 +143,8 @@ class Actor:
             "groups": [group.state_dict() for group in self.groups] if self.started else [],
             "experience": self.experience.state_dict(),
         }
+        if self.algorithm.state_size:
+            state["state"] = [torch.from_numpy(carried.copy()) for carried in self.state]
         return state if self.statistics is None else {**state, "returns": self.returns.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -153,6 +162,10 @@ class Actor:
         self.turn = state["turn"]
         if self.statistics is not None:
             self.returns[...] = state["returns"]
+        if self.algorithm.state_size:
+            self.state = [carried.numpy() for carried in state["state"]]
+            for group, carried in zip(self.groups, self.state, strict=True):
+                carried[group.begins] = 0.0  # where an episode could not be played again
         self.started = True
         for turn, exploration in enumerate(state["exploration"]):
             if exploration is not None:
@@ -188,7 +201,7 @@ class Actor:
             exploration = explored.astype(np.float32)
         self.exploration[turn], self.is_asked[turn] = exploration, True
         ask = self.inference.ask_again if goes_on else self.inference.request
-        ask(turn, self.groups[turn].observation, exploration)
+        ask(turn, self.groups[turn].observation, exploration, self.state[turn])
 
     def _count(self, steps: Steps) -> None:
         """Add what a group has seen in a step to the statistics."""

@@ -14,7 +14,7 @@ from ..config import RunnerConfig
 from ..environments.vector import EnvironmentFaultError, Environments
 from ..failures import DivergedError
 from ..messages import Evaluated, Evaluation
-from ..streams.inference import as_tensors
+from ..policies.player import Player
 from ..streams.parameters import load_vector, published
 from .worker import Seat
 
@@ -150,15 +150,12 @@ def play(
     Return the return of each, and how many were cut off after ``max_steps``.
     """
     returns: list[float] = []
-    n_cut, rng, greedy = 0, np.random.default_rng(0), np.zeros(envs.n_envs, np.float32)
-
-    def act(observation: Any) -> npt.NDArray[Any]:
-        return algorithm.act(as_tensors(observation), greedy, rng)
-
+    n_cut, player = 0, Player(algorithm, envs.n_envs)
     for first in range(0, n_episodes, envs.n_envs):
+        player.begin()
         n = min(envs.n_envs, n_episodes - first)
         seeds = [FIRST_SEED + first + i for i in range(n)]
-        played, cut = envs.play(act, seeds, max_steps)
+        played, cut = envs.play(player.act, seeds, max_steps)
         returns += played
         n_cut += cut
     return returns, n_cut

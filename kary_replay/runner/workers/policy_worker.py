@@ -40,23 +40,23 @@ class PolicyWorker:
         self.seat.beat()
         if not self.row.wait(patience_seconds, self._gather):
             return False
-        groups, observation = self.asked
+        groups, observation, state = self.asked
         updates = self.newest.take_up()
         self.row.parameter_version = updates
-        outputs = self.algorithm.outputs(moved(as_tensors(observation), self.algorithm.device))
+        read = moved(as_tensors(observation), self.algorithm.device)
+        outputs, next_state = self.algorithm.outputs_and_state(read, state)
         if not np.isfinite(outputs).all():
             board = self.seat.board
             what = "the policy's networks say what is no longer finite"
             raise DivergedError(what, updates, board.env_steps, self.seat.config.options)
-        self.inference.answer(self.seat.index, groups, outputs, updates)
+        self.inference.answer(self.seat.index, groups, outputs, next_state, updates)
         self.row.answers += 1
         return True
 
     def _gather(self, patience_seconds: float) -> bool:
-        """Wait at most so long for a request; keep which groups have asked, and what they see."""
+        """Wait at most so long for a request; keep what was asked."""
         self.asked = self.inference.gather(self.seat.index, patience_seconds)
-        groups, _ = self.asked
-        return bool(groups)
+        return bool(self.asked[0])
 
     def finish(self, give_up: Callable[[], bool]) -> None:
         """Do nothing."""
