@@ -158,6 +158,28 @@ def test_the_columns_of_rollouts_have_one_state_for_each_environment(tmp_path):
     without.close()
 
 
+# --------------------------------------------------------------------------------- what it is for
+
+
+def recalled(name, path, lstm_hidden_size):
+    """Return how often the sign is remembered by a policy that was trained for 1,200 episodes."""
+    options = {"lstm_hidden_size": lstm_hidden_size, "hidden": (), "n_envs": 8}
+    options |= {"learning_rate": 0.02, "gae_lambda": 0.9}
+    if "ppo" in name:
+        options |= {"batch_size": 40, "n_epochs": 4}
+    how = {"evaluate": "after", "evaluation_interval": 10**6, "evaluation_episodes": 40}
+    result = run(
+        name, "masked_envs:Recall", path, options, total_env_steps=6_000, max_staleness=0, **how
+    )
+    return result.last_return
+
+
+@pytest.mark.parametrize("name", ["ppo", "a2c", "impala", "appo"])
+def test_what_was_seen_before_is_remembered(name, tmp_path):
+    assert recalled(name, tmp_path / "with", 8) > 0.9
+    assert recalled(name, tmp_path / "without", None) < 0.75
+
+
 # --------------------------------------------------------------------------- policies that are kept
 
 
