@@ -24,6 +24,7 @@ from kary_replay.runner.streams import (
 from kary_replay.runner.streams.rollout_messages import answer_of
 from kary_replay.runner.streams.rollout_shard import RolloutService
 from kary_replay.shards.messages import Kind, pack
+from kary_replay.types import Field
 
 TOKEN = secrets.token_bytes(32)
 LENGTH, N_ENVS, N_ACTORS, N_PARAMETERS = 3, 2, 3, 5
@@ -63,6 +64,7 @@ class Actor:
             terminated=np.zeros(N_ENVS, bool),
             truncated=np.array(truncated),
             log_prob=np.full(N_ENVS, -0.5, np.float32),
+            state=carried(number),
         )
         self.row.env_steps += N_ENVS
 
@@ -84,6 +86,10 @@ def seen(numbers):
     return {"camera": camera, "place": np.float32(numbers)[:, None]}
 
 
+def carried(numbers):
+    return np.float32(numbers)[:, None] + np.float32([0.25, 0.5])
+
+
 class Machine:
     """What one machine has of a run, and who answers there."""
 
@@ -91,7 +97,13 @@ class Machine:
         columns = PPO.columns(SPACE, ALGORITHM.action_space)
         described = {
             "experience": RolloutStream(
-                columns, LENGTH, N_ENVS, N_ACTORS, n_together, max_staleness
+                columns,
+                LENGTH,
+                N_ENVS,
+                N_ACTORS,
+                n_together,
+                max_staleness,
+                first_columns={"state": Field((2,), np.float32)},
             ),
             "parameters": ParameterStream(N_PARAMETERS),
             "board": BoardStream({"learner": 1, "actor": N_ACTORS}),
@@ -184,7 +196,9 @@ class Run:
     def update(self):
         """Learn once, as the learner does; return the rewards, which are numbers of steps."""
         runs.wait_until(lambda: self.source.may_draw(0, 0.0))
-        rewards = self.source.draw().reward.copy()
+        batch = self.source.draw()
+        rewards = batch.reward.copy()
+        assert (batch["state"] == [carried(rewards[0])]).all()
         self.n_learned += 1
         self.publish(np.full(N_PARAMETERS, self.n_learned, np.float32), self.n_learned)
         self.source.release(self.n_learned)
@@ -475,10 +489,14 @@ def test_a_checkpoint_goes_on_on_other_machines(run, tmp_path):
     assert again.board.env_steps == one.board.env_steps
     again.n_learned, again.learned = 1, list(one.learned)
     actors = [again.start(actor, actor) for actor in range(N_ACTORS)]
-    for _ in range(3):
+
+    def act():
+        """Go on where there is room: what is of parameters that are too old by now is dropped."""
         for actor in actors:
-            again.look()
-            if again.rollouts.waiting(actor.index) == 0:
-                actor.fill()
+            if actor.may_step():
+                actor.step()
+
+    for _ in range(3):
+        runs.wait_until(lambda: again.source.may_draw(0, 0.0) or act())
         again.update()
     again.check()

@@ -49,7 +49,7 @@ class News(NamedTuple):
 
 def signature(stream: RolloutStream) -> str:
     """Return as text what both sides must have alike."""
-    return f"{signature_of(Rollouts.fields(stream))} {Rollouts.shape(stream)}"
+    return "; ".join(f"{signature_of(fields)} {shape}" for fields, shape in Rollouts.parts(stream))
 
 
 def publishing(news: News) -> list[Any]:
