@@ -138,9 +138,9 @@ class TimedClient(Wrapped):
         self._asked: dict[int, float] = {}
         self._waited = 0.0
 
-    def request(self, group: int, observation: Any, exploration: Any) -> None:
+    def request(self, group: int, *what: Any) -> None:
         self._asked[group] = time.perf_counter()
-        self._inner.request(group, observation, exploration)
+        self._inner.request(group, *what)
 
     def is_ready(self, group: int, patience_seconds: float) -> bool:
         begun = time.perf_counter()
@@ -164,8 +164,8 @@ class TimedClient(Wrapped):
 class CountingSource(Wrapped):
     """The policy worker's end of an inference stream; it counts the rows that it answers."""
 
-    def answer(self, worker: int, groups: Any, outputs: Any, updates: int) -> None:
-        self._inner.answer(worker, groups, outputs, updates)
+    def answer(self, worker: int, groups: Any, outputs: Any, *more: Any) -> None:
+        self._inner.answer(worker, groups, outputs, *more)
         answers_in(self._others[0])[2][min(len(outputs), N_SIZES - 1)] += 1
 
 
