@@ -347,8 +347,6 @@ class OnPolicy(Algorithm):
     def outputs_and_state(
         self, observation: Any, state: npt.NDArray[np.float32]
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        if not self.state_size:
-            return super().outputs_and_state(observation, state)
         outputs, next_state = self.network.numpy(observation, state)
         return self.network.distribution.parameters_of(outputs), next_state
 

@@ -56,6 +56,19 @@ def observations(space, n, rng):
     return torch.from_numpy(rng.uniform(-1, 1, (n, *space.shape)).astype(space.dtype))
 
 
+def make_on_policy(name, observation_space, action_space, record, options):
+    """Return an algorithm that learns from rollouts; options may have its share and seed, too."""
+    cls, options = ALGORITHMS[name], dict(options)
+    share, seed = options.pop("share", None), options.pop("seed", 0)
+    made = cls(
+        observation_space, action_space, cls.options_class(**options), seed=seed, share=share
+    )
+    if not record:
+        for minimizer in made.minimizers.values():
+            minimizer._compute = minimizer._gradient
+    return made
+
+
 def make_batch(algorithm, n=12, seed=0):
     """Return a random batch; a third of its rows is terminated, and no two have the same weight."""
     rng = np.random.default_rng(seed)

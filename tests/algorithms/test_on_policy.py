@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from algorithm_runs import BOX, DISCRETE, SPACES, VECTOR, observations  # noqa: E402
+from algorithm_runs import (  # noqa: E402
+    BOX,
+    DISCRETE,
+    SPACES,
+    VECTOR,
+    make_on_policy,
+    observations,
+)
 from scipy import stats  # noqa: E402
 
-from kary_replay.algorithms import ALGORITHMS, A2COptions, PPOOptions, Share  # noqa: E402
+from kary_replay.algorithms import A2COptions, PPOOptions, Share  # noqa: E402
 from kary_replay.algorithms.distributions import Categorical, Gaussian  # noqa: E402
 from kary_replay.algorithms.on_policy import flat  # noqa: E402
 from kary_replay.algorithms.ppo import normalized  # noqa: E402
@@ -24,22 +31,10 @@ ACTIONS = {"discrete": DISCRETE, "box": BOX}
 
 def make(name, observation_space=VECTOR, action_space=DISCRETE, *, record=False, **options):
     """Return an algorithm with small networks, and rollouts of 6 steps of 4 environments."""
-    cls = ALGORITHMS[name]
     small = {"hidden": (16, 8), "rollout_length": LENGTH, "n_envs": N_ENVS}
     if "ppo" in name:
         small |= {"batch_size": 8, "n_epochs": 3}
-    share, seed = options.pop("share", None), options.pop("seed", 0)
-    made = cls(
-        observation_space,
-        action_space,
-        cls.options_class(**{**small, **options}),
-        seed=seed,
-        share=share,
-    )
-    if not record:
-        for minimizer in made.minimizers.values():
-            minimizer._compute = minimizer._gradient
-    return made
+    return make_on_policy(name, observation_space, action_space, record, {**small, **options})
 
 
 def rollouts(algorithm, seed=0, length=LENGTH, n_envs=N_ENVS):

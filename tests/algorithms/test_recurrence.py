@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from algorithm_runs import BOX, DISCRETE, SPACES, VECTOR, observations  # noqa: E402
+from algorithm_runs import (  # noqa: E402
+    BOX,
+    DISCRETE,
+    SPACES,
+    VECTOR,
+    make_on_policy,
+    observations,
+)
 from torch import nn  # noqa: E402
 
-from kary_replay.algorithms import ALGORITHMS, PPOOptions, Share  # noqa: E402
+from kary_replay.algorithms import PPOOptions, Share  # noqa: E402
 from kary_replay.algorithms.recurrence import LSTM, parts_of, sequences  # noqa: E402
 
 NAMES = ["ppo", "a2c", "impala", "appo"]
@@ -19,22 +26,10 @@ LENGTH, N_ENVS, UNITS = 6, 4, 5
 
 def make(name, observation_space=VECTOR, action_space=DISCRETE, *, record=False, **options):
     """Return an algorithm with a small LSTM; of PPO two sequences are a step of the optimizer."""
-    cls = ALGORITHMS[name]
     small = {"hidden": (8,), "rollout_length": LENGTH, "n_envs": N_ENVS, "lstm_hidden_size": UNITS}
     if "ppo" in name:
         small |= {"batch_size": 2 * LENGTH, "n_epochs": 3}
-    share, seed = options.pop("share", None), options.pop("seed", 0)
-    made = cls(
-        observation_space,
-        action_space,
-        cls.options_class(**{**small, **options}),
-        seed=seed,
-        share=share,
-    )
-    if not record:
-        for minimizer in made.minimizers.values():
-            minimizer._compute = minimizer._gradient
-    return made
+    return make_on_policy(name, observation_space, action_space, record, {**small, **options})
 
 
 def by_steps(column, n_envs=N_ENVS):

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from kary_replay.runner import Runner
+from kary_replay.runner.records.run_directory import RunDirectory
 
 N_REPETITIONS = int(os.environ.get("RAY_REPETITIONS", "1"))  # 20 in `make test-ray`
 
+ANSWERS = "answers experience"  # the process of a node that does
 MARK = "KARY_REPLAY_TEST_CLUSTER"  # a variable that all processes of a cluster have
 COMM = 15  # bytes that the kernel keeps of a name
 RUNNING: list[Running] = []  # of the test that runs
@@ -111,6 +116,29 @@ def started(monkeypatch, directory, console=None, **settings):
     running = Running(made, monkeypatch, Path(directory))
     await_start(running)
     return running
+
+
+def counters_of_killed_driver(algorithm: str, address: str, run: Path) -> dict[str, Any]:
+    """Begin a run on a cluster, kill its driver once there is a checkpoint; return its counters."""
+    program = "from kary_replay.cli import main; main()"
+    command = ["train", algorithm, "CartPole-v1", "--backend", "ray", "--ray-address", address]
+    command += ["--actors", "4", "--checkpoint-interval-seconds", "1", "--evaluate", "never"]
+    command += ["--total-env-steps", "100000000", "--directory", str(run)]
+    driver = subprocess.Popen(
+        [sys.executable, "-c", program, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert driver.stdout is not None
+    try:
+        wait_until(lambda: driver.poll() is not None or (run / "checkpoint.json").exists(), 240)
+        assert driver.poll() is None, driver.stdout.read().decode()
+        assert named(ANSWERS)
+    finally:
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.wait()
+        driver.stdout.close()
+    wait_until(lambda: not named(ANSWERS) and not named("actor-"), 60)
+    counters: dict[str, Any] = RunDirectory(run).checkpoint(RunDirectory.existing(run)[1])[1]
+    return counters
 
 
 def await_start(running) -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import io
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from ray_runs import (
+    ANSWERS,
     N_REPETITIONS,
     RUNNING,
     Running,
     await_start,
     config,
+    counters_of_killed_driver,
     kill_one,
     named,
     started,
@@ -29,7 +29,6 @@ from kary_replay.runner import Runner, RunnerConfig
 from kary_replay.runner.records.run_directory import RunDirectory
 from kary_replay.shards import RemoteShard, SocketTransport
 
-ANSWERS = "answers experience"
 REPEATED = pytest.mark.parametrize("repetition", range(N_REPETITIONS))
 
 
@@ -190,23 +189,7 @@ def test_a_node_is_added(cluster, monkeypatch, tmp_path, repetition):
 @REPEATED
 def test_the_driver_is_killed_and_the_run_goes_on(cluster, monkeypatch, tmp_path, repetition):
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "kary_replay", "train", "dqn", "CartPole-v1"]
-    command += ["--backend", "ray", "--ray-address", cluster.cluster.address, "--actors", "4"]
-    command += ["--checkpoint-interval-seconds", "1", "--evaluate", "never"]
-    command += ["--total-env-steps", "100000000", "--directory", str(run)]
-    program = [sys.executable, "-c", "from kary_replay.cli import main; main()", *command[3:]]
-    driver = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    try:
-        wait_until(lambda: driver.poll() is not None or (run / "checkpoint.json").exists(), 240)
-        assert driver.poll() is None, driver.stdout.read().decode()
-        assert named(ANSWERS)
-    finally:
-        os.kill(driver.pid, signal.SIGKILL)
-        driver.wait()
-        driver.stdout.close()
-    wait_until(lambda: not named(ANSWERS) and not named("actor-"), 60)
-    found = RunDirectory.existing(run)[1]
-    counters = RunDirectory(run).checkpoint(found)[1]
+    counters = counters_of_killed_driver("dqn", cluster.cluster.address, run)
     running = Running(Runner.resume(run, console=Console(quiet=True)), monkeypatch, run)
     await_start(running)
     assert running.flow.board.env_steps >= counters["env_steps"]

@@ -6,18 +6,18 @@ import io
 import os
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from counting import RecordedOptions, learned
 from ray_runs import (
+    ANSWERS,
     N_REPETITIONS,
     RUNNING,
     Running,
     await_start,
+    counters_of_killed_driver,
     kill_one,
     named,
     wait_until,
@@ -27,9 +27,7 @@ from rich.console import Console
 from kary_replay.algorithms import ALGORITHMS
 from kary_replay.runner import Runner, RunnerConfig
 from kary_replay.runner.flow import HostedFlow
-from kary_replay.runner.records.run_directory import RunDirectory
 
-ANSWERS = "answers experience"
 LONG = pytest.mark.skipif(N_REPETITIONS == 1, reason="takes minutes: make test-ray")
 REPEATED = pytest.mark.parametrize("repetition", range(N_REPETITIONS))
 N_ENVS, LENGTH = 12, 5  # of an update
@@ -318,23 +316,7 @@ def test_a_run_goes_on_from_its_checkpoint(cluster, monkeypatch, tmp_path, books
 
 def test_the_driver_is_killed_and_the_run_goes_on(cluster, monkeypatch, tmp_path):
     run = tmp_path / "run"
-    program = "from kary_replay.cli import main; main()"
-    command = ["train", "ppo", "CartPole-v1", "--backend", "ray", "--ray-address"]
-    command += [cluster.cluster.address, "--actors", "4", "--checkpoint-interval-seconds", "1"]
-    command += ["--evaluate", "never", "--total-env-steps", "100000000", "--directory", str(run)]
-    driver = subprocess.Popen(
-        [sys.executable, "-c", program, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    try:
-        wait_until(lambda: driver.poll() is not None or (run / "checkpoint.json").exists(), 240)
-        assert driver.poll() is None, driver.stdout.read().decode()
-        assert named(ANSWERS)
-    finally:
-        os.kill(driver.pid, signal.SIGKILL)
-        driver.wait()
-        driver.stdout.close()
-    wait_until(lambda: not named(ANSWERS) and not named("actor-"), 60)
-    counters = RunDirectory(run).checkpoint(RunDirectory.existing(run)[1])[1]
+    counters = counters_of_killed_driver("ppo", cluster.cluster.address, run)
     running = Running(Runner.resume(run, console=Console(quiet=True)), monkeypatch, run)
     wait_until(lambda: running.updates > counters["updates"] + 3)
     assert running.flow.board.env_steps >= counters["env_steps"]

@@ -7,7 +7,7 @@ import time
 from ..flow import HostedFlow, Role
 from ..messages import Problem, Started
 from .process import ProcessBackend, ProcessHandle
-from .supervisor import LONGEST_BACKOFF_SECONDS, UPDATE_SECONDS
+from .supervisor import UPDATE_SECONDS, backoff_seconds
 
 __all__ = ["Crew"]
 
@@ -92,8 +92,7 @@ class Hand:
         self.close()
         has_progress, self._answers = self._row.answers > self._answers, self._row.answers
         self._failures = 1 if has_progress else self._failures + 1
-        seconds = min(0.1 * 2 ** min(self._failures - 1, 10), LONGEST_BACKOFF_SECONDS)
-        self._start_at = now + seconds
+        self._start_at = now + backoff_seconds(self._failures)
         if death.has_diverged or self._failures > self._flow.config.max_restarts:
             name = f"{self.role.kind}-{self.index} of its machine"
             return death._replace(message=f"{name} failed: {death.message}")

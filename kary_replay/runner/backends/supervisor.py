@@ -18,7 +18,7 @@ from ..messages import Finished, Problem, Saved, Started
 from ..records.background import in_background
 from .backend import Backend, Handle, Order
 
-__all__ = ["Supervisor"]
+__all__ = ["Supervisor", "backoff_seconds"]
 
 GRACE_SECONDS = 0.5  # between the order to stop and the kill
 AWAIT_SECONDS = 0.02  # between two looks at workers whose answers are awaited
@@ -381,7 +381,7 @@ class Supervisor:
             return
         is_loss = role.holds and self._has_begun
         message = f"{role.holds} are lost: {cause.message}" if is_loss else cause.message
-        seconds = min(0.1 * 2 ** min(member.failures - 1, 10), LONGEST_BACKOFF_SECONDS)
+        seconds = backoff_seconds(member.failures)
         member.restart_at, member.owes = time.monotonic() + seconds, Started
         self._warn(f"{member.name} is started anew, in {seconds:.1f} s: {message}")
 
@@ -444,3 +444,8 @@ class Supervisor:
     def _taken(self) -> list[Any]:
         reports, self._reports = self._reports, []
         return reports
+
+
+def backoff_seconds(failures: int) -> float:
+    """Return how long to wait before a new start, after so many failures in a row."""
+    return min(0.1 * 2.0 ** min(failures - 1, 10), LONGEST_BACKOFF_SECONDS)

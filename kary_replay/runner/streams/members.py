@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from ...shards import SocketTransport
+from ...shards import ShardServer, SocketTransport
 from .stream import Numbers
 
-__all__ = ["PATIENCE_SECONDS", "RETRY_SECONDS", "Members"]
+__all__ = ["PATIENCE_SECONDS", "RETRY_SECONDS", "MemberAnswerer", "Members"]
 
 PATIENCE_SECONDS = 3.0  # with another machine that does not answer, before it counts as lost
 RETRY_SECONDS = 5.0  # between two tries to reach one that is said to be there
@@ -54,3 +56,42 @@ class Members:
     def connect(self, address: tuple[str, int]) -> SocketTransport:
         """Return a connection to a part; ConnectionError if it does not answer."""
         return SocketTransport(address, self._token, PATIENCE_SECONDS)
+
+
+class MemberAnswerer(ABC):
+    """Answers the other parts for what a stream has on this machine.
+
+    Parameters
+    ----------
+    token : bytes
+        By which the parts know whom to answer.
+    """
+
+    def __init__(self, token: bytes) -> None:
+        self._token = token
+        self._server: ShardServer | None = None
+
+    @abstractmethod
+    def service(self) -> Any:
+        """Return what answers messages, in the process that does."""
+
+    @abstractmethod
+    def greet(self, transport: SocketTransport) -> None:
+        """Wait for an answer; OSError if none comes within the patience."""
+
+    def serve(self, host: str, port: int) -> tuple[str, int]:
+        """Answer from now on; return the address."""
+        self._server = ShardServer(self.service(), self._token, host, port)
+        return self._server.address
+
+    def is_answering(self, address: tuple[str, int]) -> bool:
+        """Return whether whoever is to answer at an address does so within the patience."""
+        try:
+            transport = SocketTransport(address, self._token, PATIENCE_SECONDS)
+            try:
+                self.greet(transport)
+            finally:
+                transport.close()
+        except OSError:
+            return False
+        return True

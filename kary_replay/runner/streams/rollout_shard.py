@@ -18,12 +18,12 @@ import numpy.typing as npt
 from ...algorithms import Algorithm
 from ...core.ordered import load, store
 from ...errors import ShardError
-from ...shards import ShardServer, SocketTransport
+from ...shards import SocketTransport
 from ...shards.messages import Kind, Message, pack, unpack
 from ...version import VERSION
 from .inference import Inference
 from .looking import found_within
-from .members import PATIENCE_SECONDS
+from .members import PATIENCE_SECONDS, MemberAnswerer
 from .parameters import Parameters
 from .rollout import LOST, USED, WRITTEN, HostedRollouts, Rollouts, RolloutSink
 from .rollout_messages import Found, news_of, parts_of, signature
@@ -260,26 +260,17 @@ class RolloutService:
         return []
 
 
-class RolloutAnswerer:
+class RolloutAnswerer(MemberAnswerer):
     """Answers the learner for the rollouts of a machine."""
 
     def __init__(self, service: RolloutService, token: bytes) -> None:
-        self._service, self._token = service, token
-        self._server: ShardServer | None = None
+        super().__init__(token)
+        self._service = service
 
-    def serve(self, host: str, port: int) -> tuple[str, int]:
-        """Answer from now on; return the address."""
-        self._server = ShardServer(self._service, self._token, host, port)
-        return self._server.address
+    def service(self) -> RolloutService:
+        """Return who answers for the rollouts."""
+        return self._service
 
-    def is_answering(self, address: tuple[str, int]) -> bool:
-        """Return whether whoever is to answer at an address does so within the patience."""
-        try:
-            transport = SocketTransport(address, self._token, PATIENCE_SECONDS)
-            try:
-                transport.send(pack(Kind.HELLO)).result(PATIENCE_SECONDS)
-            finally:
-                transport.close()
-        except OSError:
-            return False
-        return True
+    def greet(self, transport: SocketTransport) -> None:
+        """Say hello; any answer will do."""
+        transport.send(pack(Kind.HELLO)).result(PATIENCE_SECONDS)

@@ -21,12 +21,12 @@ from ...algorithms import Algorithm, Share
 from ...buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
 from ...buffers.rate_limiter import RateLimiter
 from ...errors import EmptyBufferError, ShardError
-from ...shards import RemoteShard, ShardServer, ShardService, SocketTransport
+from ...shards import RemoteShard, ShardService, SocketTransport
 from ...shards.sharded_replay_buffer import ShardedReplayBuffer
 from ...types import Batch
 from ..records.background import in_background
 from .inference import Inference
-from .members import PATIENCE_SECONDS, RETRY_SECONDS, Members
+from .members import PATIENCE_SECONDS, RETRY_SECONDS, MemberAnswerer, Members
 from .replay import ReplaySink, ReplayStream, blank, may
 from .stream import Checkpoint, Hosted, Medium, Numbers, Part, Peer
 
@@ -104,26 +104,20 @@ class Shards(Members):
         return RemoteShard(self.connect(address), PATIENCE_SECONDS)
 
 
-class ShardAnswerer:
+class ShardAnswerer(MemberAnswerer):
     """Answers other machines for a shard."""
 
     def __init__(self, shard: PrioritizedReplayBuffer, token: bytes) -> None:
-        self._shard, self._token = shard, token
-        self._server: ShardServer | None = None
+        super().__init__(token)
+        self._shard = shard
 
-    def serve(self, host: str, port: int) -> tuple[str, int]:
-        """Answer from now on; return the address."""
-        self._server = ShardServer(ShardService(self._shard), self._token, host, port)
-        return self._server.address
+    def service(self) -> ShardService:
+        """Return who answers for the shard."""
+        return ShardService(self._shard)
 
-    def is_answering(self, address: tuple[str, int]) -> bool:
-        """Return whether whoever is to answer at an address does so within the patience."""
-        try:
-            transport = SocketTransport(address, self._token, PATIENCE_SECONDS)
-            RemoteShard(transport, PATIENCE_SECONDS).close()
-        except OSError:
-            return False
-        return True
+    def greet(self, transport: SocketTransport) -> None:
+        """Ask what there is of the shard."""
+        RemoteShard(transport, PATIENCE_SECONDS)
 
 
 class HostedShard(Hosted):
