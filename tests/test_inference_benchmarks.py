@@ -60,6 +60,7 @@ def test_every_answer_is_written_down(algorithm, variant, tmp_path):
         "env_options": {"waiting": 0.0, "computing": 0.0},
         "hidden": [8],
         "n_envs": N_ENVS,
+        "on_gpu": False,
         "actors": 1,
         "seed": 0,
     }

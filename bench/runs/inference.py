@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from bench.harness import campaign
 from bench.harness.campaign import Job, Record
 
@@ -44,6 +46,7 @@ class Task:
     waiting: float = 0.0  # seconds of each step
     computing: float = 0.0
     seconds: float = SECONDS
+    on_gpu: bool = False  # the policy worker, and a learner that learns
 
 
 CARTPOLE, IMAGES = (f"bench.runs.synthetic_envs:{name}" for name in ("cartpole", "images"))
@@ -69,7 +72,15 @@ CASES = {
     ),
     "perceptron_64_learning": Task(f"{PERCEPTRON}; learning", CARTPOLE, (64, 64), learns=True),
     "images_learning": Task(f"{CONVOLUTIONS}; learning", IMAGES, learns=True, seconds=LONG_SECONDS),
+    "perceptron_256_gpu": Task(f"{LARGER}; the worker on a GPU", CARTPOLE, on_gpu=True),
+    "images_gpu": Task(
+        f"{CONVOLUTIONS}; the worker on a GPU", IMAGES, envs=(4, 16, 64), on_gpu=True
+    ),
+    "images_learning_gpu": Task(
+        f"{CONVOLUTIONS}; learning, both on a GPU", IMAGES, learns=True, on_gpu=True
+    ),
 }
+"""Those on a GPU are run where there is one."""
 TASKS = {**GRID, **CASES}
 IDENTITY = ("task", "n_envs", "seed")
 
@@ -79,6 +90,8 @@ def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
     for seed in range(seeds):
         for name in tasks:
             task = TASKS[name]
+            if task.on_gpu and not torch.cuda.is_available():
+                continue
             for n_envs in SHORT_ENVS if short and name in GRID else task.envs:
                 yield {
                     "task": name,
@@ -89,6 +102,7 @@ def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
                     "n_envs": n_envs,
                     "actors": task.actors,
                     "seconds": task.seconds,
+                    "on_gpu": task.on_gpu,
                     "variants": VARIANTS if n_envs > 1 else (LOCAL, ONE),
                     "seed": seed,
                 }

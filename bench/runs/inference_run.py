@@ -35,6 +35,8 @@ def configured(job: dict[str, Any], variant: str, directory: str | None = None) 
         actors=job["actors"],
         groups=int(groups),
         inference=inference,
+        **({"inference_device": "cuda"} if job["on_gpu"] and inference == "worker" else {}),
+        device="cuda" if job["on_gpu"] and job["algorithm"] == "Learning" else "cpu",
         max_staleness=4,
         seed=job["seed"],
         total_env_steps=10**12,  # it is stopped

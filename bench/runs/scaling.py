@@ -33,7 +33,8 @@ COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, GREY)
 def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
     """Every combination once, then all of them again."""
     counts = grid.counts()
-    pairs = [(actors, learners) for learners in ([1] if short else counts) for actors in counts]
+    most = max(1, max(counts) // 4) if short else max(counts)
+    pairs = [(actors, learners) for learners in counts if learners <= most for actors in counts]
     for seed in range(seeds):
         for task in tasks:
             algorithm, env, long_steps, short_steps = TASKS[task]
