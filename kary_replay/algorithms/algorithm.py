@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -276,6 +276,13 @@ class Algorithm(ABC):
     @abstractmethod
     def exploration(self, progress: float) -> float:
         """Return how much to explore after this share of the training, 0 to 1."""
+
+    def resample_noise(self, seed: Sequence[int]) -> None:  # noqa: B027
+        """Draw anew the noise by which the networks explore as they act, if they do.
+
+        Who acts in order to explore calls it for each newer parameters, so that ``seed`` and
+        parameters decide on the noise. Without it the networks act without noise.
+        """
 
     def advance(self, progress: float) -> None:
         """Set what changes with the share of the training that is done, 0 to 1: learning rates."""

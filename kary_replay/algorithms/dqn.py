@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,18 +11,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..validation import as_count
 from .algorithm import Tensors, check_above_0
 from .networks import MLP, Encoder
+from .noisy import NoisyMLP, factorized_noise
 from .off_policy import OffPolicy, OffPolicyOptions
+from .return_distributions import AtomReturns, MeanReturns, QuantileReturns, ReturnDistribution
 from .spaces import check_actions_are_discrete
 from .updates.minimizer import Minimizer
 
 __all__ = ["DQN", "DQNOptions"]
 
 ROWS = "observation", "action", "reward", "next_observation", "discount"
+NOISES = "noise", "target_noise"
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,19 @@ class DQNOptions(OffPolicyOptions):
     """Lowest value of the distribution."""
     v_max: float = 10.0
     """Highest value of the distribution."""
+    n_quantiles: int = 1
+    """Quantiles of a network that learns them (QR-DQN); 1: the mean alone."""
+    noisy: bool = False
+    """Explore by noise of a learned size in the weights behind the encoder, and by nothing else."""
+    noise_size: float = 0.5
+    """Of that noise at first, times the square root of a layer's inputs."""
     huber_delta: float = 1.0
     """TD error up to which the loss is quadratic; beyond, a row's gradient stays at this size."""
     prioritize_by: Literal["td_error", "gradient"] = "gradient"
     """What a row's priority is: its TD error, or the size of its gradient.
 
-    The latter is the TD error up to huber_delta; with n_atoms > 1 both are the same."""
+    The latter is the TD error up to huber_delta; with n_atoms > 1 both are the divergence of the
+    distributions, with n_quantiles > 1 the TD error of the means."""
     max_gradient_norm: float = 10.0
     """Longer gradients are scaled down to this length."""
     exploration_initial: float = 1.0
@@ -64,6 +74,11 @@ class DQNOptions(OffPolicyOptions):
             raise ValueError(
                 f"v_min must be below v_max, both finite, got {self.v_min} and {self.v_max}"
             )
+        if as_count("n_quantiles", self.n_quantiles) > 1 and self.n_atoms > 1:
+            raise ValueError(
+                f"n_quantiles must be 1 with n_atoms={self.n_atoms}, got {self.n_quantiles}: "
+                "returns are distributed over atoms or over quantiles"
+            )
         for name in ("exploration_initial", "exploration_final"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be a probability, 0 to 1, got {getattr(self, name)}")
@@ -72,6 +87,7 @@ class DQNOptions(OffPolicyOptions):
                 f"exploration_fraction must be at least 0, got {self.exploration_fraction}"
             )
         check_above_0("huber_delta", self.huber_delta)
+        check_above_0("noise_size", self.noise_size)
         if self.prioritize_by not in ("td_error", "gradient"):
             raise ValueError(
                 f"prioritize_by must be 'td_error' or 'gradient', got {self.prioritize_by!r}"
@@ -79,33 +95,78 @@ class DQNOptions(OffPolicyOptions):
         if not self.max_gradient_norm > 0:
             raise ValueError(f"max_gradient_norm must be above 0, got {self.max_gradient_norm}")
 
+    def returns(self, device: Any) -> ReturnDistribution:
+        """Return how what networks say of returns is to be read."""
+        if self.n_atoms > 1:
+            return AtomReturns(self.n_atoms, self.v_min, self.v_max, device)
+        if self.n_quantiles > 1:
+            return QuantileReturns(self.n_quantiles, self.huber_delta, device)
+        return MeanReturns(self.huber_delta)
+
 
 class QNetwork(nn.Module):
-    """Values of every action, [B, n_actions], or logits of them, [B, n_actions, n_atoms]."""
+    """Values of every action, [B, n_actions], or what says how its return is distributed.
 
-    def __init__(self, observation_space: Any, n_actions: int, options: DQNOptions) -> None:
+    That is [B, n_actions, n_outputs].
+    """
+
+    def __init__(
+        self, observation_space: Any, n_actions: int, n_outputs: int, options: DQNOptions
+    ) -> None:
         super().__init__()
-        self.shape = (n_actions, options.n_atoms) if options.n_atoms > 1 else (n_actions,)
+        self.shape = (n_actions, n_outputs) if n_outputs > 1 else (n_actions,)
         self.encoder = Encoder(observation_space)
         n_features = self.encoder.n_features
-        self.advantage = MLP(n_features, options.hidden, n_actions * options.n_atoms)
-        self.value = MLP(n_features, options.hidden, options.n_atoms) if options.dueling else None
 
-    def forward(self, observation: Any) -> Tensor:
-        return self.head(self.encoder(observation))
+        def layers(n_outputs: int) -> MLP | NoisyMLP:
+            if options.noisy:
+                return NoisyMLP(n_features, options.hidden, n_outputs, options.noise_size)
+            return MLP(n_features, options.hidden, n_outputs)
 
-    def head(self, features: Tensor) -> Tensor:
-        """Return the output for features of observations."""
-        output: Tensor = self.advantage(features)
+        self.advantage = layers(n_actions * n_outputs)
+        self.value = layers(n_outputs) if options.dueling else None
+        self.noisy = [part for part in (self.advantage, self.value) if isinstance(part, NoisyMLP)]
+
+    def forward(self, observation: Any, noise: Tensor | None = None) -> Tensor:
+        return self.head(self.encoder(observation), noise)
+
+    def head(self, features: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Return the output for features of observations, with noise where layers are noisy."""
+        parts = self._parts(noise)
+        output: Tensor = self.advantage(features, *parts[:1])
         if len(self.shape) > 1:
             output = output.view(-1, *self.shape)
         if self.value is not None:
             output = (
                 output
                 - output.mean(1, keepdim=True)
-                + self.value(features).unsqueeze(1).reshape(-1, 1, *self.shape[1:])
+                + self.value(features, *parts[1:]).unsqueeze(1).reshape(-1, 1, *self.shape[1:])
             )
         return output
+
+    @property
+    def n_noise(self) -> int:
+        """How many numbers all noisy layers need."""
+        return sum(part.n_noise for part in self.noisy)
+
+    def disturb(self, noise: Tensor | None) -> None:
+        """Let the layers act with this noise, by the weights of now; None: without."""
+        parts = self._parts(noise)
+        for number, part in enumerate(self.noisy):
+            part.disturb(parts[number] if parts else None)
+
+    def _parts(self, noise: Tensor | None) -> list[Tensor]:
+        """Return the noise of each of the noisy layers; nothing where there is none."""
+        if noise is None:
+            return []
+        return list(torch.split(noise, [part.n_noise for part in self.noisy]))
+
+
+def of_actions(outputs: Tensor, action: Tensor) -> Tensor:
+    """Return the outputs of one action of each row: [B], or [B, n_outputs]."""
+    if outputs.dim() == 2:
+        return outputs.gather(1, action.unsqueeze(1)).squeeze(1)
+    return outputs[torch.arange(len(action), device=outputs.device), action]
 
 
 class DQN(OffPolicy):
@@ -113,8 +174,9 @@ class DQN(OffPolicy):
 
     Mnih et al. (2015), https://doi.org/10.1038/nature14236; double: van Hasselt et al. (2016),
     arXiv:1509.06461; dueling: Wang et al. (2016), arXiv:1511.06581; distributional: Bellemare et
-    al. (2017), arXiv:1707.06887; all of them and n-step returns together: Hessel et al. (2018),
-    Rainbow, arXiv:1710.02298.
+    al. (2017), arXiv:1707.06887; quantiles: Dabney et al. (2018), arXiv:1710.10044;
+    noise in weights: Fortunato et al. (2018), arXiv:1706.10295; most of them and n-step returns
+    together: Hessel et al. (2018), Rainbow, arXiv:1710.02298.
     """
 
     name = "dqn"
@@ -127,29 +189,41 @@ class DQN(OffPolicy):
         super().check_spaces(observation_space, action_space)
         check_actions_are_discrete(cls.name, action_space)
 
+    acting_noise: Tensor | None = None
+    """By which the networks explore as they act; None: they do not."""
+
     def build(self) -> None:
         options, n_actions = self.options, int(self.action_space.n)
+        self.returns = options.returns(self.device)
         self.q, self.q_target = (
-            QNetwork(self.observation_space, n_actions, options).to(self.device) for _ in range(2)
+            QNetwork(self.observation_space, n_actions, self.returns.n_outputs, options).to(
+                self.device
+            )
+            for _ in range(2)
         )
-        loss = self.loss if options.n_atoms == 1 else self.distributional_loss
         self.minimizers["q"] = Minimizer(
             [self.q],
-            loss,
+            self.loss,
             options.learning_rate,
             max_gradient_norm=options.max_gradient_norm,
             share=self.share,
         )
         self.add_target("q", self.q_target)
-        self.atoms = torch.linspace(
-            options.v_min, options.v_max, options.n_atoms, device=self.device
-        )
         self.policy = self.q
 
     def steps(self, batch: Tensors, due: frozenset[str]) -> Tensor:
         rows = [batch[name] for name in ROWS]
-        (td_error,) = self.minimizers["q"].step(*rows, batch["importance_weight"])
+        noises = [batch[name] for name in NOISES if name in batch]
+        (td_error,) = self.minimizers["q"].step(*rows, batch["importance_weight"], *noises)
         return td_error
+
+    def noises(self, n_rows: int) -> Tensors:
+        if not self.options.noisy:
+            return {}
+        # one draw for all rows, and for all learners
+        numbers = torch.randn(len(NOISES), self.q.n_noise, generator=self.generator)
+        drawn = factorized_noise(numbers).to(self.device)
+        return dict(zip(NOISES, drawn, strict=True))
 
     def loss(
         self,
@@ -159,26 +233,61 @@ class DQN(OffPolicy):
         next_observation: Any,
         discount: Tensor,
         weight: Tensor,
+        noise: Tensor | None = None,
+        target_noise: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the weighted Huber loss, and what each row counts as."""
+        """Return the weighted loss, and what each row counts as."""
         rows = observation, action, reward, next_observation, discount
-        q, target = self.values(self.q_target, *rows)
-        loss = F.huber_loss(q, target, reduction="none", delta=self.options.huber_delta)
-        return (weight * loss).mean(), self.priority_of(q.detach() - target)
+        loss, size = self.losses(self.q_target, *rows, noise, target_noise)
+        return (weight * loss).mean(), size
 
-    def distributional_loss(
+    def losses(
         self,
+        network: QNetwork,
         observation: Any,
         action: Tensor,
         reward: Tensor,
         next_observation: Any,
         discount: Tensor,
-        weight: Tensor,
+        noise: Tensor | None = None,
+        network_noise: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the weighted cross-entropy, and in TD error's place the divergence of each row."""
-        rows = observation, action, reward, next_observation, discount
-        cross_entropy, divergence = self.divergences(self.q_target, *rows)
-        return (weight * cross_entropy).mean(), divergence
+        """Return the loss of each row, and what it counts as.
+
+        ``network`` values what is next, with ``network_noise``; the trained one has ``noise``.
+        """
+        chosen = self.chosen(network, observation, action, next_observation, noise, network_noise)
+        outputs, next_outputs = chosen
+        loss, size = self.returns.losses(outputs, reward, next_outputs, discount)
+        return loss, self.priority_of(size)
+
+    def chosen(
+        self,
+        network: QNetwork,
+        observation: Any,
+        action: Tensor,
+        next_observation: Any,
+        noise: Tensor | None = None,
+        network_noise: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return what the trained network says of an action, and ``network`` of the next one."""
+        with torch.no_grad():
+            next_outputs = network(next_observation, network_noise)
+            chooser = next_outputs
+            if self.options.double and network is not self.q:
+                chooser = self.q(next_observation, noise)
+            best = self.returns.mean(chooser).argmax(1)
+            next_outputs = of_actions(next_outputs, best)
+        return of_actions(self.q(observation, noise), action), next_outputs
+
+    @torch.no_grad()
+    def td_error(self, batch: Tensors) -> Tensor:
+        return self.losses(self.q, *(batch[name] for name in ROWS))[1]
+
+    def priority_of(self, size: Tensor) -> Tensor:
+        """Return what rows with errors of these sizes count as, [B]."""
+        by_gradient = self.options.prioritize_by == "gradient" and self.returns.n_outputs == 1
+        return size.clamp(max=self.options.huber_delta) if by_gradient else size
 
     def values(
         self,
@@ -189,74 +298,12 @@ class DQN(OffPolicy):
         next_observation: Any,
         discount: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Return the trained network's values, and the targets; ``network`` values what is next."""
-        with torch.no_grad():
-            value = self.mean(network(next_observation))
-            if self.options.double and network is not self.q:
-                best = self.mean(self.q(next_observation)).argmax(1, keepdim=True)
-                value = value.gather(1, best).squeeze(1)
-            else:
-                value = value.amax(1)
-            target = reward + discount * value
-        q = self.mean(self.q(observation))
-        return q.gather(1, action.unsqueeze(1)).squeeze(1), target
-
-    def divergences(
-        self,
-        network: QNetwork,
-        observation: Any,
-        action: Tensor,
-        reward: Tensor,
-        next_observation: Any,
-        discount: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Return each row's cross-entropy to the projected target distribution, and its divergence.
-
-        ``network`` says what comes next. The divergence, without gradient, is what the
-        cross-entropy has above its lowest value, the target's entropy: 0 where there is no error.
-        """
-        n_atoms, low, high = self.options.n_atoms, self.options.v_min, self.options.v_max
-        with torch.no_grad():
-            logits = network(next_observation)
-            chooser = logits
-            if self.options.double and network is not self.q:
-                chooser = self.q(next_observation)
-            best = self.mean(chooser).argmax(1)
-            # [B, n_atoms]
-            probability = logits[torch.arange(len(best), device=self.device), best].softmax(1)
-            # Each atom's return, in units of the spacing, is shared out to the two atoms beside it
-            # (arXiv:1707.06887, eq. 7).
-            returns = (reward.unsqueeze(1) + discount.unsqueeze(1) * self.atoms).clamp(low, high)
-            position = (returns - low) * ((n_atoms - 1) / (high - low))
-            share = (
-                1
-                - (
-                    position.unsqueeze(1) - torch.arange(n_atoms, device=self.device).view(1, -1, 1)
-                ).abs()
-            ).clamp(min=0)
-            target = (share @ probability.unsqueeze(2)).squeeze(2)  # share: [B, to atom, from atom]
-        logits = self.q(observation)[torch.arange(len(action), device=self.device), action]
-        cross_entropy = -(target * logits.log_softmax(1)).sum(1)
-        entropy = -(target * target.clamp(min=1e-8).log()).sum(1)
-        return cross_entropy, (cross_entropy.detach() - entropy).clamp(min=0)
-
-    def mean(self, output: Tensor) -> Tensor:
-        """Return the value of every action, [B, n_actions]."""
-        return output if self.options.n_atoms == 1 else (output.softmax(2) * self.atoms).sum(2)
-
-    @torch.no_grad()
-    def td_error(self, batch: Tensors) -> Tensor:
-        rows = [batch[name] for name in ROWS]
-        if self.options.n_atoms > 1:
-            return self.divergences(self.q, *rows)[1]
-        q, target = self.values(self.q, *rows)
-        return self.priority_of(q - target)
-
-    def priority_of(self, error: Tensor) -> Tensor:
-        """Return what rows with these TD errors count as, [B]."""
-        size = error.abs()
-        by_gradient = self.options.prioritize_by == "gradient"
-        return size.clamp(max=self.options.huber_delta) if by_gradient else size
+        """Return the means of the trained network, and their targets by ``network``, [B]."""
+        q, following = (
+            self.returns.mean(outputs.unsqueeze(1)).squeeze(1)
+            for outputs in self.chosen(network, observation, action, next_observation)
+        )
+        return q, reward + discount * following
 
     def figures(self, batch: Tensors) -> dict[str, float]:
         with torch.no_grad():
@@ -266,16 +313,26 @@ class DQN(OffPolicy):
             "q": float(q.mean()),
             "epsilon": self.exploration(self.progress),
         }
+        for name, part in zip(("advantage", "value"), self.q.noisy, strict=False):
+            own[f"noise/{name}"] = part.noise_share()
         return {**super().figures(batch), **own}
+
+    def resample_noise(self, seed: Sequence[int]) -> None:
+        if self.options.noisy:
+            rng = np.random.default_rng(seed)
+            numbers = torch.from_numpy(rng.standard_normal(self.q.n_noise, np.float32))
+            self.acting_noise = factorized_noise(numbers).to(self.device)
+            self.q.disturb(self.acting_noise)
 
     def outputs(self, observation: Any) -> npt.NDArray[np.float32]:
         """Return values of all actions, [N, n_actions], or what is as good for choosing one."""
         features = self.q.encoder.numpy(observation)
         # the value stream of a dueling network adds the same to all actions
-        if self.options.n_atoms == 1:
+        if self.returns.n_outputs == 1:
             return self.q.advantage.numpy(features)
         with torch.no_grad():
-            values = self.mean(self.q.head(torch.from_numpy(features).to(self.device)))
+            read = torch.from_numpy(features).to(self.device)
+            values = self.returns.mean(self.q.head(read, self.acting_noise))
         return values.cpu().numpy()
 
     def decide(
@@ -292,6 +349,8 @@ class DQN(OffPolicy):
 
     def exploration(self, progress: float) -> float:
         options = self.options
+        if options.noisy:
+            return 0.0
         done_share = (
             min(1.0, progress / options.exploration_fraction)
             if options.exploration_fraction > 0

@@ -24,15 +24,17 @@ VARIANTS = {
     "dueling": {"dueling": True},
     "distributional": {"n_atoms": 11, "v_min": -2.0, "v_max": 2.0},
     "all": {"n_atoms": 7, "v_min": -1.0, "v_max": 3.0, "dueling": True},
+    "quantiles": {"n_quantiles": 6},
+    "quantiles, dueling": {"n_quantiles": 5, "dueling": True, "double": False},
 }
 
 
 def values(q, observation, options):
-    """The network's output in float64: [B, actions, atoms], one atom without a distribution."""
-    x = observation.double().numpy()
-    advantage = forward(q.advantage, x).reshape(len(x), -1, options.n_atoms)
+    """The network's output in float64: [B, actions, atoms or quantiles], one without either."""
+    x, n = observation.double().numpy(), max(options.n_atoms, options.n_quantiles)
+    advantage = forward(q.advantage, x).reshape(len(x), -1, n)
     if options.dueling:
-        state = forward(q.value, x).reshape(len(x), 1, options.n_atoms)
+        state = forward(q.value, x).reshape(len(x), 1, n)
         advantage = state + advantage - advantage.mean(1, keepdims=True)
     return advantage
 
@@ -42,8 +44,12 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
-def expected_returns(output, atoms):
-    return output[:, :, 0] if len(atoms) == 1 else softmax(output) @ atoms
+def atoms_of(options):
+    return np.linspace(options.v_min, options.v_max, options.n_atoms)
+
+
+def expected_returns(output, options):
+    return softmax(output) @ atoms_of(options) if options.n_atoms > 1 else output.mean(2)
 
 
 def projected(reward, discount, probability, atoms):
@@ -60,22 +66,30 @@ def projected(reward, discount, probability, atoms):
     return target
 
 
+def quantile_loss(quantiles, target, delta):
+    """Equation 10 of arXiv:1710.10044, pair by pair."""
+    loss, n = 0.0, len(quantiles)
+    for number, quantile in enumerate(quantiles):
+        share = (2 * number + 1) / (2 * n)
+        for following in target:
+            u = float(following) - quantile
+            huber = 0.5 * u**2 if abs(u.item()) <= delta else delta * (u.abs() - 0.5 * delta)
+            loss = loss + abs(share - float(u.item() < 0)) * huber / delta / len(target)
+    return loss
+
+
 def reference(algorithm, batch):
     """|TD error| of each row, in float64; the next test has the gradient."""
     options, n = algorithm.options, len(batch["reward"])
-    atoms = (
-        np.linspace(options.v_min, options.v_max, options.n_atoms)
-        if options.n_atoms > 1
-        else np.zeros(1)
-    )
     online = values(algorithm.q, batch["next_observation"], options)
     target = values(algorithm.q_target, batch["next_observation"], options)
-    best = expected_returns(online if options.double else target, atoms).argmax(1)
+    best = expected_returns(online if options.double else target, options).argmax(1)
     chosen = values(algorithm.q, batch["observation"], options)[np.arange(n), batch["action"]]
     reward, discount = batch["reward"].double().numpy(), batch["discount"].double().numpy()
     if options.n_atoms == 1:
-        return np.abs(reward + discount * target[np.arange(n), best, 0] - chosen[:, 0])
-    errors = []
+        following = target[np.arange(n), best].mean(1)
+        return np.abs(reward + discount * following - chosen.mean(1))
+    errors, atoms = [], atoms_of(options)
     for row in range(n):
         m = projected(reward[row], discount[row], softmax(target[row, best[row]]), atoms)
         log_p = np.log(softmax(chosen[row]))
@@ -94,7 +108,7 @@ def diverged(name, prioritize_by="td_error", **options):
 
 def check_td_error(algorithm, batch):
     expected, options = reference(algorithm, batch), algorithm.options
-    if options.prioritize_by == "gradient" and options.n_atoms == 1:
+    if options.prioritize_by == "gradient" and options.n_atoms == options.n_quantiles == 1:
         expected = np.minimum(expected, options.huber_delta)
     np.testing.assert_allclose(algorithm.update(batch).numpy(), expected, rtol=1e-4, atol=1e-5)
 
@@ -116,9 +130,8 @@ def test_the_td_error_that_is_shown_has_no_bound(name):
     batch["reward"] += 1000.0
     algorithm.update(batch)
     options, rows = algorithm.options, np.arange(24)
-    atoms = np.linspace(options.v_min, options.v_max, options.n_atoms)
     online, target, chosen = (
-        expected_returns(values(network, batch[which], options), atoms)
+        expected_returns(values(network, batch[which], options), options)
         for network, which in (
             (algorithm.q, "next_observation"),
             (algorithm.q_target, "next_observation"),
@@ -157,23 +170,21 @@ def gradient_by_rows(algorithm, batch, weight):
         name: torch.zeros_like(parameter) for name, parameter in algorithm.q.named_parameters()
     }
     n = len(weight)
-    atoms = (
-        np.linspace(options.v_min, options.v_max, options.n_atoms)
-        if options.n_atoms > 1
-        else np.zeros(1)
-    )
     target = values(algorithm.q_target, batch["next_observation"], options)
-    best = expected_returns(values(algorithm.q, batch["next_observation"], options), atoms).argmax(
-        1
-    )
+    best = expected_returns(
+        values(algorithm.q, batch["next_observation"], options), options
+    ).argmax(1)
     for row in range(n):
         output = algorithm.q(batch["observation"][row : row + 1])[0, batch["action"][row]]
         reward, discount = float(batch["reward"][row]), float(batch["discount"][row])
-        if options.n_atoms == 1:
-            error = output - (reward + discount * target[row, best[row], 0])
+        following = target[row, best[row]]
+        if options.n_quantiles > 1:
+            loss = quantile_loss(output, reward + discount * following, options.huber_delta)
+        elif options.n_atoms == 1:
+            error = output - (reward + discount * following[0])
             loss = 0.5 * error**2 if abs(error.item()) < 1 else error.abs() - 0.5
         else:
-            m = projected(reward, discount, softmax(target[row, best[row]]), atoms)
+            m = projected(reward, discount, softmax(following), atoms_of(options))
             loss = -(torch.tensor(m, dtype=torch.float32) * output.log_softmax(0)).sum()
         for name, part in zip(
             names, torch.autograd.grad(loss, list(algorithm.q.parameters())), strict=True
@@ -199,7 +210,7 @@ def check_step(algorithm, batch, weight):
     np.testing.assert_allclose(mean, 0.1 * gradient.numpy(), rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["double", "dueling", "distributional", "all"])
+@pytest.mark.parametrize("name", ["double", "dueling", "distributional", "all", "quantiles"])
 @pytest.mark.parametrize("max_gradient_norm", [10.0, 0.01])
 def test_the_step_is_down_the_weighted_mean(name, max_gradient_norm):
     algorithm = diverged(name, max_gradient_norm=max_gradient_norm)
@@ -207,7 +218,7 @@ def test_the_step_is_down_the_weighted_mean(name, max_gradient_norm):
     check_step(algorithm, batch, batch["importance_weight"])
 
 
-@pytest.mark.parametrize("name", ["double", "distributional"])
+@pytest.mark.parametrize("name", ["double", "distributional", "quantiles"])
 def test_ignored_weights_would_be_noticed(name):
     algorithm = diverged(name)
     batch = make_batch(algorithm)
@@ -311,12 +322,7 @@ def test_the_best_action(name):
     algorithm = diverged(name)
     observation = torch.randn(500, 5)
     options = algorithm.options
-    atoms = (
-        np.linspace(options.v_min, options.v_max, options.n_atoms)
-        if options.n_atoms > 1
-        else np.zeros(1)
-    )
-    expected = expected_returns(values(algorithm.q, observation, options), atoms).argmax(1)
+    expected = expected_returns(values(algorithm.q, observation, options), options).argmax(1)
     for kind in (observation, observation.numpy()):
         action = algorithm.act(kind, np.zeros(500, np.float32), np.random.default_rng(0))
         assert action.dtype == np.int64 and action.shape == (500,)
@@ -361,6 +367,9 @@ def test_options_are_checked():
     assert make("dqn", VECTOR, DISCRETE).options.double
     for bad in (
         {"n_atoms": 0},
+        {"n_quantiles": 0},
+        {"n_quantiles": 5, "n_atoms": 5},
+        {"noise_size": 0.0},
         {"n_atoms": 5, "v_min": 1.0, "v_max": 1.0},
         {"gamma": 1.5},
         {"batch_size": 0},

@@ -238,6 +238,8 @@ def test_loading_needs_no_kary_replay(tmp_path, monkeypatch):
 NO_PLACE = [
     ({"dueling": True}, {}, "dueling=True"),
     ({"n_atoms": 11}, {}, "n_atoms=11"),
+    ({"n_quantiles": 5}, {}, "n_quantiles=5"),
+    ({"noisy": True}, {}, "noisy=True"),
     ({}, {"observation_space": spaces.Discrete(3, start=1)}, "counts from 0"),
     ({}, {"action_space": spaces.Discrete(3, start=1)}, "counts from 0"),
     ({}, {"observation_space": spaces.MultiDiscrete([2, 3])}, "one-hot"),

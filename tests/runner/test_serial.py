@@ -48,7 +48,14 @@ SETTINGS_OF_ROLLOUTS = [
         "env_options": {"max_episode_steps": 7},
     },
 ]
+RAINBOW = {"noisy": True, "dueling": True, "n_atoms": 11, "n_step": 3}
+SETTINGS_OF_DQN = {
+    "rainbow": {"options": RAINBOW, "actors": 2, "publish_interval": 7},
+    "rainbow by a policy worker": {"options": RAINBOW, "inference": "worker"},
+    "quantiles": {"options": {"n_quantiles": 5, "noisy": True}},
+}
 CASES = {
+    **{f"dqn: {name}": ("dqn", settings) for name, settings in SETTINGS_OF_DQN.items()},
     **{f"{name}: {i}": (name, s) for name in REPLAY for i, s in enumerate(SETTINGS)},
     **{f"{name}: {i}": (name, s) for name in ROLLOUTS for i, s in enumerate(SETTINGS_OF_ROLLOUTS)},
 }

@@ -93,7 +93,7 @@ def _check(policy: CheckpointPolicy) -> None:
     config, algorithm = policy.config, policy.algorithm
     if config.algorithm not in COPY:
         raise ConfigError(f"Stable-Baselines3 has no {config.algorithm}, only {', '.join(COPY)}")
-    for name, without in (("dueling", False), ("n_atoms", 1), ("lstm_hidden_size", None)):
+    for name, without in NO_PLACE.items():
         if getattr(config.options, name, without) != without:
             value = getattr(config.options, name)
             raise ConfigError(
@@ -281,6 +281,14 @@ COPY = {
     "sac": _copy_sac,
     **dict.fromkeys(("a2c", "ppo", "impala", "appo"), _copy_policy_and_value),
 }
+NO_PLACE = {
+    "dueling": False,
+    "n_atoms": 1,
+    "n_quantiles": 1,
+    "noisy": False,
+    "lstm_hidden_size": None,
+}
+"""Options that Stable-Baselines3's networks do not have, and what they must be."""
 MODELS = {**{name: name.upper() for name in COPY}, "impala": "A2C", "appo": "PPO"}
 
 

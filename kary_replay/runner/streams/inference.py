@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from ...algorithms import Algorithm
-from .parameters import Newest, Parameters
+from .parameters import Newest
 from .stream import Checkpoint, Hosted, Medium
 
 __all__ = ["Inference", "LocalInference", "LocalInferenceStream", "as_tensors", "moved"]
@@ -78,17 +78,17 @@ class LocalInferenceStream(Hosted):
 
     def client(self, seat: Any, algorithm: Algorithm, rng: np.random.Generator) -> LocalInference:
         """Return what an actor asks for its actions."""
-        return LocalInference(algorithm, seat.streams["parameters"], rng, self.whole)
+        newest = Newest(
+            algorithm, seat.streams["parameters"], self.whole, (seat.config.seed, seat.index)
+        )
+        return LocalInference(algorithm, newest, rng)
 
 
 class LocalInference:
     """The worker's own copy of the networks, renewed whenever newer parameters are published."""
 
-    def __init__(
-        self, algorithm: Algorithm, parameters: Parameters, rng: np.random.Generator, whole: bool
-    ) -> None:
-        self.algorithm, self._rng = algorithm, rng
-        self._newest = Newest(algorithm, parameters, whole)
+    def __init__(self, algorithm: Algorithm, newest: Newest, rng: np.random.Generator) -> None:
+        self.algorithm, self._rng, self._newest = algorithm, rng, newest
         self._asked: dict[int, tuple[Any, ...]] = {}
         self.updates = 0
 

@@ -6,6 +6,7 @@ whole or not at all, and how often it was written is its version.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,10 +134,15 @@ class Newest:
         Has the newest ones.
     whole : bool
         Whether these are those of all networks, or only the policy's.
+    seed : sequence of int
+        Of this worker: decides, with the updates, on the noise of networks that explore by it.
     """
 
-    def __init__(self, algorithm: Algorithm, parameters: Parameters, whole: bool) -> None:
+    def __init__(
+        self, algorithm: Algorithm, parameters: Parameters, whole: bool, seed: Sequence[int]
+    ) -> None:
         self._targets, self._parameters = published(algorithm, whole), parameters
+        self._algorithm, self._seed = algorithm, seed
         self._version = self._updates = 0
 
     def take_up(self) -> int:
@@ -147,6 +153,7 @@ class Newest:
             if newest is not None:
                 vector, self._updates = newest
                 load_vector(self._targets, vector)
+                self._algorithm.resample_noise((*self._seed, self._updates))
                 self._version = version
         return self._updates
 

@@ -33,7 +33,11 @@ class PolicyWorker:
         self.seat, self.row = seat, seat.row
         self.inference = seat.streams["inference"]
         self.algorithm = seat.algorithm()
-        self.newest = Newest(self.algorithm, seat.streams["parameters"], seat.config.publishes_all)
+        config = seat.config
+        noise_seed = config.seed, seat.index
+        self.newest = Newest(
+            self.algorithm, seat.streams["parameters"], config.publishes_all, noise_seed
+        )
 
     def work(self, patience_seconds: float) -> bool:
         """Answer; return False if nobody asks within the patience."""
