@@ -28,6 +28,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # the preset has Adam, and a learning rate that falls to 0 over these steps
     "cartpole_a2c": {"total_env_steps": 500_000},
 }
+# What differs with layers of 256 units: the preset's falling learning rates and slower targets are
+# for small networks; these learn more from an update, of which they do fewer in the same time.
+WIDE: dict[str, dict[str, Any]] = {
+    "lunarlander_dqn": {
+        "total_env_steps": 200_000,
+        "options": {
+            "learning_rate_final_share": 1.0,
+            "n_step": 5,
+            "tau": 0.005,
+            "huber_delta": 10.0,
+            "max_gradient_norm": 10.0,
+            "exploration_final": 0.1,
+        },
+    },
+}
 # of the presets
 SHOWN = (
     "envs_per_actor",
@@ -42,7 +57,9 @@ COMMON = {"actors": "auto", "learners": 1, "learner_threads": 1}
 
 def settings(name: str, units: int) -> dict[str, Any]:
     """Return everything that is set for a task; `options` are those of the algorithm."""
-    return {**COMMON, **SETTINGS[name], "options": {"hidden": [units, units]}}
+    wide = WIDE.get(name, {}) if units == 256 else {}
+    options = {"hidden": [units, units], **wide.get("options", {})}
+    return {**COMMON, **SETTINGS[name], **wide, "options": options}
 
 
 def configured(task: Task, chosen: dict[str, Any]) -> RunnerConfig:
