@@ -28,18 +28,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # the preset has Adam, and a learning rate that falls to 0 over these steps
     "cartpole_a2c": {"total_env_steps": 500_000},
 }
-# What differs with layers of 256 units: the preset's falling learning rates and slower targets are
-# for small networks; these learn more from an update, of which they do fewer in the same time.
+# What differs with layers of 256 units, whose updates take longer: fewer of them for each step. With
+# the preset's gamma, policies hover, since what landing brings is too far away. Seconds until solved
+# with seeds 2 and 3: 44 and 57. With n-step returns of 5, or 20 samples per insert and a learning
+# rate that falls to 0, some seeds do not land.
 WIDE: dict[str, dict[str, Any]] = {
     "lunarlander_dqn": {
-        "total_env_steps": 200_000,
+        "total_env_steps": 240_000,
+        "samples_per_insert": 28.0,
         "options": {
-            "learning_rate_final_share": 1.0,
-            "n_step": 5,
+            "learning_rate_final_share": 0.2,
+            "gamma": 0.995,
             "tau": 0.005,
             "huber_delta": 10.0,
-            "max_gradient_norm": 10.0,
-            "exploration_final": 0.1,
+            "exploration_fraction": 0.1,
         },
     },
 }
