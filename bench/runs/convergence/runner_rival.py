@@ -28,10 +28,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # the preset has Adam, and a learning rate that falls to 0 over these steps
     "cartpole_a2c": {"total_env_steps": 500_000},
 }
-# What differs with layers of 256 units, whose updates take longer: fewer of them for each step. With
-# the preset's gamma, policies hover, since what landing brings is too far away. Seconds until solved
-# with seeds 2 and 3: 44 and 57. With n-step returns of 5, or 20 samples per insert and a learning
-# rate that falls to 0, some seeds do not land.
+# What differs with layers of 256 units, whose updates take longer: fewer of them for each step.
+# With the preset's gamma, policies hover, since what landing brings is too far away. Seconds until
+# solved with seeds 2 and 3: 44 and 57. With n-step returns of 5, or 20 samples per insert and a
+# learning rate that falls to 0, some seeds do not land.
 WIDE: dict[str, dict[str, Any]] = {
     "lunarlander_dqn": {
         "total_env_steps": 240_000,
