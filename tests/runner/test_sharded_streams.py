@@ -102,7 +102,8 @@ def source_of(flow, batch_size=32):
 
 def reach_all(source):
     """Wait until the thread that reaches shards has reached those that are there."""
-    runs.wait_until(lambda: source._look_around(source._shards) or not source._is_missing)
+    connections = source._connections
+    runs.wait_until(lambda: source._look_around(source._shards) or not connections.n_missing)
 
 
 def test_both_count_what_is_added_anywhere(pair):
@@ -244,10 +245,11 @@ def test_the_learner_does_not_wait_for_a_shard_that_says_nothing(pair):
         begun = threading.active_count()
         for _ in range(200):
             assert (source.draw().observation[:, 0] == 1.0).all()
-        assert source._is_missing
+        assert source._connections.n_missing
         assert threading.active_count() <= begun + 1
-        runs.wait_until(lambda: source.draw() is not None and 2 not in source._coming)
-        assert source._not_before[2] > 0  # when it is tried again
+        connections = source._connections
+        runs.wait_until(lambda: source.draw() is not None and 2 not in connections._coming)
+        assert connections._not_before[2] > 0  # when it is tried again
 
 
 def test_a_shard_that_could_not_be_reached_is_tried_again(pair, monkeypatch):
@@ -256,7 +258,7 @@ def test_a_shard_that_could_not_be_reached_is_tried_again(pair, monkeypatch):
     step(pair.site, value=2.0)
     source = experience(pair.driver).source()
     source.prepare(32, torch.device("cpu"), 0, Share(), 0)
-    reach, failures = source._members.reach, []
+    reach, failures = source._connections._reach, []
 
     def fails_twice(address):
         if len(failures) < 2:
@@ -264,7 +266,7 @@ def test_a_shard_that_could_not_be_reached_is_tried_again(pair, monkeypatch):
             raise ConnectionError("not yet")
         return reach(address)
 
-    monkeypatch.setattr(source._members, "reach", fails_twice)
+    monkeypatch.setattr(source._connections, "_reach", fails_twice)
     reach_all(source)
     assert len(failures) == 2
     seen = {value for _ in range(20) for value in source.draw().observation[:, 0].tolist()}

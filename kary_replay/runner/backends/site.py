@@ -227,7 +227,15 @@ class Site:
                 folder.mkdir(exist_ok=True)
                 self._saving[str(folder)] = argument
                 argument = str(folder)
+                self._forget_saved()
             self._handles[key].order(command.order, argument)
+
+    def _forget_saved(self) -> None:
+        """Remove the folders of checkpoints before the last two, whose files have been sent."""
+        for folder in list(self._saving)[:-2]:
+            with contextlib.suppress(OSError):  # some file is still there
+                Path(folder).rmdir()
+                del self._saving[folder]
 
     def _as_event(self, key: Key, report: Any) -> Any:
         """Return a report as the driver gets it: with the state that was saved, where it was."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +22,8 @@ from ...errors import EmptyBufferError, ShardError
 from ...shards import RemoteShard, ShardService, SocketTransport
 from ...shards.sharded_replay_buffer import ShardedReplayBuffer
 from ...types import Batch
-from ..records.background import in_background
 from .inference import Inference
-from .members import PATIENCE_SECONDS, RETRY_SECONDS, MemberAnswerer, Members
+from .members import PATIENCE_SECONDS, Connections, MemberAnswerer, Members
 from .replay import ReplaySink, ReplayStream, blank, may
 from .stream import Checkpoint, Hosted, Medium, Numbers, Part, Peer
 
@@ -36,6 +33,7 @@ EMPTY_SECONDS = 0.01  # between two looks at shards that have lost all their row
 FEWEST, MOST, UNDER_WAY = 4, 16, 2  # batches in one request, by the shards; requests ahead
 FEWEST_BATCHES = 100  # that rows make, before batches are asked for ahead: priorities change faster
 SAVE_TRIES = 3
+RETRY_SECONDS = 5.0  # between two tries to reach a shard
 LOG = logging.getLogger("kary_replay")
 FIGURES = (
     "beta",
@@ -358,14 +356,11 @@ class ShardSource:
         number: int,
     ) -> None:
         self._stream, self._shard, self._limiter = stream, shard, limiter
-        self._members, self._drawn, self._figures = members, drawn, figures
+        self._drawn, self._figures = drawn, figures
         self._number, self._batch_size = number, 0
         self._shards: ShardedReplayBuffer | None = None
         self._places: dict[int, int] = {}  # of the parts among the shards
-        self._version, self._n_lost = -1.0, 0
-        self._there: dict[int, tuple[str, int]] = {}
-        self._coming: dict[int, Future[RemoteShard]] = {}
-        self._not_before: dict[int, float] = {}  # when parts may be reached again
+        self._connections = Connections(members, members.reach, RETRY_SECONDS, "shard")
         self._ahead: Iterator[Batch] | None = None
         self._per_request = FEWEST
         self._untold: list[tuple[Any, Any]] = []  # handles and errors that are to be told together
@@ -420,52 +415,25 @@ class ShardSource:
         return next(self._ahead)
 
     def _look_around(self, shards: ShardedReplayBuffer) -> None:
-        """Draw from the shards that are there: some may have come, or gone.
-
-        Nobody waits for a shard that does not answer: a thread reaches it.
-        """
-        version, lost, now = self._members.version, shards.lost, time.monotonic()
-        if version == self._version and len(lost) == self._n_lost and not self._is_missing:
-            return
-        self._n_lost, before = len(lost), dict(self._places)
-        if version != self._version:
-            self._version, self._there = version, self._members.read()
-        for number, place in list(self._places.items()):
+        """Draw from the shards that are there: some may have come, or gone."""
+        places, lost = self._places, shards.lost
+        before = dict(places)
+        for number, place in before.items():
             if place in lost:  # the driver will find out, too, unless it is no loss
-                self._not_before[number] = now + RETRY_SECONDS
-            elif number not in self._there:
-                shards.leave(place)
-            if place in lost or number not in self._there:
-                del self._places[number]
-        for number, address in self._there.items():
-            is_wanted = number not in self._places and number not in self._coming
-            if is_wanted and now >= self._not_before.get(number, 0.0):
-                self._coming[number] = in_background(partial(self._members.reach, address))
-        for number, future in list(self._coming.items()):
-            if future.done():
-                del self._coming[number]
-                self._take_in(shards, number, future)
-        if self._places != before:
-            self._ahead = None
-
-    @property
-    def _is_missing(self) -> bool:
-        """Whether there is a shard that is not drawn from."""
-        return len(self._places) < len(self._there) or bool(self._coming)
-
-    def _take_in(
-        self, shards: ShardedReplayBuffer, number: int, future: Future[RemoteShard]
-    ) -> None:
-        """Draw from a shard that was reached; it is tried again later if that failed."""
-        try:
-            shard = future.result()
-            if number in self._there:
-                self._places[number] = shards.join(shard)
-            else:
+                self._connections.lost(number)
+                del places[number]
+        come, gone = self._connections.changes()
+        for number in gone:
+            shards.leave(places.pop(number))
+        for number, shard in come.items():
+            try:
+                places[number] = shards.join(shard)
+            except (OSError, ShardError) as error:
                 shard.close()
-        except (OSError, ShardError) as error:
-            self._not_before[number] = time.monotonic() + RETRY_SECONDS
-            LOG.warning("the learner does not reach a shard: %s", error)
+                self._connections.lost(number)
+                LOG.warning("the learner cannot draw from shard %d: %s", number, error)
+        if places != before:
+            self._ahead = None
 
     def learned(self, batch: Batch, td_error: Any) -> None:
         """Set the priorities of a batch's rows; ValueError if an error is not finite.

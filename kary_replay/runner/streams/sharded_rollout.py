@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ...errors import ShardError
 from ...shards.messages import Message
-from ..records.background import in_background
 from .board import STEPS, Board
-from .members import PATIENCE_SECONDS, Members
+from .members import PATIENCE_SECONDS, Connections, Members
 from .parameters import HostedParameters, Parameters
 from .rollout import (
     FILE,
@@ -40,7 +36,7 @@ from .stream import Checkpoint, Hosted, Medium, Numbers, Part, Peer
 
 __all__ = ["HostedShardedRollouts", "ShardedRolloutSource", "host_part"]
 
-AGAIN_SECONDS = 0.25  # between two tries to reach a machine
+RETRY_SECONDS = 0.25  # between two tries to reach a machine
 LOG = logging.getLogger("kary_replay")
 
 
@@ -259,12 +255,13 @@ class ShardedRolloutSource(RolloutSource):
     ) -> None:
         super().__init__(rollouts)
         self._stays, self._placing = stays, placing
-        self._members, self._parameters, self._unreached = members, parameters, unreached
-        self._version = -1.0  # of what is known of the members
-        self._there: dict[int, tuple[str, int]] = {}
+        self._parameters, self._unreached = parameters, unreached
         self._links: dict[int, RolloutLink] = {}
-        self._coming: dict[int, Future[RolloutLink]] = {}
-        self._not_before: dict[int, float] = {}  # when machines may be reached again
+
+        def reach(address: tuple[str, int]) -> RolloutLink:
+            return RolloutLink.to(members, address, rollouts.stream)
+
+        self._connections = Connections(members, reach, RETRY_SECONDS, "part")
         self._n_told = 0
 
     def release(self, updates: int) -> None:
@@ -333,40 +330,15 @@ class ShardedRolloutSource(RolloutSource):
 
     def _look_around(self) -> None:
         """Connect to machines that have come, and let go of those that have gone; never wait."""
-        version = self._members.version
-        if version == self._version and len(self._links) == len(self._there):
-            return
-        if version != self._version:
-            self._version, self._there = version, self._members.read()
-        for number in set(self._links) - set(self._there):
+        come, gone = self._connections.changes()
+        for number in gone:
             self._links.pop(number).close()
-        now = time.monotonic()
-        for number, address in self._there.items():
-            is_wanted = number not in self._links and number not in self._coming
-            if is_wanted and now >= self._not_before.get(number, 0.0):
-                reach = partial(RolloutLink.to, self._members, address, self._rollouts.stream)
-                self._coming[number] = in_background(reach)
-        for number, future in list(self._coming.items()):
-            if future.done():
-                del self._coming[number]
-                self._welcome(number, future)
-        self._unreached.array[0] = len(self._there) - len(self._links)
-
-    def _welcome(self, number: int, future: Future[RolloutLink]) -> None:
-        """Use a connection that was made; another one is tried later if that failed."""
-        try:
-            link = future.result()
-        except (OSError, ShardError) as error:
-            self._not_before[number] = time.monotonic() + AGAIN_SECONDS
-            LOG.debug("the learner does not reach part %d: %s", number, error)
-            return
-        if number in self._there:
-            self._links[number] = link
-        else:
-            link.close()
+        self._links.update(come)
+        self._unreached.array[0] = self._connections.n_missing
 
     def _lose(self, number: int, error: Exception) -> None:
         """Let go of a connection that has failed; nothing is lost with it."""
         self._links.pop(number).close()
-        self._unreached.array[0] += 1
+        self._connections.lost(number)
+        self._unreached.array[0] = self._connections.n_missing
         LOG.warning("the learner has lost the connection to part %d: %s", number, error)
