@@ -6,6 +6,7 @@ that hold the frames.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..errors import FieldError
 from ..fields import leaves_of, look_up, map_leaves, name_of, refuse_unknown
 from ..types import HANDLE_DTYPE, Field
 from .n_step import NStepWriter
-from .steps import PriorityFunction, as_column, checked_priority, streams_of
+from .steps import PriorityFunction, as_column, checked_priority, refuse_other_arrays, streams_of
 
 __all__ = ["FrameStackWriter"]
 
@@ -60,8 +61,8 @@ class FrameStackWriter:
     much faster, frames may be overwritten before the last transition that needs them is written.
     That transition is never drawn.
 
-    Pending windows and the frames last seen belong to the writer: after the buffer has been loaded
-    or reset, begin every episode anew.
+    Pending windows and the frames last seen belong to the writer, which has a `state_dict`. Without
+    it, and after the buffer has been reset, begin every episode anew.
 
     Examples
     --------
@@ -244,6 +245,40 @@ class FrameStackWriter:
         ended = np.logical_or(terminated, truncated).reshape(-1)
         self._has_begun[streams[ended]] = False
         return index[:n_transitions]
+
+    def state_dict(self) -> dict[str, npt.NDArray[Any]]:
+        """Return for `load_state_dict` which frames were seen last, and the pending windows.
+
+        They are arrays by name, copies. Frames are named by their rows of the buffer: the state is
+        good beside a buffer that was saved at the same moment.
+        """
+        return {name: array.copy() for name, array in self._state().items()}
+
+    def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Go on with the episodes of another writer of such steps, beside the same rows.
+
+        Raises
+        ------
+        ValueError
+            If it was a writer of other steps. Nothing has been changed then.
+
+        Notes
+        -----
+        The cost is O(n_envs * (stack + n_step)). Other threads may use the buffer meanwhile, but
+        not this writer.
+        """
+        own = self._state()
+        refuse_other_arrays(state, own)
+        for name, array in own.items():
+            array[...] = state[name]
+
+    def _state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return all that changes from step to step."""
+        return {
+            "history": self._history,
+            "has_begun": self._has_begun,
+            **self._folder._state(),
+        }
 
     def _frames(self, name: str, value: Any, n: int) -> list[npt.NDArray[Any]]:
         """Return the checked frames of n environments, one column for each part of a frame."""

@@ -48,16 +48,26 @@ discount         [0.125 0.125 0.125 0.25  0.5  ]
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import FieldError
-from ..fields import leaves_of
+from ..fields import leaves_of, name_of
 from ..types import Field
 from ..validation import as_count, as_fraction
-from .steps import FLAGS, Buffer, PriorityFunction, Step, StepReader, StepWriter, fields_of
+from .steps import (
+    FLAGS,
+    Buffer,
+    PriorityFunction,
+    Step,
+    StepReader,
+    StepWriter,
+    fields_of,
+    refuse_other_arrays,
+)
 
 __all__ = ["NStepWriter"]
 
@@ -112,7 +122,7 @@ class NStepWriter(StepWriter):
 
     One thread at a time may use a writer. Any number of writers, each with its own environments,
     may write to one buffer at once, while other threads sample from it. Pending windows belong to
-    the writer: the buffer does not save them.
+    the writer: the buffer does not save them, but `state_dict` has them.
 
     Sources: Sutton (1988), Learning to predict by the methods of temporal differences. For n-step
     targets in replay, Hessel et al. (2018), Rainbow, arXiv:1710.02298. For initial priorities,
@@ -262,6 +272,36 @@ class NStepWriter(StepWriter):
         self._return[streams] = returns
         self._n_steps[streams] = np.where(ended, 0, n_steps)
         return index
+
+    def state_dict(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the pending windows for `load_state_dict`: copies of arrays, by name.
+
+        The cost is O(bytes of n_envs * n_step steps).
+        """
+        return {name: array.copy() for name, array in self._state().items()}
+
+    def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Go on with the pending windows of another writer of such steps.
+
+        Raises
+        ------
+        ValueError
+            If it was a writer of other steps. Nothing has been changed then.
+
+        Notes
+        -----
+        The cost is O(bytes of n_envs * n_step steps). Other threads may use the buffer meanwhile,
+        but not this writer.
+        """
+        own = self._state()
+        refuse_other_arrays(state, own)
+        for name, array in own.items():
+            array[...] = state[name]
+
+    def _state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return all that changes from step to step."""
+        first = {f"first {name_of(path)}": ring for path, ring in self._first.items()}
+        return {"n_steps": self._n_steps, "return": self._return, **first}
 
     def _refuse_overflow(
         self,

@@ -197,6 +197,21 @@ def streams_of(env: Any, n_envs: int) -> npt.NDArray[np.int64]:
     return streams.astype(np.int64)
 
 
+def refuse_other_arrays(
+    state: Mapping[str, npt.NDArray[Any]], own: Mapping[str, npt.NDArray[Any]]
+) -> None:
+    """Raise ValueError unless a writer's state has the arrays that a writer has."""
+    if state.keys() != own.keys():
+        raise ValueError(f"state must have {', '.join(own)}, got {', '.join(state) or 'nothing'}")
+    for name, array in own.items():
+        given = np.asarray(state[name])
+        if (given.shape, given.dtype) != (array.shape, array.dtype):
+            raise ValueError(
+                f"state must have {name} of {array.dtype} {array.shape}, "
+                f"got {given.dtype} {given.shape}: it is of a writer of other steps"
+            )
+
+
 def as_column(name: str, field: Field, value: Any, n: int) -> npt.NDArray[Any]:
     """Return ``value`` as [n, *field.shape]; the leading axis may be missing if n is 1."""
     if (
