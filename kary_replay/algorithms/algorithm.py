@@ -168,7 +168,8 @@ class Algorithm(ABC):
         Returns
         -------
         object
-            It has ``add``, ``reset`` and ``n_step`` as `kary_replay.NStepWriter` does.
+            It has ``add``, ``reset``, ``state_dict`` and ``load_state_dict`` as
+            `kary_replay.NStepWriter` does.
         """
 
     @abstractmethod

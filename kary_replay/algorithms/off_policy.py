@@ -9,10 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor, nn
 
+from ..buffers.frame_replay_buffer import FrameReplayBuffer
 from ..buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
 from ..types import Field
 from ..validation import as_count, as_fraction
+from ..writers.frame_stack_writer import FrameStackWriter
 from ..writers.n_step import NStepWriter
+from ..writers.stacked_steps import StackedStepWriter
 from .algorithm import Algorithm, Options, Tensors, check_above_0
 from .updates.minimizer import flatten, move_towards, take_up
 from .updates.replayed import Replayed
@@ -121,6 +124,9 @@ class OffPolicy(Algorithm):
         return columns
 
     def writer(self, target: Any, n_envs: int, priority: Any = None) -> Any:
+        if isinstance(target, FrameReplayBuffer):
+            frames = FrameStackWriter(target, n_envs, self.options.gamma, priority)
+            return StackedStepWriter(frames)
         return NStepWriter(target, n_envs, self.options.n_step, self.options.gamma, priority)
 
     def add_target(self, name: str, module: nn.Module) -> None:

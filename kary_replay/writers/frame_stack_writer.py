@@ -133,6 +133,33 @@ class FrameStackWriter:
         sizes = f"n_envs={self.n_envs}, gamma={self.gamma}"
         return f"FrameStackWriter({sizes}, buffer={self._buffer!r})"
 
+    @property
+    def has_begun(self) -> npt.NDArray[np.bool_]:
+        """Which environments have an episode under way: bool [n_envs]."""
+        return self._has_begun.copy()
+
+    @property
+    def padding(self) -> str:
+        """What stands in for frames before an episode's first, as the buffer says."""
+        return self._buffer.padding
+
+    def end(self, env: npt.ArrayLike | None = None) -> None:
+        """Give up the episodes of some environments, and drop their pending transitions.
+
+        Parameters
+        ----------
+        env : None, int or distinct ints
+            The environments; None means all of them. Each needs `reset` before its next step.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If there is no such environment. Nothing has been dropped then.
+        """
+        streams = streams_of(env, self.n_envs)
+        self._folder.reset(streams)
+        self._has_begun[streams] = False
+
     def reset(self, frame: Any, env: npt.ArrayLike | None = None) -> None:
         """Begin an episode of every environment, or of some, and drop their pending transitions.
 

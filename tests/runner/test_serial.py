@@ -53,6 +53,15 @@ SETTINGS_OF_DQN = {
     "rainbow": {"options": RAINBOW, "actors": 2, "publish_interval": 7},
     "rainbow by a policy worker": {"options": RAINBOW, "inference": "worker"},
     "quantiles": {"options": {"n_quantiles": 5, "noisy": True}},
+    **{
+        f"frames, {n_step} steps": {
+            "env": "stacked_envs:make",
+            "env_options": {"padding": padding},
+            "options": {"n_step": n_step},
+            "actors": 2,
+        }
+        for n_step, padding in ((1, "reset"), (3, "zero"))
+    },
 }
 CASES = {
     **{f"dqn: {name}": ("dqn", settings) for name, settings in SETTINGS_OF_DQN.items()},
@@ -76,7 +85,8 @@ def test_one_seed_twice_ends_with_the_same_bits(algorithm, tmp_path):
 
 @pytest.mark.parametrize("case", CASES)
 def test_going_on_from_a_checkpoint_changes_nothing(case, tmp_path, monkeypatch):
-    algorithm, settings = CASES[case]
+    algorithm, settings = CASES[case][0], dict(CASES[case][1])
+    env = settings.pop("env", env_of(algorithm))
     commit, copied = RunDirectory.commit, []
 
     def commit_and_copy(self, folder, counters):
@@ -87,7 +97,7 @@ def test_going_on_from_a_checkpoint_changes_nothing(case, tmp_path, monkeypatch)
     monkeypatch.setattr(RunDirectory, "commit", commit_and_copy)
     whole = config(
         algorithm,
-        env_of(algorithm),
+        env,
         tmp_path / "whole",
         total_env_steps=600,
         checkpoint_interval_env_steps=200,

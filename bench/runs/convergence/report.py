@@ -21,7 +21,7 @@ from bench.harness.campaign import (
     read,
     times,
 )
-from bench.harness.paths import DOCS
+from bench.harness.paths import DOCS, RESULTS
 from bench.harness.plots import BLUE, GREEN, ORANGE, PURPLE, SKY, STYLE, YELLOW
 from bench.harness.report import machine_text, markdown_table, write
 from bench.runs.convergence import on_policy, same_report, tried
@@ -44,6 +44,7 @@ COLOURS = {
     "cleanrl": YELLOW,
     "runner": BLUE,
 }
+LANDING = RESULTS / "convergence_lunarlander_256.json"
 OTHERS = tuple(rival for rival in RIVALS if rival != "runner")
 LOGARITHMIC = 30  # times as long as the fastest: on a linear axis one would see the slowest alone
 FLOORS = {"LunarLander-v3": -400.0}  # where a curve starts so low that the rest would look flat
@@ -288,9 +289,30 @@ def page(
     wanted = [rival for rival in RIVALS if any(takes_part(rival, task) for task in tasks)]
     absent = ", ".join(NAMES[rival] for rival in wanted if rival not in there)
     lines += [f"Not among these results: {absent}.", ""] if absent else []
-    others = [*same_report.section(images), *tried.section()] if stem == "convergence" else []
+    others = []
+    if stem == "convergence":
+        others = [*landing(images), *same_report.section(images), *tried.section()]
     ends = ["### Settings", "", *settings(records)]
     return [*lines, *failures(records, IDENTITY), *others, *ends]
+
+
+def landing(images: Path) -> list[str]:
+    """Write how LunarLander with layers of 256 went beside SBX, on a machine of another kind."""
+    if not LANDING.exists():
+        return []
+    described, records = read(LANDING)
+    draw(records, 256, images / f"{LANDING.stem}.png")
+    return [
+        "### LunarLander with layers of 256, beside SBX",
+        "",
+        *machine_text(described),
+        f"![LunarLander with layers of 256](images/{LANDING.stem}.png)",
+        "",
+        *table(records),
+        *order(records),
+        *settings(records),
+        *failures(records, IDENTITY),
+    ]
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from gymnasium.envs.registration import EnvSpec
 from ...algorithms.normalization import Normalization
 from ..config import ConfigError, RunnerConfig, suggestion
 from .running_statistics import check_no_running_statistics
+from .stacking import Stacking, stacking_of
 
 __all__ = ["EnvFactory", "env_factory", "is_importable"]
 
@@ -36,13 +37,15 @@ PACKAGES = {
 class EnvFactory:
     """Makes the environment of a configuration; picklable.
 
-    ``observation_space`` and ``action_space`` are those of the environment, once `env_factory` has
-    made it. ``evaluation`` makes the environment of evaluations.
+    ``observation_space`` and ``action_space`` are those of the environment, and ``stacking`` is how
+    it stacks frames, if it does, once `env_factory` has made it. ``evaluation`` makes the
+    environment of evaluations.
     """
 
     def __init__(self, config: RunnerConfig) -> None:
         self.observation_space: Any = None
         self.action_space: Any = None
+        self.stacking: Stacking | None = None
         self.options, self.name = dict(config.env_options), config.env_name
         self.eval_options = dict(config.eval_env_options)
         self.env: Any = config.env
@@ -115,12 +118,12 @@ def env_factory(config: RunnerConfig) -> EnvFactory:
     if config.backend != "serial":
         _check_picklable(env, factory, config.backend)
     name = f"env={config.env_name!r}"
-    observation_space, action_space = _spaces(factory, name)
+    observation_space, action_space, factory.stacking = _spaces(factory, name)
     config.algorithm_class.check_spaces(observation_space, action_space)
     if config.eval_env_options:
         name += f" with eval_env_options={dict(config.eval_env_options)!r}"
-        found = _spaces(factory.evaluation, name)
-        if found != (observation_space, action_space):
+        *found, _ = _spaces(factory.evaluation, name)
+        if found != [observation_space, action_space]:
             raise ConfigError(
                 f"{name} must have the spaces that it has in training, "
                 f"{observation_space} and {action_space}, but has {found[0]} and {found[1]}"
@@ -131,8 +134,11 @@ def env_factory(config: RunnerConfig) -> EnvFactory:
     return factory
 
 
-def _spaces(make: Callable[[], Any], name: str) -> tuple[Any, Any]:
-    """Return the spaces of an environment; ConfigError if it cannot be made, or used."""
+def _spaces(make: Callable[[], Any], name: str) -> tuple[Any, Any, Stacking | None]:
+    """Return the spaces of an environment, and how it stacks frames.
+
+    ConfigError if it cannot be made, or used.
+    """
     try:
         made = make()
     except (Exception, SystemExit) as error:
@@ -146,7 +152,7 @@ def _spaces(make: Callable[[], Any], name: str) -> tuple[Any, Any]:
     with contextlib.suppress(Exception):  # it has said what was to be known
         made.close()
     check_no_running_statistics(made, name)
-    return found
+    return *found, stacking_of(made)
 
 
 def _package_hint(env: str) -> str:

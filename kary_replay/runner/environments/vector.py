@@ -143,44 +143,30 @@ class Environments:
             )
         return {"seeds": list(self._seeds), "actions": actions}
 
-    def load_state_dict(
-        self, state: Mapping[str, Any], writer: Any = None, n_pending: int = 0
-    ) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], writer: Any = None) -> None:
         """Play the running episodes again.
 
-        The last ``n_pending`` steps of each are given to ``writer``, whose windows that were not
-        yet complete come back, too. Where an episode cannot be played again, since it ended early
-        or was too long, a new one has begun.
+        Where an episode cannot be played again, since it ended early or was too long, a new one has
+        begun, and ``writer`` gives up its steps that are in no row yet.
         """
         for i, (seed, actions) in enumerate(zip(state["seeds"], state["actions"], strict=True)):
-            if actions is None:
+            if actions is None or not self._play_again(i, int(seed), actions.numpy()):
                 self._reset(i)
                 if writer is not None:
                     writer.reset(i)
-                continue
-            self._reset(i, int(seed))
-            for number, action in enumerate(actions.numpy()):
-                before = _row(self.observation, i)
-                self._actions[i] += action.tobytes()
-                self._step(i, self._envs[i], self._scale(action[None])[0])
-                if self._terminated[i] or self._truncated[i]:
-                    self._reset(i)
-                    if writer is not None:
-                        writer.reset(i)
-                    break
-                self._returns[i] += self._reward[i]
-                self._lengths[i] += 1
-                _set_row(self.observation, i, self._next)
-                if writer is not None and number >= len(actions) - n_pending:
-                    writer.add(
-                        env=i,
-                        observation=before,
-                        action=action[None],
-                        reward=self._reward[i : i + 1],
-                        next_observation=_row(self._next, i),
-                        terminated=[False],
-                        truncated=[False],
-                    )
+
+    def _play_again(self, i: int, seed: int, actions: npt.NDArray[Any]) -> bool:
+        """Take the steps of an episode; return False if one of them ends it."""
+        self._reset(i, seed)
+        for action in actions:
+            self._actions[i] += action.tobytes()
+            self._step(i, self._envs[i], self._scale(action[None])[0])
+            if self._terminated[i] or self._truncated[i]:
+                return False
+            self._returns[i] += self._reward[i]
+            self._lengths[i] += 1
+            _set_row(self.observation, i, self._next)
+        return True
 
     def play(
         self,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..config import RunnerConfig
+from ..config import ConfigError, RunnerConfig
 from ..environments.env_factory import EnvFactory
+from ..environments.stacking import Stacking
 from ..flow import Flow
 from ..streams import ReplayStream
 from .roles import assembled
@@ -25,6 +26,9 @@ def off_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> 
     error = max(batch_size, 2 * moved, min(32 * batch_size, pauses))
     # A full buffer has fewer rows than its capacity while some are being overwritten.
     most = max(1, config.buffer_capacity - n_envs)
+    stacking, n_step = _stacking(config, env_factory, n_envs), getattr(config.options, "n_step", 1)
+    # The first frames of an episode belong to no transition yet.
+    n_bare = n_envs * n_step if stacking else 0
     replay = ReplayStream(
         algorithm.columns(*spaces),
         config.buffer_capacity,
@@ -33,9 +37,34 @@ def off_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> 
         config.uniform_share,
         config.seed,
         per_insert,
-        min(config.learning_starts, most),
+        min(config.learning_starts + n_bare, most),
         config.samples_per_insert_error or error,
         batch_size,
         config.learners,
+        stacking,
+        n_step,
     )
     return assembled(config, algorithm, replay, n_actors)
+
+
+def _stacking(config: RunnerConfig, env_factory: EnvFactory, n_envs: int) -> Stacking | None:
+    """Return how observations are made of frames, if these are to be stored once.
+
+    Raises
+    ------
+    ConfigError
+        If the buffer has no room for the frames of a transition of each environment.
+    """
+    stacking = env_factory.stacking
+    # Shards hold whole observations, and actors compute TD errors from these.
+    if stacking is None or config.backend == "ray" or config.publishes_all:
+        return None
+    n_step = getattr(config.options, "n_step", 1)
+    least = 2 * n_envs * (stacking.stack + n_step)  # half of the rows have all their frames
+    if least > config.buffer_capacity:
+        raise ConfigError(
+            f"buffer_capacity must be at least {least} for {n_envs} environments with stacks of "
+            f"{stacking.stack} frames and n_step={n_step}, got {config.buffer_capacity}: frames "
+            "would be overwritten before they are used"
+        )
+    return stacking

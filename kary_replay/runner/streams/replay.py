@@ -12,12 +12,14 @@ import numpy as np
 import torch
 
 from ...algorithms import Algorithm, Share
+from ...buffers.frame_replay_buffer import FrameReplayBuffer
 from ...buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
 from ...buffers.rate_limiter import RateLimiter
 from ...errors import RateLimiterTimeoutError
 from ...prefetch.prefetcher import Prefetcher
-from ...types import Batch, UniformShare
-from .inference import Inference
+from ...types import Batch, Field, UniformShare
+from ..environments.stacking import Stacking
+from .inference import Inference, as_tensors
 from .stream import Checkpoint, Hosted, Medium
 
 __all__ = ["HostedReplay", "ReplaySink", "ReplaySource", "ReplayStream"]
@@ -39,6 +41,10 @@ class ReplayStream:
         Rows that all learners draw together for one update.
     n_learners : int
         How many they are.
+    stacking : Stacking, optional
+        How observations are made of frames: then each frame is stored once.
+    n_step : int
+        Steps of a row, which a buffer of frames has to know.
     """
 
     columns: Mapping[str, Any]
@@ -52,6 +58,8 @@ class ReplayStream:
     error: float
     batch_size: int
     n_learners: int = 1
+    stacking: Stacking | None = None
+    n_step: int = 1
 
     def host(self, medium: Medium, checkpoint: Checkpoint) -> Hosted:
         """Make the buffer, or read it from a checkpoint.
@@ -71,17 +79,10 @@ class ReplayStream:
             return HostedShard(self, medium, medium.part, checkpoint)
         if checkpoint.folder is not None:
             saved = checkpoint.folder / "replay"
-            buffer = PrioritizedReplayBuffer.load(saved, shared=medium.is_shared)
+            kind = PrioritizedReplayBuffer if self.stacking is None else FrameReplayBuffer
+            buffer = kind.load(saved, shared=medium.is_shared)
         else:
-            buffer = PrioritizedReplayBuffer(
-                self.capacity,
-                dict(self.columns),
-                alpha=self.alpha,
-                beta=self.beta,
-                uniform_share=self.uniform_share,
-                seed=self.seed,
-                shared=medium.is_shared,
-            )
+            buffer = self._new_buffer(medium.is_shared)
         origin = checkpoint.counters.get("origin")
         limiter = RateLimiter(
             buffer,
@@ -91,6 +92,29 @@ class ReplayStream:
             origin=tuple(origin) if origin else None,
         )
         return HostedReplay(self, buffer, limiter)
+
+    def _new_buffer(self, shared: bool) -> PrioritizedReplayBuffer:
+        columns = dict(self.columns)
+        settings: dict[str, Any] = {
+            "alpha": self.alpha,
+            "beta": self.beta,
+            "uniform_share": self.uniform_share,
+            "seed": self.seed,
+            "shared": shared,
+        }
+        if self.stacking is None:
+            return PrioritizedReplayBuffer(self.capacity, columns, **settings)
+        stacked = columns.pop("observation")
+        frame = Field(stacked.shape[1:], stacked.dtype)
+        others = {name: columns[name] for name in ("action",)}
+        return FrameReplayBuffer(
+            self.capacity,
+            frame,
+            others,
+            **self.stacking._asdict(),
+            n_step=self.n_step,
+            **settings,
+        )
 
 
 class HostedReplay(Hosted):
@@ -107,7 +131,7 @@ class HostedReplay(Hosted):
 
     def source(self) -> ReplaySource:
         """Return the learners' end."""
-        return ReplaySource(self._buffer, self._limiter, self._stream.beta)
+        return ReplaySource(self._buffer, self._limiter, self._stream)
 
     def save(self, folder: Path) -> None:
         """Write the buffer."""
@@ -142,6 +166,7 @@ class ReplaySink:
 
     def __init__(self, buffer: PrioritizedReplayBuffer, limiter: RateLimiter) -> None:
         self._buffer, self._limiter = buffer, limiter
+        self._writers: dict[int, Any] = {}  # by group
 
     @property
     def has_begun(self) -> bool:
@@ -162,7 +187,13 @@ class ReplaySink:
         priority: Any = None,
     ) -> Any:
         """Return what turns the steps of some environments into rows, as the algorithm does."""
-        return algorithm.writer(self._buffer, n_envs, priority)
+        self._writers[group] = algorithm.writer(self._target, n_envs, priority)
+        return self._writers[group]
+
+    @property
+    def _target(self) -> Any:
+        """Where writers add to."""
+        return self._buffer
 
     def next_group(self, groups: Sequence[int], n: int, patience_seconds: float) -> int | None:
         """Wait at most so long; return the first group if ``n`` rows may be added now."""
@@ -173,18 +204,26 @@ class ReplaySink:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: writers' windows come back with the steps that are played again."""
-        return {}
+        """Return what the writers have of steps that are in no row yet."""
+        return {
+            str(group): as_tensors(writer.state_dict()) for group, writer in self._writers.items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do nothing."""
+        """Let the writers go on with these steps."""
+        for group, writer in self._writers.items():
+            if str(group) in state:
+                saved = state[str(group)]
+                writer.load_state_dict({name: tensor.numpy() for name, tensor in saved.items()})
 
 
 class ReplaySource:
     """The learners' end of a replay stream."""
 
-    def __init__(self, buffer: PrioritizedReplayBuffer, limiter: RateLimiter, beta: float) -> None:
-        self._buffer, self._limiter, self._beta = buffer, limiter, beta
+    def __init__(
+        self, buffer: PrioritizedReplayBuffer, limiter: RateLimiter, stream: ReplayStream
+    ) -> None:
+        self._buffer, self._limiter, self._stream = buffer, limiter, stream
         self._batch_size = 0
         self._prefetcher: Iterator[Any] | None = None
 
@@ -203,7 +242,7 @@ class ReplaySource:
 
     def blank(self, n: int) -> Batch:
         """Return a batch of ``n`` rows of zeros."""
-        return blank(self._buffer.fields, n)
+        return blank(self._stream.columns, n)
 
     def may_draw(self, n: int, patience_seconds: float) -> bool:
         """Wait at most so long; return whether ``n`` rows may be drawn now."""
@@ -225,7 +264,8 @@ class ReplaySource:
 
     def advance(self, progress: float) -> None:
         """Set what changes with the share of the run that is done, 0 to 1: beta."""
-        self._buffer.beta = self._beta + progress * (1 - self._beta)
+        beta = self._stream.beta
+        self._buffer.beta = beta + progress * (1 - beta)
 
     def close(self) -> None:
         """End the thread that draws ahead."""

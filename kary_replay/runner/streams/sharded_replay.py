@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ...algorithms import Algorithm, Share
+from ...algorithms import Share
 from ...buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
 from ...buffers.rate_limiter import RateLimiter
 from ...errors import EmptyBufferError, ShardError
 from ...shards import RemoteShard, ShardService, SocketTransport
 from ...shards.sharded_replay_buffer import ShardedReplayBuffer
 from ...types import Batch
-from .inference import Inference
 from .members import PATIENCE_SECONDS, Connections, MemberAnswerer, Members
 from .replay import ReplaySink, ReplayStream, blank, may
 from .stream import Checkpoint, Hosted, Medium, Numbers, Part, Peer
@@ -320,16 +319,10 @@ class ShardSink(ReplaySink):
         """Whether there are as many rows as learning starts with."""
         return len(self._counts) >= self._limiter.min_size
 
-    def writer(
-        self,
-        algorithm: Algorithm,
-        n_envs: int,
-        group: int,
-        inference: Inference,
-        priority: Any = None,
-    ) -> Any:
-        """Return what turns the steps of some environments into rows, as the algorithm does."""
-        return algorithm.writer(ShardedReplayBuffer([self._buffer]), n_envs, priority)
+    @property
+    def _target(self) -> ShardedReplayBuffer:
+        """Where writers add to: they know no more of a shard than of a buffer."""
+        return ShardedReplayBuffer([self._buffer])
 
 
 class ShardSource:

@@ -157,7 +157,7 @@ class Actor:
             return
         self.experience.load_state_dict(state.get("experience", {}))  # which 0.1.0 did not have
         for group, writer, saved in zip(self.groups, self.writers, state["groups"], strict=True):
-            group.load_state_dict(saved, writer, writer.n_step - 1)
+            group.load_state_dict(saved, writer)
         self.rng.bit_generator.state = state["rng"]  # last: episodes that begin anew draw from it
         self.turn = state["turn"]
         if self.statistics is not None:

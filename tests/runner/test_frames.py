@@ -1,0 +1,127 @@
+"""Runs whose observations are stacks of frames, which are stored once."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.wrappers import (
+    FlattenObservation,
+    FrameStackObservation,
+    RecordEpisodeStatistics,
+    TimeLimit,
+)
+from runs import config, hosted, run, worker
+from stacked_envs import STACK, Dimmed, Numbered, make
+
+from kary_replay import FrameReplayBuffer
+from kary_replay.runner import ConfigError, RunFailedError, Runner
+from kary_replay.runner.environments.stacking import Stacking, stacking_of
+
+ENV = "stacked_envs:make"
+
+
+def buffer_of(flow):
+    return flow.streams["experience"]._buffer
+
+
+@pytest.fixture(params=[(1, "reset"), (3, "reset"), (3, "zero")], ids=str)
+def flow(request, tmp_path):
+    n_step, padding = request.param
+    how = {"env_options": {"padding": padding}, "learning_starts": 5_000}
+    made = hosted(config("dqn", ENV, tmp_path / "run", {"n_step": n_step}, **how))
+    actor = worker(made, "actor")
+    for _ in range(200):
+        actor.work(0.0)
+    yield made
+    actor.close()
+    made.close()
+
+
+def check(batch, n_step, padding):
+    """Every observation is that of one episode, and everything else fits it."""
+    for row in range(len(batch.reward)):
+        first, last = batch.observation[row], batch.next_observation[row]
+        episode, t = (int(n) for n in first[-1, 0, :2])
+        k = int(last[-1, 0, 1]) - t
+        assert 1 <= k <= n_step and int(last[-1, 0, 0]) == episode
+        for stack, newest in ((first, t), (last, t + k)):
+            for age, frame in enumerate(stack[::-1]):
+                shown = max(1, newest - age) if padding == "reset" else newest - age
+                expected = [[episode, shown, 0], [0, 0, 7]] if shown > 0 else np.zeros((2, 3))
+                np.testing.assert_array_equal(frame, expected)
+        expected = sum(0.99**i * (t + 1 + i) for i in range(k))
+        assert batch.reward[row] == pytest.approx(expected, rel=1e-5)
+        is_whole = np.isclose(batch.discount[row], 0.99**k)
+        assert is_whole or (batch.discount[row] == 0 and episode % 3 != 0)
+        assert k == n_step or not is_whole or episode % 3 == 0
+
+
+def test_what_is_drawn_is_what_was_seen(flow):
+    buffer, options = buffer_of(flow), flow.config.options
+    assert isinstance(buffer, FrameReplayBuffer)
+    assert (buffer.stack, buffer.n_step) == (STACK, options.n_step)
+    batch = buffer.sample(512)
+    check(batch, options.n_step, flow.config.env_options["padding"])
+    assert len(np.unique(batch.index)) > 250
+
+
+@pytest.mark.parametrize(("n_step", "padding"), [(1, "zero"), (3, "reset")])
+def test_the_rows_are_those_of_whole_observations(n_step, padding, tmp_path, monkeypatch):
+    columns, found = ("observation", "action", "reward", "next_observation", "discount"), []
+    where = "kary_replay.runner.environments.env_factory.stacking_of"
+    monkeypatch.setattr(where, lambda env: None)
+    for name in ("whole", "frames"):
+        how = {"env_options": {"padding": padding}, "learning_starts": 5_000, "groups": 1}
+        made = hosted(config("dqn", ENV, tmp_path / name, {"n_step": n_step}, **how))
+        actor = worker(made, "actor")
+        for _ in range(100):
+            actor.work(0.0)
+        buffer = buffer_of(made)
+        n = len(buffer) if name == "whole" else len(found[0])
+        batch = buffer.sample(n, unique=True)
+        rows = zip(*(np.ascontiguousarray(batch[column]) for column in columns), strict=True)
+        found.append(sorted(b"".join(part.tobytes() for part in row) for row in rows))
+        actor.close()
+        made.close()
+        monkeypatch.undo()
+    assert len(found[0]) > 380 and found[0] == found[1]
+
+
+def test_a_step_that_does_not_lead_on_by_one_frame_ends_the_run(tmp_path):
+    with pytest.raises(RunFailedError, match="next_observation must have the frames of"):
+        run("dqn", "stacked_envs:make_forgetful", tmp_path / "run", total_env_steps=200)
+
+
+def test_a_buffer_without_room_for_the_frames_is_refused(tmp_path):
+    how = {"buffer_capacity": 47, "learning_starts": 5, "envs_per_actor": 4}
+    with pytest.raises(ConfigError, match="buffer_capacity must be at least 48 for 4 environments"):
+        run("dqn", ENV, tmp_path / "run", {"n_step": 3}, **how)
+    assert not (tmp_path / "run").exists()
+    run("dqn", ENV, tmp_path / "run", {"n_step": 3}, **{**how, "buffer_capacity": 48})
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "ppo"])
+def test_runs_in_processes_end_and_go_on(algorithm, tmp_path):
+    directory = tmp_path / "run"
+    how = {"backend": "process", "actors": 2, "evaluate": "after", "evaluation_interval": 400}
+    result = run(algorithm, ENV, directory, total_env_steps=800, **how)
+    assert result.updates > 0 and result.evaluations
+    again = Runner.resume(directory, total_env_steps=1_200).run()
+    assert again.env_steps >= 1_200 and again.updates > result.updates
+
+
+WRAPPED = [
+    (lambda: make(), Stacking(STACK, "repeat")),
+    (lambda: make("zero"), Stacking(STACK, "zeros")),
+    (lambda: TimeLimit(RecordEpisodeStatistics(make()), 5), Stacking(STACK, "repeat")),
+    (lambda: FrameStackObservation(Dimmed(Numbered()), 4), Stacking(4, "repeat")),
+    (lambda: Dimmed(make()), None),
+    (lambda: FlattenObservation(make()), None),
+    (lambda: make(np.zeros((2, 3), np.uint8)), None),
+    (Numbered, None),
+    (lambda: gymnasium.make("CartPole-v1"), None),
+]
+
+
+@pytest.mark.parametrize(("make_env", "stacking"), WRAPPED)
+def test_which_environments_stack_frames(make_env, stacking):
+    assert stacking_of(make_env()) == stacking
