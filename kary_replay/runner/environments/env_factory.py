@@ -19,6 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from ...algorithms.normalization import Normalization
 from ..config import ConfigError, RunnerConfig, suggestion
+from .atari import is_game, make_game
 from .running_statistics import check_no_running_statistics
 from .stacking import Stacking, stacking_of
 
@@ -59,6 +60,8 @@ class EnvFactory:
         """Return a new environment."""
         options = {**self.options, **options}
         found = imported(self.env) if isinstance(self.env, str) and ":" in self.env else self.env
+        if isinstance(found, (str, EnvSpec)) and is_game(found, options):
+            return make_game(found, **options)
         if isinstance(found, (str, EnvSpec)):
             return gymnasium.make(found, disable_env_checker=True, **options)
         return found(**options)
@@ -66,7 +69,8 @@ class EnvFactory:
     @property
     def evaluation(self) -> Callable[..., Any]:
         """What makes an environment of evaluations, which `play` shows, too."""
-        return functools.partial(self, **self.eval_options)
+        whole = {"clip_rewards": False} if is_game(self.env, self.options) else {}
+        return functools.partial(self, **{**whole, **self.eval_options})
 
     @property
     def function(self) -> Any:
@@ -101,6 +105,9 @@ def env_factory(config: RunnerConfig) -> EnvFactory:
         If the algorithm cannot handle its spaces.
     """
     env = config.env
+    if isinstance(env, str) and env.partition("/")[0] in PACKAGES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(PACKAGES[env.partition("/")[0]][1])  # registers its ids
     if isinstance(env, str) and ":" not in env and env not in gymnasium.registry:
         hint = _package_hint(env) or suggestion(env, gymnasium.registry)
         raise ConfigError(

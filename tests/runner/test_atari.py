@@ -1,0 +1,66 @@
+"""Atari games, which need only their name."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ale_py")
+pytest.importorskip("cv2")
+import gymnasium
+from runs import config, hosted, run, worker
+
+from kary_replay import FrameReplayBuffer
+from kary_replay.runner import Runner
+from kary_replay.runner.environments.atari import is_game
+from kary_replay.runner.environments.env_factory import env_factory
+
+PONG = "ALE/Pong-v5"
+
+
+def test_a_game_needs_only_its_name(tmp_path):
+    made = config("dqn", PONG, tmp_path / "run", buffer_capacity=400)
+    factory = env_factory(made)
+    assert factory.stacking == (4, "repeat")
+    assert factory.observation_space == gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    for env, clips in ((factory(), True), (factory.evaluation(), False)):
+        wrappers = str(env)
+        assert ("TransformReward" in wrappers) == clips
+        assert env.unwrapped._frameskip == 1 and env.get_wrapper_attr("frame_skip") == 4
+        env.close()
+
+
+@pytest.mark.parametrize("env_options", [{"obs_type": "ram"}, {"obs_type": "grayscale", "frameskip": 5}])
+def test_who_wants_the_screen_as_it_is_says_so(env_options, tmp_path):
+    made = config("dqn", PONG, tmp_path / "run", env_options=env_options, buffer_capacity=400)
+    factory = env_factory(made)
+    assert factory.stacking is None
+    assert factory.observation_space == gymnasium.make(PONG, **env_options).observation_space
+
+
+def test_which_ids_are_games():
+    assert is_game(PONG, {}) and is_game(f"ale_py:{PONG}", {"repeat_action_probability": 0.0})
+    assert is_game(gymnasium.spec(PONG), {})
+    assert not is_game("CartPole-v1", {}) and not is_game(PONG, {"frameskip": 1})
+
+
+def test_a_row_takes_little_more_than_a_frame(tmp_path):
+    how = {"buffer_capacity": 500, "learning_starts": 400}
+    flow = hosted(config("dqn", PONG, tmp_path / "run", {"n_step": 3}, **how))
+    buffer = flow.streams["experience"]._buffer
+    assert isinstance(buffer, FrameReplayBuffer) and buffer.nbytes / 500 < 7_600
+    actor = worker(flow, "actor")
+    for _ in range(30):
+        actor.work(0.0)
+    batch = buffer.sample(32)
+    assert batch.observation.shape == batch.next_observation.shape == (32, 4, 84, 84)
+    assert (batch.observation[:, 1:] != 0).any()
+    actor.close()
+    flow.close()
+
+
+def test_a_run_learns_goes_on_and_is_the_same_again(tmp_path):
+    how = {"total_env_steps": 96, "learning_starts": 32, "buffer_capacity": 300}
+    settings = {"samples_per_insert": 4, "envs_per_actor": 2, **how}
+    results = [run("dqn", PONG, tmp_path / name, **settings) for name in ("one", "two")]
+    assert results[0].updates == results[1].updates > 0
+    again = Runner.resume(tmp_path / "one", total_env_steps=128).run()
+    assert again.env_steps >= 128 and again.updates > results[0].updates
