@@ -69,8 +69,10 @@ class EnvFactory:
     @property
     def evaluation(self) -> Callable[..., Any]:
         """What makes an environment of evaluations, which `play` shows, too."""
-        whole = {"clip_rewards": False} if is_game(self.env, self.options) else {}
-        return functools.partial(self, **{**whole, **self.eval_options})
+        options = self.eval_options
+        if is_game(self.env, {**self.options, **options}):
+            options = {"clip_rewards": False, **options}
+        return functools.partial(self, **options)
 
     @property
     def function(self) -> Any:
