@@ -28,7 +28,9 @@ def test_a_game_needs_only_its_name(tmp_path):
         env.close()
 
 
-@pytest.mark.parametrize("env_options", [{"obs_type": "ram"}, {"obs_type": "grayscale", "frameskip": 5}])
+@pytest.mark.parametrize(
+    "env_options", [{"obs_type": "ram"}, {"obs_type": "grayscale", "frameskip": 5}]
+)
 def test_who_wants_the_screen_as_it_is_says_so(env_options, tmp_path):
     made = config("dqn", PONG, tmp_path / "run", env_options=env_options, buffer_capacity=400)
     factory = env_factory(made)

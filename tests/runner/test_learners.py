@@ -1,7 +1,7 @@
 """Several learners: one whole batch between them, the same step, and everyone at the end of it."""
 
+import contextlib
 import multiprocessing
-import tempfile
 
 import numpy as np
 import pytest
@@ -11,8 +11,9 @@ from runs import SMALL, config
 
 from kary_replay.algorithms import ALGORITHMS, DQNOptions
 from kary_replay.runner import RunFailedError, Runner, RunnerConfig
-from kary_replay.runner.backends.memory import OwnNumbers
-from kary_replay.runner.streams.gradients import Gradients
+from kary_replay.runner.backends.memory import SharedMemory
+from kary_replay.runner.streams import Checkpoint
+from kary_replay.runner.streams.gradients import GradientStream
 
 OBSERVATION = spaces.Box(-1, 1, (4,), np.float32)
 ACTIONS = {"dqn": spaces.Discrete(3)}
@@ -50,9 +51,9 @@ def batch_of(name, number, rows=slice(None)):
     return {key: torch.from_numpy(column[rows]) for key, column in columns.items()}
 
 
-def learn(index, count, meeting, pipe):
+def learn(index, gradients, pipe):
     torch.set_num_threads(1)
-    share = Gradients(count, OwnNumbers(1), meeting).share(index, "cpu")
+    share, count = gradients.share(index, "cpu"), gradients.n_learners
     for name in NAMES:
         algorithm = algorithm_of(name, share)
         rows = share.rows(BATCH // count)
@@ -72,10 +73,12 @@ def learn(index, count, meeting, pipe):
 def test_learners_in_processes_equal_one_with_the_whole_batch():
     """After 100 updates to within 1e-4 of the parameters, where each update has rounded at 1e-7."""
     context, count = multiprocessing.get_context("spawn"), 2
-    with tempfile.TemporaryDirectory() as folder:
+    # room for 500 numbers: most vectors are averaged in several pieces
+    with contextlib.closing(SharedMemory()) as medium:
+        gradients = GradientStream(count, 500).host(medium, Checkpoint()).sink()
         pipes = [context.Pipe() for _ in range(count)]
         processes = [
-            context.Process(target=learn, args=(index, count, f"{folder}/meeting", theirs))
+            context.Process(target=learn, args=(index, gradients, theirs))
             for index, (_, theirs) in enumerate(pipes)
         ]
         for process, (_, theirs) in zip(processes, pipes, strict=True):

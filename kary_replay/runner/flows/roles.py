@@ -94,7 +94,8 @@ def assembled(config: RunnerConfig, algorithm: Any, experience: Stream, n_actors
 def learning(config: RunnerConfig, algorithm: Any) -> Stream:
     """Return the stream among learners."""
     if config.optimization == "synchronous":
-        return GradientStream(config.learners)
+        n_weights = max(len(minimizer.flat) for minimizer in algorithm.minimizers.values())
+        return GradientStream(config.learners, n_weights)
     n_weights = sum(len(vector) for vector in weights_of(algorithm).values())
     return WeightStream(n_weights, config.learners)
 
