@@ -7,6 +7,7 @@ that hold the frames.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -159,6 +160,60 @@ class FrameStackWriter:
         streams = streams_of(env, self.n_envs)
         self._folder.reset(streams)
         self._has_begun[streams] = False
+
+    def begin_within(self, stack: Any, env: npt.ArrayLike | None = None) -> None:
+        """Go on within episodes whose frames so far this writer has not seen.
+
+        Parameters
+        ----------
+        stack : array [M, stack, ...] or mapping of them
+            The frames of the present observations, the oldest first, in the order of ``env``.
+        env : None, int or distinct ints [M]
+            The environments. None means all of them, and then M = n_envs.
+
+        Raises
+        ------
+        FieldError, ValueError, TypeError
+            If an argument does not fit. Nothing has been dropped then.
+
+        Notes
+        -----
+        Each frame takes a row. Pending transitions of these environments are dropped. The cost is
+        O(bytes of the frames).
+        """
+        streams = streams_of(env, self.n_envs)
+        n, handles = len(streams), []
+        for j in range(self._buffer.stack):
+            frame = map_leaves({"frame": stack}, partial(_nth, j=j))["frame"]
+            columns = self._frames("stack", frame, n) + self._transitions(self._rows.none, n)
+            handles.append(self._write(columns, np.full(n, NEVER_DRAWN))[1])
+        self._folder.reset(streams)
+        self._history[streams] = np.stack(handles, 1)
+        self._has_begun[streams] = True
+
+    def shown(self, env: npt.ArrayLike | None = None) -> Any:
+        """Return the frames that this writer takes for the present observations.
+
+        Parameters
+        ----------
+        env : None, int or distinct ints [M]
+            The environments that have begun. None means all of them, and then M = n_envs.
+
+        Returns
+        -------
+        array [M, stack, ...] or dict of them
+            Copies. Frames that have been overwritten since are others.
+        """
+        history = self._history[streams_of(env, self.n_envs)]
+        is_none = history[:, :, 1] == 0  # before the first, padded with zeros
+
+        def stacked(part: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            frames = part[history[:, :, 0]]
+            frames[is_none] = 0
+            return frames
+
+        view = {"frame": self._buffer.field_view("frame")}
+        return map_leaves(view, stacked)["frame"]
 
     def reset(self, frame: Any, env: npt.ArrayLike | None = None) -> None:
         """Begin an episode of every environment, or of some, and drop their pending transitions.
@@ -387,6 +442,11 @@ class _WindowBuffer:
             # and of the row's own frame.
             history = np.concatenate([history, rows["next_observation"][:, 1:]], axis=1)
         return history
+
+
+def _nth(stack: npt.NDArray[Any], j: int) -> npt.NDArray[Any]:
+    """Return one frame of each stack."""
+    return np.asarray(stack)[:, j]
 
 
 def _padded(column: npt.NDArray[Any], n: int) -> npt.NDArray[Any]:

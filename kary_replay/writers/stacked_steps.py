@@ -26,13 +26,15 @@ class StackedStepWriter:
 
     Notes
     -----
-    Whole stacks are compared with what the buffer will put together: a step that does not lead
-    from one stack to the next by one frame is refused. That costs a look at all their bytes.
+    A step that does not lead from one stack to the next by one frame is refused. That costs a look
+    at all their bytes. An episode may begin with any stack, and go on with another one than before
+    after `load_state_dict`: then all of its frames are written.
     """
 
     def __init__(self, writer: FrameStackWriter) -> None:
         self._writer = writer
         self.n_envs = writer.n_envs
+        self._is_sure = np.ones(writer.n_envs, np.bool_)  # that it goes on from where it was
 
     def add(
         self,
@@ -50,18 +52,15 @@ class StackedStepWriter:
         Raises
         ------
         FieldError
-            If the frames of one stack do not follow on those of the other, or an episode begins
-            with other frames than the buffer pads it with. Nothing has been written then.
+            If the frames of one stack do not follow on those of the other. Nothing has been written
+            then.
         """
         streams = streams_of(env, self.n_envs)
-        begins = ~self._writer.has_begun[streams]
-        self._check_begin(observation[begins])
         if (next_observation[:, :-1] != observation[:, 1:]).any():
             raise FieldError(
                 "next_observation must have the frames of observation but the oldest, and one more"
             )
-        if begins.any():
-            self._writer.reset(observation[begins, -1], env=streams[begins])
+        self._begin(observation, streams)
         return self._writer.add(
             next_frame=next_observation[:, -1],
             terminated=terminated,
@@ -79,15 +78,27 @@ class StackedStepWriter:
         return self._writer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Go on as `FrameStackWriter.load_state_dict` does."""
+        """Go on as `FrameStackWriter.load_state_dict` does, where the next stacks are the same."""
         self._writer.load_state_dict(state)
+        self._is_sure[:] = False
 
-    def _check_begin(self, observation: npt.NDArray[Any]) -> None:
-        """Refuse stacks with other frames before the newest than the buffer pads with."""
-        repeats = self._writer.padding == "repeat"
-        before = observation[:, -1:] if repeats else np.zeros_like(observation[:, -1:])
-        if (observation[:, :-1] != before).any():
-            with_what = "the first frame" if repeats else "zeros"
-            raise FieldError(
-                f"the observation that an episode begins with must be padded with {with_what}"
-            )
+    def _begin(self, observation: npt.NDArray[Any], streams: npt.NDArray[np.int64]) -> None:
+        """Begin the episodes that have not begun, or were others before `load_state_dict`."""
+        has_begun = self._writer.has_begun[streams]
+        doubtful = np.flatnonzero(has_begun & ~self._is_sure[streams])
+        if len(doubtful):
+            shown = self._writer.shown(streams[doubtful])
+            axes = tuple(range(1, shown.ndim))
+            has_begun[doubtful] = (shown == observation[doubtful]).all(axes)
+        self._is_sure[streams] = True
+        new = np.flatnonzero(~has_begun)
+        if not len(new):
+            return
+        stacks = observation[new]
+        before = stacks[:, -1:] if self._writer.padding == "repeat" else stacks[:, -1:] * 0
+        axes = tuple(range(1, stacks.ndim))
+        is_first = (stacks[:, :-1] == before).all(axes)
+        if is_first.any():
+            self._writer.reset(stacks[is_first, -1], env=streams[new[is_first]])
+        if not is_first.all():
+            self._writer.begin_within(stacks[~is_first], env=streams[new[~is_first]])

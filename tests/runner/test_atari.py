@@ -1,5 +1,8 @@
 """Atari games, which need only their name."""
 
+import functools
+import sys
+
 import numpy as np
 import pytest
 
@@ -9,7 +12,7 @@ import gymnasium
 from runs import config, hosted, run, worker
 
 from kary_replay import FrameReplayBuffer
-from kary_replay.runner import Runner
+from kary_replay.runner import ConfigError, Runner
 from kary_replay.runner.environments.atari import is_game
 from kary_replay.runner.environments.env_factory import env_factory
 
@@ -36,6 +39,35 @@ def test_who_wants_the_screen_as_it_is_says_so(env_options, tmp_path):
     factory = env_factory(made)
     assert factory.stacking is None
     assert factory.observation_space == gymnasium.make(PONG, **env_options).observation_space
+
+
+def test_without_ale_py_it_is_said_what_to_install(tmp_path, monkeypatch):
+    others = {name: spec for name, spec in gymnasium.registry.items() if "ALE/" not in name}
+    monkeypatch.setattr(gymnasium, "registry", others)
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(ConfigError, match=r"ale_py registers it. pip install \"kary-replay\[atari"):
+        env_factory(config("dqn", PONG, tmp_path / "run"))
+
+
+def test_without_opencv_it_is_said_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(ConfigError, match=r"need OpenCV: pip install \"kary-replay\[atari"):
+        env_factory(config("dqn", PONG, tmp_path / "run"))
+
+
+def test_episodes_are_cut_off_after_so_many_steps(tmp_path):
+    how = {"env_options": {"max_episode_steps": 10}, "buffer_capacity": 400}
+    env = env_factory(config("dqn", PONG, tmp_path / "run", **how))()
+    env.reset(seed=0)
+    ends = [env.step(0)[3] for _ in range(10)]
+    assert ends == [False] * 9 + [True]
+
+
+def test_a_function_of_ones_own_is_left_alone(tmp_path):
+    make = functools.partial(gymnasium.make, PONG, obs_type="ram", frameskip=4)
+    factory = env_factory(config("dqn", make, tmp_path / "run", buffer_capacity=400))
+    assert factory.stacking is None
+    assert factory.evaluation().observation_space == factory.observation_space
 
 
 def test_which_ids_are_games():

@@ -138,10 +138,6 @@ REFUSED = [  # settings of a process run with a batch of 32, and what the messag
     ({"env": normalized_vector}, "its wrapper NormalizeObservation does"),
     ({"env": own_normalization, "total_env_steps": 120}, "its wrapper OwnNormalization does"),
     (
-        {"env": "ALE/Pong-v5"},
-        "got 'ALE/Pong-v5': ale-py registers it. pip install ale-py, and write ale_py:ALE/Pong-v5",
-    ),
-    (
         {"env": "MiniGrid-Empty-5x5-v0"},
         "minigrid registers it. .* write minigrid:MiniGrid-Empty-5x5-v0",
     ),

@@ -18,6 +18,9 @@ NO_COST = {"env_options": {"waiting": 0.0, "computing": 0.0}}
 RUNS = {
     "dqn": ("dqn", "CartPole-v1", {}, {}),
     "c51, dueling": ("dqn", "CartPole-v1", {"n_atoms": 11, "dueling": True}, {}),
+    "rainbow": ("dqn", "CartPole-v1", {"n_atoms": 11, "dueling": True, "noisy": True}, {}),
+    "quantiles": ("dqn", "CartPole-v1", {"n_quantiles": 5}, {}),
+    "frames": ("dqn", "stacked_envs:make", {"n_step": 3}, {}),
     "dqn of images": ("dqn", IMAGES, {}, {**NO_COST, "buffer_capacity": 500}),
     "ddpg": ("ddpg", "Pendulum-v1", {}, {}),
     "td3": ("td3", "Pendulum-v1", {}, {}),
@@ -54,7 +57,9 @@ def test_a_run_goes_on_and_its_policy_plays_on_the_cpu(name, tmp_path):
         assert vector.device.type == "cpu" and vector.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["dqn", "sac", "ppo", "ppo of images", "ppo that remembers"])
+@pytest.mark.parametrize(
+    "name", ["dqn", "rainbow", "frames", "sac", "ppo", "ppo of images", "ppo that remembers"]
+)
 def test_policy_workers_answer_from_a_gpu(name, tmp_path):
     how = {"inference": "worker", "inference_device": "cuda", "backend": "process", "actors": 2}
     for device in ("cpu", "cuda"):

@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+import threading
 
 import numpy as np
 import pytest
@@ -100,6 +101,40 @@ def test_learners_in_processes_equal_one_with_the_whole_batch():
         np.testing.assert_allclose(
             np.concatenate([first_errors, second_errors], 1), errors, rtol=1e-3, atol=1e-4
         )
+
+
+def test_the_mean_of_vectors_of_any_kind():
+    """In threads, room for three numbers: of several lengths and dtypes in turn, also strided."""
+    count, rng = 3, np.random.default_rng(0)
+    gradients = GradientStream(count, 6).host(SharedMemory(), Checkpoint()).sink()
+    shapes = [(1,), (7,), (0,), (2, 5), (), (64,)] * 5
+    kinds = [np.float32, np.float64] * 15
+    vectors = [
+        [rng.normal(size=shape).astype(kind) for _ in range(count)]
+        for shape, kind in zip(shapes, kinds, strict=True)
+    ]
+    found = [[] for _ in range(count)]
+
+    def learner(index):
+        average = gradients.share(index, "cpu").average
+        for number, all_of_them in enumerate(vectors):
+            tensor = torch.from_numpy(np.array(all_of_them[index]))
+            if tensor.dim() == 2 and number % 2:
+                tensor = tensor.T.contiguous().T  # strided, with the same numbers
+            average(tensor)
+            found[index].append(tensor.numpy().copy())
+
+    threads = [threading.Thread(target=learner, args=(index,)) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, all_of_them in enumerate(vectors):
+        first, *others = all_of_them
+        for other in others:
+            first = first + other
+        for one in found:
+            np.testing.assert_array_equal(one[number], first / first.dtype.type(count))
 
 
 @pytest.mark.parametrize("learners", [2, 3])

@@ -231,11 +231,13 @@ class Site:
             self._handles[key].order(command.order, argument)
 
     def _forget_saved(self) -> None:
-        """Remove the folders of checkpoints before the last two, whose files have been sent."""
-        for folder in list(self._saving)[:-2]:
+        """Remove the folders of checkpoints before the last two.
+
+        Whoever answers so late is not waited for any more, and is told where it was asked to save.
+        """
+        for folder in list(self._saving)[-4:-2]:
             with contextlib.suppress(OSError):  # some file is still there
                 Path(folder).rmdir()
-                del self._saving[folder]
 
     def _as_event(self, key: Key, report: Any) -> Any:
         """Return a report as the driver gets it: with the state that was saved, where it was."""

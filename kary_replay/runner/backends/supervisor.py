@@ -402,7 +402,7 @@ class Supervisor:
     def _together_failed(self, member: Member, cause: Problem) -> WorkerFailedError:
         """Return the error of a worker that the run cannot do without, and of those like it.
 
-        When one learner fails, the next average of the others fails, too.
+        When one learner fails, the others may fail, too, or wait for it in an average.
         """
         causes = [f"{member.name} failed: {cause.message}"]
         others = [

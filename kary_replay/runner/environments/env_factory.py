@@ -28,7 +28,7 @@ __all__ = ["EnvFactory", "env_factory", "is_importable"]
 
 # What the ids of a package begin with, its name for pip, and the module that registers them.
 PACKAGES = {
-    "ALE": ("ale-py", "ale_py"),
+    "ALE": ('"kary-replay[atari]"', "ale_py"),
     "MiniGrid": ("minigrid", "minigrid"),
     "BabyAI": ("minigrid", "minigrid"),
     "MiniWorld": ("miniworld", "miniworld"),
@@ -180,6 +180,8 @@ def _package_hint(env: str) -> str:
             f"module before: module:{env}"
         )
     package, module = PACKAGES[family]
+    if slash:  # it has been tried to import it
+        return f": {module} registers it. pip install {package}"
     return f": {package} registers it. pip install {package}, and write {module}:{env}"
 
 

@@ -5,10 +5,22 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import gymnasium
-from gymnasium.wrappers import FrameStackObservation
+from gymnasium import wrappers
 
 __all__ = ["Stacking", "stacking_of"]
 
+# What may be around the stacks: it shows every observation as it is, of every step.
+TRANSPARENT = (
+    gymnasium.ActionWrapper,
+    gymnasium.RewardWrapper,
+    wrappers.HumanRendering,
+    wrappers.OrderEnforcing,
+    wrappers.PassiveEnvChecker,
+    wrappers.RecordEpisodeStatistics,
+    wrappers.RecordVideo,
+    wrappers.RenderCollection,
+    wrappers.TimeLimit,
+)
 PADDINGS = {"reset": "repeat", "zero": "zeros"}  # gymnasium's name: that of FrameReplayBuffer
 
 
@@ -22,15 +34,15 @@ class Stacking(NamedTuple):
 
 
 def stacking_of(env: Any) -> Stacking | None:
-    """Return how an environment stacks frames; None if it does not, or changes the stacks later."""
-    while isinstance(env, gymnasium.Wrapper):
-        if isinstance(env, FrameStackObservation):
-            padding = PADDINGS.get(str(env.padding_type))
-            space = env.observation_space
-            if padding is None or not isinstance(space, gymnasium.spaces.Box):
-                return None
-            return Stacking(int(env.stack_size), padding)
-        if isinstance(env, gymnasium.ObservationWrapper):
-            return None
+    """Return how an environment stacks frames; None if it does not, or if wrappers may alter them.
+
+    A wrapper around the stacks that leaves out steps, or takes some when an episode begins, is
+    among those.
+    """
+    while isinstance(env, TRANSPARENT):
         env = env.env
-    return None
+    if not isinstance(env, wrappers.FrameStackObservation):
+        return None
+    padding = PADDINGS.get(str(env.padding_type))
+    is_box = isinstance(env.observation_space, gymnasium.spaces.Box)
+    return Stacking(int(env.stack_size), padding) if is_box and padding is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...algorithms.off_policy import OffPolicy
 from ..config import ConfigError, RunnerConfig
 from ..environments.env_factory import EnvFactory
 from ..environments.stacking import Stacking
@@ -26,7 +27,9 @@ def off_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> 
     error = max(batch_size, 2 * moved, min(32 * batch_size, pauses))
     # A full buffer has fewer rows than its capacity while some are being overwritten.
     most = max(1, config.buffer_capacity - n_envs)
-    stacking, n_step = _stacking(config, env_factory, n_envs), getattr(config.options, "n_step", 1)
+    stacking, n_step = None, getattr(config.options, "n_step", 1)
+    if getattr(algorithm.writer, "__func__", None) is OffPolicy.writer:  # which takes frames
+        stacking = _stacking(config, env_factory, n_envs)
     # The first frames of an episode belong to no transition yet.
     n_bare = n_envs * n_step if stacking else 0
     replay = ReplayStream(

@@ -152,10 +152,13 @@ class Mean:
 
     def __call__(self, vector: torch.Tensor) -> None:
         """Set a vector to its mean over the learners, once they all have called."""
-        numbers = vector.detach().numpy().reshape(-1)
+        own = vector.detach().contiguous()
+        numbers = own.numpy().reshape(-1)
         n = self._room.shape[2] * self._room.itemsize // numbers.itemsize
         for begin in range(0, len(numbers), n):
             self._average(numbers[begin : begin + n])
+        if own.data_ptr() != vector.data_ptr():
+            vector.copy_(own)
 
     def _average(self, numbers: Any) -> None:
         self._n += 1

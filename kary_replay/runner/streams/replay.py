@@ -24,6 +24,9 @@ from .stream import Checkpoint, Hosted, Medium
 
 __all__ = ["HostedReplay", "ReplaySink", "ReplaySource", "ReplayStream"]
 
+# columns that a buffer of frames has by itself
+MADE_OF_FRAMES = "next_observation", "reward", "discount", "terminated"
+
 
 @dataclass(frozen=True)
 class ReplayStream:
@@ -106,11 +109,12 @@ class ReplayStream:
             return PrioritizedReplayBuffer(self.capacity, columns, **settings)
         stacked = columns.pop("observation")
         frame = Field(stacked.shape[1:], stacked.dtype)
-        others = {name: columns[name] for name in ("action",)}
+        for name in MADE_OF_FRAMES:
+            columns.pop(name, None)
         return FrameReplayBuffer(
             self.capacity,
             frame,
-            others,
+            columns,
             **self.stacking._asdict(),
             n_step=self.n_step,
             **settings,
@@ -238,7 +242,10 @@ class ReplaySource:
         """Say what `draw` is to return; a thread brings ``n_ahead`` batches to the device."""
         self._batch_size = batch_size
         if n_ahead:
-            self._prefetcher = Prefetcher(self._buffer, batch_size, device, n_ahead)
+            transform = with_whole_stacks if self._stream.stacking is not None else None
+            self._prefetcher = Prefetcher(
+                self._buffer, batch_size, device, n_ahead, transform=transform
+            )
 
     def blank(self, n: int) -> Batch:
         """Return a batch of ``n`` rows of zeros."""
@@ -253,7 +260,8 @@ class ReplaySource:
         if self._prefetcher is not None:
             batch: Batch = next(self._prefetcher)
             return batch
-        return self._buffer.sample(self._batch_size)
+        batch = self._buffer.sample(self._batch_size)
+        return batch if self._stream.stacking is None else with_whole_stacks(batch)
 
     def learned(self, batch: Batch, td_error: Any) -> None:
         """Set the priorities of a batch's rows; ValueError if an error is not finite."""
@@ -271,6 +279,15 @@ class ReplaySource:
         """End the thread that draws ahead."""
         if isinstance(self._prefetcher, Prefetcher):
             self._prefetcher.close()
+
+
+def with_whole_stacks(batch: Batch) -> Batch:
+    """Return a batch whose stacks lie each on its own, as native updates and copies want them."""
+    columns = dict(batch)
+    del columns["frames"]
+    for name in ("observation", "next_observation"):
+        columns[name] = np.ascontiguousarray(columns[name])
+    return Batch(columns)
 
 
 def blank(fields: Mapping[str, Any], n: int) -> Batch:

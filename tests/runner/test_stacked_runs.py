@@ -3,18 +3,23 @@
 import gymnasium
 import numpy as np
 import pytest
+import stacked_envs
 from gymnasium.wrappers import (
     FlattenObservation,
     FrameStackObservation,
+    MaxAndSkipObservation,
     RecordEpisodeStatistics,
     TimeLimit,
 )
 from runs import config, hosted, run, worker
 from stacked_envs import STACK, Dimmed, Numbered, make
 
-from kary_replay import FrameReplayBuffer
-from kary_replay.runner import ConfigError, RunFailedError, Runner
+from kary_replay import Field, FrameReplayBuffer, FrameStackWriter, NStepWriter
+from kary_replay.algorithms import ALGORITHMS, DQN
+from kary_replay.errors import FieldError
+from kary_replay.runner import ConfigError, Runner
 from kary_replay.runner.environments.stacking import Stacking, stacking_of
+from kary_replay.writers.stacked_steps import StackedStepWriter
 
 ENV = "stacked_envs:make"
 
@@ -86,9 +91,111 @@ def test_the_rows_are_those_of_whole_observations(n_step, padding, tmp_path, mon
     assert len(found[0]) > 380 and found[0] == found[1]
 
 
-def test_a_step_that_does_not_lead_on_by_one_frame_ends_the_run(tmp_path):
-    with pytest.raises(RunFailedError, match="next_observation must have the frames of"):
-        run("dqn", "stacked_envs:make_forgetful", tmp_path / "run", total_env_steps=200)
+def test_stacks_that_wrappers_change_are_stored_whole(tmp_path):
+    result = run("dqn", "stacked_envs:make_forgetful", tmp_path / "run", total_env_steps=200)
+    assert result.updates > 0
+
+
+def stacks(first, n_envs=2):
+    """Stacks of frames of one pixel: first, first + 1, …, each environment 100 further."""
+    base = np.arange(first, first + STACK, dtype=np.uint8) + 100 * np.arange(n_envs)[:, None]
+    return base.astype(np.uint8)
+
+
+def pixels(**options):
+    """A buffer of such frames, and what writes whole stacks to it."""
+    fields = {"action": Field((), "int64")}
+    buffer = FrameReplayBuffer(100, Field((), "uint8"), fields, stack=STACK, seed=0, **options)
+    return buffer, StackedStepWriter(FrameStackWriter(buffer, 2, 0.9))
+
+
+def step(writer, first, following=None):
+    following = stacks(first + 1) if following is None else following
+    columns = {"action": [0, 1], "reward": [1.0, 2.0]}
+    ends = {"terminated": [False, False], "truncated": [False, False]}
+    writer.add(observation=stacks(first), next_observation=following, **columns, **ends)
+
+
+def seen(buffer):
+    batch = buffer.sample(64)
+    pairs = zip(batch.observation.tolist(), batch.next_observation.tolist(), strict=True)
+    return {tuple(map(tuple, pair)) for pair in pairs}
+
+
+def expected(*firsts):
+    return {
+        (tuple(stacks(first)[env].tolist()), tuple(stacks(first + 1)[env].tolist()))
+        for first in firsts
+        for env in range(2)
+    }
+
+
+def test_a_step_that_does_not_lead_on_by_one_frame_is_refused():
+    buffer, writer = pixels()
+    step(writer, 5)
+    with pytest.raises(FieldError, match="next_observation must have the frames of observation"):
+        step(writer, 6, stacks(8))
+    assert seen(buffer) == expected(5)
+    step(writer, 6)
+    assert seen(buffer) == expected(5, 6)
+
+
+@pytest.mark.parametrize("padding", ["repeat", "zeros"])
+def test_an_episode_may_begin_with_any_stack(padding):
+    """As after a wrapper that takes steps in reset."""
+    buffer, writer = pixels(padding=padding)
+    step(writer, 5)
+    step(writer, 6)
+    writer.reset()
+    step(writer, 20)
+    assert seen(buffer) == expected(5, 6, 20)
+
+
+@pytest.mark.parametrize("first", [7, 40])
+def test_going_on_elsewhere_than_before_a_checkpoint_writes_all_frames(first, tmp_path):
+    """As where an episode that is played again takes another course."""
+    buffer, writer = pixels()
+    for number in (5, 6):
+        step(writer, number)
+    state = writer.state_dict()
+    size = len(buffer)
+    again = StackedStepWriter(FrameStackWriter(buffer, 2, 0.9))
+    again.load_state_dict(state)
+    step(again, first)
+    assert seen(buffer) == expected(5, 6, first)
+    assert len(buffer) == size + 2 * (1 if first == 7 else 1 + STACK)
+
+
+class Odd(DQN):
+    """Has a column of its own."""
+
+    @classmethod
+    def columns(cls, observation_space, action_space):
+        return {**super().columns(observation_space, action_space), "coin": Field((), "float32")}
+
+    def decide(self, outputs, exploration, rng):
+        chosen = super().decide(outputs, exploration, rng)
+        return {**chosen, "coin": rng.random(len(outputs), np.float32)}
+
+
+class Plain(Odd):
+    """Has a writer of its own."""
+
+    def writer(self, target, n_envs, priority=None):
+        return NStepWriter(target, n_envs, self.options.n_step, self.options.gamma, priority)
+
+
+@pytest.mark.parametrize(("kind", "stores_frames"), [(Odd, True), (Plain, False)])
+def test_algorithms_with_columns_or_writers_of_their_own(
+    kind, stores_frames, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(ALGORITHMS, "odd", kind)
+    made = config("odd", ENV, tmp_path / "run", total_env_steps=400)
+    flow = hosted(made)
+    assert isinstance(buffer_of(flow), FrameReplayBuffer) == stores_frames
+    assert "coin" in buffer_of(flow).fields
+    flow.close()
+    assert Runner(made).run().updates > 0
 
 
 def test_a_buffer_without_room_for_the_frames_is_refused(tmp_path):
@@ -96,7 +203,8 @@ def test_a_buffer_without_room_for_the_frames_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="buffer_capacity must be at least 48 for 4 environments"):
         run("dqn", ENV, tmp_path / "run", {"n_step": 3}, **how)
     assert not (tmp_path / "run").exists()
-    run("dqn", ENV, tmp_path / "run", {"n_step": 3}, **{**how, "buffer_capacity": 48})
+    enough = {**how, "buffer_capacity": 48, "total_env_steps": 200}
+    assert run("dqn", ENV, tmp_path / "run", {"n_step": 3}, **enough).updates > 0
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "ppo"])
@@ -114,6 +222,8 @@ WRAPPED = [
     (lambda: make("zero"), Stacking(STACK, "zeros")),
     (lambda: TimeLimit(RecordEpisodeStatistics(make()), 5), Stacking(STACK, "repeat")),
     (lambda: FrameStackObservation(Dimmed(Numbered()), 4), Stacking(4, "repeat")),
+    (lambda: MaxAndSkipObservation(make(), 2), None),
+    (lambda: stacked_envs.make_forgetful(), None),
     (lambda: Dimmed(make()), None),
     (lambda: FlattenObservation(make()), None),
     (lambda: make(np.zeros((2, 3), np.uint8)), None),
