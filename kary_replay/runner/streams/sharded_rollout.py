@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -257,10 +258,7 @@ class ShardedRolloutSource(RolloutSource):
         self._stays, self._placing = stays, placing
         self._parameters, self._unreached = parameters, unreached
         self._links: dict[int, RolloutLink] = {}
-
-        def reach(address: tuple[str, int]) -> RolloutLink:
-            return RolloutLink.to(members, address, rollouts.stream)
-
+        reach = partial(RolloutLink.to, members, stream=rollouts.stream)
         self._connections = Connections(members, reach, RETRY_SECONDS, "part")
         self._n_told = 0
 
