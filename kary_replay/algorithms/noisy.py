@@ -47,7 +47,7 @@ class NoisyMLP(nn.Module):
     def __init__(self, n_inputs: int, hidden: tuple[int, ...], n_outputs: int, size: float) -> None:
         super().__init__()
         self.means = MLP(n_inputs, hidden, n_outputs)
-        self._linears = [layer for layer in self.means if isinstance(layer, nn.Linear)]
+        self._linears = self.means._linears
         shares = [size / math.sqrt(layer.in_features) for layer in self._linears]
         self.weight_sizes, self.bias_sizes = (
             nn.ParameterList(

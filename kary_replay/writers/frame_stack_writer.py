@@ -18,7 +18,7 @@ from ..errors import FieldError
 from ..fields import leaves_of, look_up, map_leaves, name_of, refuse_unknown
 from ..types import HANDLE_DTYPE, Field
 from .n_step import NStepWriter
-from .steps import PriorityFunction, as_column, checked_priority, refuse_other_arrays, streams_of
+from .steps import PriorityFunction, as_column, checked_priority, streams_of, take_up_arrays
 
 __all__ = ["FrameStackWriter"]
 
@@ -349,10 +349,7 @@ class FrameStackWriter:
         The cost is O(n_envs * (stack + n_step)). Other threads may use the buffer meanwhile, but
         not this writer.
         """
-        own = self._state()
-        refuse_other_arrays(state, own)
-        for name, array in own.items():
-            array[...] = state[name]
+        take_up_arrays(self._state(), state)
 
     def _state(self) -> dict[str, npt.NDArray[Any]]:
         """Return all that changes from step to step."""

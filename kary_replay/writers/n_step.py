@@ -66,7 +66,7 @@ from .steps import (
     StepReader,
     StepWriter,
     fields_of,
-    refuse_other_arrays,
+    take_up_arrays,
 )
 
 __all__ = ["NStepWriter"]
@@ -293,10 +293,7 @@ class NStepWriter(StepWriter):
         The cost is O(bytes of n_envs * n_step steps). Other threads may use the buffer meanwhile,
         but not this writer.
         """
-        own = self._state()
-        refuse_other_arrays(state, own)
-        for name, array in own.items():
-            array[...] = state[name]
+        take_up_arrays(self._state(), state)
 
     def _state(self) -> dict[str, npt.NDArray[Any]]:
         """Return all that changes from step to step."""

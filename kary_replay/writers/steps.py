@@ -197,10 +197,10 @@ def streams_of(env: Any, n_envs: int) -> npt.NDArray[np.int64]:
     return streams.astype(np.int64)
 
 
-def refuse_other_arrays(
-    state: Mapping[str, npt.NDArray[Any]], own: Mapping[str, npt.NDArray[Any]]
+def take_up_arrays(
+    own: Mapping[str, npt.NDArray[Any]], state: Mapping[str, npt.NDArray[Any]]
 ) -> None:
-    """Raise ValueError unless a writer's state has the arrays that a writer has."""
+    """Set a writer's arrays to those of a state; ValueError, before any is, if they are others."""
     if state.keys() != own.keys():
         raise ValueError(f"state must have {', '.join(own)}, got {', '.join(state) or 'nothing'}")
     for name, array in own.items():
@@ -210,6 +210,8 @@ def refuse_other_arrays(
                 f"state must have {name} of {array.dtype} {array.shape}, "
                 f"got {given.dtype} {given.shape}: it is of a writer of other steps"
             )
+    for name, array in own.items():
+        array[...] = state[name]
 
 
 def as_column(name: str, field: Field, value: Any, n: int) -> npt.NDArray[Any]:

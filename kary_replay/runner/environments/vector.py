@@ -313,13 +313,6 @@ def _parts(observation: Any) -> list[npt.NDArray[Any]]:
     return list(observation.values()) if isinstance(observation, dict) else [observation]
 
 
-def _row(observation: Any, i: int) -> Any:
-    """Return a copy of row i, with its axis."""
-    if isinstance(observation, dict):
-        return {key: part[i : i + 1].copy() for key, part in observation.items()}
-    return observation[i : i + 1].copy()
-
-
 def _set_row(observation: Any, i: int, source: Any) -> None:
     for own, new in zip(_parts(observation), _parts(source), strict=True):
         own[i] = new[i]

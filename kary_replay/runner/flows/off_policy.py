@@ -29,7 +29,7 @@ def off_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> 
     most = max(1, config.buffer_capacity - n_envs)
     stacking, n_step = None, getattr(config.options, "n_step", 1)
     if getattr(algorithm.writer, "__func__", None) is OffPolicy.writer:  # which takes frames
-        stacking = _stacking(config, env_factory, n_envs)
+        stacking = _stacking(config, env_factory, n_envs, n_step)
     # The first frames of an episode belong to no transition yet.
     n_bare = n_envs * n_step if stacking else 0
     replay = ReplayStream(
@@ -50,7 +50,9 @@ def off_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> 
     return assembled(config, algorithm, replay, n_actors)
 
 
-def _stacking(config: RunnerConfig, env_factory: EnvFactory, n_envs: int) -> Stacking | None:
+def _stacking(
+    config: RunnerConfig, env_factory: EnvFactory, n_envs: int, n_step: int
+) -> Stacking | None:
     """Return how observations are made of frames, if these are to be stored once.
 
     Raises
@@ -62,7 +64,6 @@ def _stacking(config: RunnerConfig, env_factory: EnvFactory, n_envs: int) -> Sta
     # Shards hold whole observations, and actors compute TD errors from these.
     if stacking is None or config.backend == "ray" or config.publishes_all:
         return None
-    n_step = getattr(config.options, "n_step", 1)
     least = 2 * n_envs * (stacking.stack + n_step)  # half of the rows have all their frames
     if least > config.buffer_capacity:
         raise ConfigError(
