@@ -53,11 +53,13 @@ def ours(algorithm: str, units: int, batch_size: int) -> Callable[[], object]:
         discount=np.full(FILLED, 0.99, np.float32),
     )
     names = (*observations, "action", *scalars, "importance_weight")
+    batch = buffer.sample(batch_size)  # into which all are drawn, as the runner's learner does it
+    tensors = {name: torch.from_numpy(batch[name]) for name in names}
 
     def update() -> None:
-        batch = buffer.sample(batch_size)
-        td_error = learner.update({name: torch.from_numpy(batch[name]) for name in names})
-        buffer.update_priorities(batch.handle, td_error.numpy())
+        drawn = buffer.sample(batch_size, out=batch)
+        td_error = learner.update(tensors)
+        buffer.update_priorities(drawn.handle, td_error.numpy())
 
     return update
 

@@ -20,6 +20,7 @@ typedef std::int32_t Lanes __attribute__((vector_size(4 * KARY_WIDTH)));
 constexpr std::int64_t kWidth = KARY_WIDTH;
 constexpr std::int64_t kPanel = KARY_WIDTH * KARY_PANEL;  // columns of a tile
 constexpr std::int64_t kRows = 6;                         // of a tile: all of it is in registers
+constexpr std::int64_t kOfRow = 8;  // vectors of a single row that are computed together
 constexpr std::int64_t kDepth = 256;  // rows of a panel that are used before the next ones
 constexpr std::int64_t kSums = 16 / kWidth;  // vectors that a sum of numbers side by side has
 
@@ -51,20 +52,58 @@ KARY_INLINE bool any(Lanes condition) {
 
 // ------------------------------------------------------------------------------------- products
 
-template <int R, int V>
+// What is done to the numbers of a tile when all of their products are added up, and where they go.
+template <int R, int V, bool Whole>
+KARY_INLINE void finish(const Product& p, std::int64_t row, std::int64_t column, const float* bias,
+                        bool is_last, Vector sum[R][V]) {
+    const std::int64_t rest = p.n - column - (V - 1) * kWidth;  // numbers in the last vector
+    if (is_last && bias) {
+        KARY_UNROLL for (int v = 0; v < V; ++v) {
+            const Vector value = load(bias + v * kWidth);
+            KARY_UNROLL for (int i = 0; i < R; ++i) sum[i][v] += value;
+        }
+    }
+    if (is_last && p.relu) {
+        const Vector nothing = same(kNothing);
+        KARY_UNROLL for (int i = 0; i < R; ++i)
+            KARY_UNROLL for (int v = 0; v < V; ++v)
+                sum[i][v] = sum[i][v] < nothing ? nothing : sum[i][v];
+    }
+    if (is_last && p.mask) {
+        KARY_UNROLL for (int i = 0; i < R; ++i) {
+            KARY_UNROLL for (int v = 0; v < V; ++v) {
+                const float* at = p.mask + (row + i) * p.mask_row + column + v * kWidth;
+                const Vector mask = Whole || v < V - 1 ? load(at) : load_part(at, rest);
+                sum[i][v] = mask <= 0 ? Vector{} : sum[i][v];
+            }
+        }
+    }
+    KARY_UNROLL for (int i = 0; i < R; ++i) {
+        KARY_UNROLL for (int v = 0; v < V; ++v) {
+            float* to = p.c + (row + i) * p.c_row + column + v * kWidth;
+            if (Whole || v < V - 1)
+                store(to, sum[i][v]);
+            else
+                std::memcpy(to, &sum[i][v], rest * sizeof(float));
+        }
+    }
+}
+
+// R rows of V vectors, the last of which has all of its numbers if they are Whole.
+template <int R, int V, bool Whole>
 KARY_KERNEL void tile(const Product& p, std::int64_t row, std::int64_t column, std::int64_t begin,
                       std::int64_t depth, const float* b, std::int64_t b_row, const float* bias) {
     const float* a = p.a + row * p.a_row + begin * p.a_column;
-    float* c = p.c + row * p.c_row + column;
-    const std::int64_t rest = std::min(p.n - column, V * kWidth) - (V - 1) * kWidth;
     Vector sum[R][V];
     KARY_UNROLL for (int i = 0; i < R; ++i) {
         KARY_UNROLL for (int v = 0; v < V; ++v) {
-            const float* from = c + i * p.c_row + v * kWidth;
+            const float* from = p.c + (row + i) * p.c_row + column + v * kWidth;
             if (begin == 0)
                 sum[i][v] = Vector{};
+            else if (Whole || v < V - 1)
+                sum[i][v] = load(from);
             else
-                sum[i][v] = v < V - 1 || rest == kWidth ? load(from) : load_part(from, rest);
+                sum[i][v] = load_part(from, p.n - column - (V - 1) * kWidth);
         }
     }
     for (std::int64_t k = 0; k < depth; ++k) {
@@ -75,24 +114,52 @@ KARY_KERNEL void tile(const Product& p, std::int64_t row, std::int64_t column, s
             KARY_UNROLL for (int v = 0; v < V; ++v) sum[i][v] += left * right[v];
         }
     }
-    const bool last = begin + depth == p.k;
-    KARY_UNROLL for (int i = 0; i < R; ++i) {
-        KARY_UNROLL for (int v = 0; v < V; ++v) {
-            const bool whole = v < V - 1 || rest == kWidth;
-            Vector value = sum[i][v];
-            if (last) {
-                if (bias) value += load(bias + v * kWidth);
-                if (p.relu) value = value < 0 ? Vector{} : value;
-                if (p.mask) {
-                    const float* at = p.mask + (row + i) * p.mask_row + column + v * kWidth;
-                    value = (whole ? load(at) : load_part(at, rest)) <= 0 ? Vector{} : value;
-                }
-            }
-            float* to = c + i * p.c_row + v * kWidth;
-            if (whole)
-                store(to, value);
-            else
-                std::memcpy(to, &value, rest * sizeof(float));
+    finish<R, V, Whole>(p, row, column, bias, begin + depth == p.k, sum);
+}
+
+// A product of few steps: B stays in registers from row to row.
+template <int K, int V>
+KARY_KERNEL void shallow(const Product& p, std::int64_t column, const float* b, std::int64_t b_row,
+                         const float* bias) {
+    Vector right[K][V];
+    KARY_UNROLL for (int k = 0; k < K; ++k)
+        KARY_UNROLL for (int v = 0; v < V; ++v) right[k][v] = load(b + k * b_row + v * kWidth);
+    for (std::int64_t row = 0; row < p.m; ++row) {
+        const float* a = p.a + row * p.a_row;
+        Vector sum[1][V] = {};
+        KARY_UNROLL for (int k = 0; k < K; ++k) {
+            const Vector left = a[k * p.a_column] - Vector{};
+            KARY_UNROLL for (int v = 0; v < V; ++v) sum[0][v] += left * right[k][v];
+        }
+        finish<1, V, true>(p, row, column, bias, true, sum);
+    }
+}
+
+template <int V, bool Whole>
+void rows_of_panel(const Product& p, std::int64_t column, const float* b, std::int64_t b_row,
+                   const float* bias) {
+    if (Whole && V <= 2) {  // with more, not all are in registers
+        switch (p.k) {
+            case 1: return shallow<1, V>(p, column, b, b_row, bias);
+            case 2: return shallow<2, V>(p, column, b, b_row, bias);
+            case 3: return shallow<3, V>(p, column, b, b_row, bias);
+            case 4: return shallow<4, V>(p, column, b, b_row, bias);
+            default: break;
+        }
+    }
+    for (std::int64_t begin = 0; begin < p.k; begin += kDepth) {
+        const std::int64_t depth = std::min(kDepth, p.k - begin);
+        const float* from = b + begin * b_row;
+        std::int64_t row = 0;
+        for (; row + kRows <= p.m; row += kRows)
+            tile<kRows, V, Whole>(p, row, column, begin, depth, from, b_row, bias);
+        switch (p.m - row) {
+            case 5: tile<5, V, Whole>(p, row, column, begin, depth, from, b_row, bias); break;
+            case 4: tile<4, V, Whole>(p, row, column, begin, depth, from, b_row, bias); break;
+            case 3: tile<3, V, Whole>(p, row, column, begin, depth, from, b_row, bias); break;
+            case 2: tile<2, V, Whole>(p, row, column, begin, depth, from, b_row, bias); break;
+            case 1: tile<1, V, Whole>(p, row, column, begin, depth, from, b_row, bias); break;
+            default: break;
         }
     }
 }
@@ -106,31 +173,37 @@ void panel(const Product& p, std::int64_t column) {
     const float* b = p.b_row ? p.b + column : p.b + column * p.k;
     const std::int64_t b_row = p.b_row ? p.b_row : V * kWidth;
     const float* const row_bias = has_bias ? bias : nullptr;
+    if (p.n - column >= V * kWidth)
+        rows_of_panel<V, true>(p, column, b, b_row, row_bias);
+    else
+        rows_of_panel<V, false>(p, column, b, b_row, row_bias);
+}
+
+// A single row: many columns at once, for each number waits for the one of the step before.
+static void multiply_row(const Product& p, std::int64_t column) {
+    const float* const bias = p.bias ? p.bias + column : nullptr;
     for (std::int64_t begin = 0; begin < p.k; begin += kDepth) {
         const std::int64_t depth = std::min(kDepth, p.k - begin);
-        const float* from = b + begin * b_row;
-        std::int64_t row = 0;
-        for (; row + kRows <= p.m; row += kRows)
-            tile<kRows, V>(p, row, column, begin, depth, from, b_row, row_bias);
-        switch (p.m - row) {
-            case 5: tile<5, V>(p, row, column, begin, depth, from, b_row, row_bias); break;
-            case 4: tile<4, V>(p, row, column, begin, depth, from, b_row, row_bias); break;
-            case 3: tile<3, V>(p, row, column, begin, depth, from, b_row, row_bias); break;
-            case 2: tile<2, V>(p, row, column, begin, depth, from, b_row, row_bias); break;
-            case 1: tile<1, V>(p, row, column, begin, depth, from, b_row, row_bias); break;
-            default: break;
-        }
+        const float* const b = p.b + column + begin * p.b_row;
+        tile<1, kOfRow, true>(p, 0, column, begin, depth, b, p.b_row, bias);
     }
 }
 
 static void multiply_rows(const Product& p) {
-    for (std::int64_t column = 0; column < p.n; column += kPanel) {
+    std::int64_t column = 0;
+    if (p.m == 1 && p.b_row)
+        for (; column + kOfRow * kWidth <= p.n; column += kOfRow * kWidth) multiply_row(p, column);
+    for (; column < p.n; column += kPanel) {
         const std::int64_t vectors = (std::min(p.n - column, kPanel) + kWidth - 1) / kWidth;
         switch (vectors) {
             case 1: panel<1>(p, column); break;
+#if KARY_PANEL == 2
+            default: panel<2>(p, column); break;
+#else
             case 2: panel<2>(p, column); break;
             case 3: panel<3>(p, column); break;
             default: panel<4>(p, column); break;
+#endif
         }
     }
 }
@@ -185,8 +258,28 @@ static void multiply(const Product& p) {
     }
 }
 
-// Rows become columns: each stage interleaves the first half of the rows with the second.
+// Rows become columns.
 KARY_INLINE void transpose(Vector rows[kWidth]) {
+#if KARY_WIDTH == 8
+    // Every step here is one instruction: pairs, fours, and then halves are brought together.
+    Vector pairs[8], fours[8];
+    KARY_UNROLL for (int i = 0; i < 8; i += 2) {
+        pairs[i] = KARY_SHUFFLE(Lanes, rows[i], rows[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        pairs[i + 1] = KARY_SHUFFLE(Lanes, rows[i], rows[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    KARY_UNROLL for (int i = 0; i < 8; i += 4) {
+        KARY_UNROLL for (int j = 0; j < 2; ++j) {
+            const Vector one = pairs[i + j], two = pairs[i + j + 2];
+            fours[i + 2 * j] = KARY_SHUFFLE(Lanes, one, two, 0, 1, 8, 9, 4, 5, 12, 13);
+            fours[i + 2 * j + 1] = KARY_SHUFFLE(Lanes, one, two, 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+    }
+    KARY_UNROLL for (int i = 0; i < 4; ++i) {
+        rows[i] = KARY_SHUFFLE(Lanes, fours[i], fours[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        rows[i + 4] = KARY_SHUFFLE(Lanes, fours[i], fours[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+#else
+    // Each stage interleaves the first half of the rows with the second.
     for (int stage = 1; stage < kWidth; stage *= 2) {
         Vector next[kWidth];
         KARY_UNROLL for (int i = 0; i < kWidth / 2; ++i) {
@@ -196,9 +289,6 @@ KARY_INLINE void transpose(Vector rows[kWidth]) {
                                        4, 20, 5, 21, 6, 22, 7, 23);
             next[2 * i + 1] = KARY_SHUFFLE(Lanes, one, two, 8, 24, 9, 25, 10, 26, 11, 27,  //
                                            12, 28, 13, 29, 14, 30, 15, 31);
-#elif KARY_WIDTH == 8
-            next[2 * i] = KARY_SHUFFLE(Lanes, one, two, 0, 8, 1, 9, 2, 10, 3, 11);
-            next[2 * i + 1] = KARY_SHUFFLE(Lanes, one, two, 4, 12, 5, 13, 6, 14, 7, 15);
 #else
             next[2 * i] = KARY_SHUFFLE(Lanes, one, two, 0, 4, 1, 5);
             next[2 * i + 1] = KARY_SHUFFLE(Lanes, one, two, 2, 6, 3, 7);
@@ -206,6 +296,7 @@ KARY_INLINE void transpose(Vector rows[kWidth]) {
         }
         KARY_UNROLL for (int i = 0; i < kWidth; ++i) rows[i] = next[i];
     }
+#endif
 }
 
 // to[j][i] = from[i][j] for i < n_rows, j < n_columns; rows of `from` and of `to` are contiguous.
@@ -274,19 +365,80 @@ KARY_INLINE float sum_of(Vector sums[N]) {
     return value[0] + value[1];
 }
 
-KARY_INLINE float dot(const float* a, const float* b, std::int64_t n) {
+// Of R rows, of n numbers each, the products with those of b, added up to one vector.
+template <int R>
+KARY_INLINE void products_of(const float* a, std::int64_t a_row, const float* b, std::int64_t n,
+                             Vector value[R]) {
     constexpr std::int64_t step = 2 * kSums * kWidth;
-    Vector sums[2 * kSums] = {};
+    Vector sums[R][2 * kSums];
+    KARY_UNROLL for (int r = 0; r < R; ++r)
+        KARY_UNROLL for (int v = 0; v < 2 * kSums; ++v) sums[r][v] = Vector{};
     std::int64_t i = 0;
     for (; i + step <= n; i += step)
-        KARY_UNROLL for (int v = 0; v < 2 * kSums; ++v)
-            sums[v] += load(a + i + v * kWidth) * load(b + i + v * kWidth);
+        KARY_UNROLL for (int v = 0; v < 2 * kSums; ++v) {
+            const Vector other = load(b + i + v * kWidth);
+            KARY_UNROLL for (int r = 0; r < R; ++r)
+                sums[r][v] += load(a + r * a_row + i + v * kWidth) * other;
+        }
     for (; i < n; i += step / 2)
         KARY_UNROLL for (int v = 0; v < kSums; ++v) {
             const std::int64_t at = i + v * kWidth;
-            sums[v] += load_up_to(a + at, n - at) * load_up_to(b + at, n - at);
+            const Vector other = load_up_to(b + at, n - at);
+            KARY_UNROLL for (int r = 0; r < R; ++r)
+                sums[r][v] += load_up_to(a + r * a_row + at, n - at) * other;
         }
-    return sum_of<2 * kSums>(sums);
+    KARY_UNROLL for (int r = 0; r < R; ++r) {
+        KARY_UNROLL for (int half = kSums; half > 0; half /= 2)
+            KARY_UNROLL for (int v = 0; v < half; ++v) sums[r][v] += sums[r][v + half];
+        value[r] = sums[r][0];
+    }
+}
+
+KARY_INLINE float dot(const float* a, const float* b, std::int64_t n) {
+    Vector value[1];
+    products_of<1>(a, 0, b, n, value);
+    return sum_of<1>(value);
+}
+
+// The sums of as many vectors as one has numbers. Each stage adds the halves of what is left of each
+// to one another, in the order of `sum_of`, and brings two vectors together in one.
+KARY_INLINE Vector sums_of(Vector of[kWidth]) {
+#if KARY_WIDTH == 16
+    KARY_UNROLL for (int i = 0; i < 8; ++i)
+        of[i] = KARY_SHUFFLE(Lanes, of[2 * i], of[2 * i + 1], 0, 1, 2, 3, 4, 5, 6, 7,  //
+                             16, 17, 18, 19, 20, 21, 22, 23) +
+                KARY_SHUFFLE(Lanes, of[2 * i], of[2 * i + 1], 8, 9, 10, 11, 12, 13, 14, 15,  //
+                             24, 25, 26, 27, 28, 29, 30, 31);
+    KARY_UNROLL for (int i = 0; i < 4; ++i)
+        of[i] = KARY_SHUFFLE(Lanes, of[2 * i], of[2 * i + 1], 0, 1, 2, 3, 8, 9, 10, 11,  //
+                             16, 17, 18, 19, 24, 25, 26, 27) +
+                KARY_SHUFFLE(Lanes, of[2 * i], of[2 * i + 1], 4, 5, 6, 7, 12, 13, 14, 15,  //
+                             20, 21, 22, 23, 28, 29, 30, 31);
+    KARY_UNROLL for (int i = 0; i < 2; ++i)
+        of[i] = KARY_SHUFFLE(Lanes, of[2 * i], of[2 * i + 1], 0, 1, 4, 5, 8, 9, 12, 13,  //
+                             16, 17, 20, 21, 24, 25, 28, 29) +
+                KARY_SHUFFLE(Lanes, of[2 * i], of[2 * i + 1], 2, 3, 6, 7, 10, 11, 14, 15,  //
+                             18, 19, 22, 23, 26, 27, 30, 31);
+    return KARY_SHUFFLE(Lanes, of[0], of[1], 0, 2, 4, 6, 8, 10, 12, 14,  //
+                        16, 18, 20, 22, 24, 26, 28, 30) +
+           KARY_SHUFFLE(Lanes, of[0], of[1], 1, 3, 5, 7, 9, 11, 13, 15,  //
+                        17, 19, 21, 23, 25, 27, 29, 31);
+#elif KARY_WIDTH == 8
+    KARY_UNROLL for (int i = 0; i < 4; ++i)
+        of[i] = KARY_SHUFFLE(Lanes, of[2 * i], of[2 * i + 1], 0, 1, 2, 3, 8, 9, 10, 11) +
+                KARY_SHUFFLE(Lanes, of[2 * i], of[2 * i + 1], 4, 5, 6, 7, 12, 13, 14, 15);
+    KARY_UNROLL for (int i = 0; i < 2; ++i)
+        of[i] = KARY_SHUFFLE(Lanes, of[2 * i], of[2 * i + 1], 0, 1, 4, 5, 8, 9, 12, 13) +
+                KARY_SHUFFLE(Lanes, of[2 * i], of[2 * i + 1], 2, 3, 6, 7, 10, 11, 14, 15);
+    return KARY_SHUFFLE(Lanes, of[0], of[1], 0, 2, 4, 6, 8, 10, 12, 14) +
+           KARY_SHUFFLE(Lanes, of[0], of[1], 1, 3, 5, 7, 9, 11, 13, 15);
+#else
+    KARY_UNROLL for (int i = 0; i < 2; ++i)
+        of[i] = KARY_SHUFFLE(Lanes, of[2 * i], of[2 * i + 1], 0, 1, 4, 5) +
+                KARY_SHUFFLE(Lanes, of[2 * i], of[2 * i + 1], 2, 3, 6, 7);
+    return KARY_SHUFFLE(Lanes, of[0], of[1], 0, 2, 4, 6) +
+           KARY_SHUFFLE(Lanes, of[0], of[1], 1, 3, 5, 7);
+#endif
 }
 
 // ------------------------------------------------------------------------------------ functions
@@ -667,12 +819,30 @@ static void greatest_of_rows(const Rows& r) {
 }
 
 static void dots(const Product& p) {
-    for (std::int64_t row = 0; row < p.m; ++row)
-        for (std::int64_t column = 0; column < p.n; ++column) {
-            float value = dot(p.a + row * p.a_row, p.b + column * p.b_row, p.k);
-            if (p.bias) value += p.bias[column];
+    constexpr int together = kWidth / 4;  // rows whose sums are in registers at once
+    for (std::int64_t column = 0; column < p.n; ++column) {
+        const float* const b = p.b + column * p.b_row;
+        const float bias = p.bias ? p.bias[column] : 0.0f;
+        std::int64_t row = 0;
+        for (; row + kWidth <= p.m; row += kWidth) {
+            Vector of[kWidth];
+            for (int r = 0; r < kWidth; r += together)
+                products_of<together>(p.a + (row + r) * p.a_row, p.a_row, b, p.k, of + r);
+            Vector value = sums_of(of);
+            if (p.bias) value += bias;
+            if (p.relu) value = value < 0 ? Vector{} : value;
+            float* const to = p.c + row * p.c_row + column;
+            if (p.c_row == 1)
+                store(to, value);
+            else
+                for (int r = 0; r < kWidth; ++r) to[r * p.c_row] = value[r];
+        }
+        for (; row < p.m; ++row) {
+            float value = dot(p.a + row * p.a_row, b, p.k);
+            if (p.bias) value += bias;
             p.c[row * p.c_row + column] = p.relu && value < 0 ? 0.0f : value;
         }
+    }
 }
 
 static bool run(const Operation* operations, std::int64_t n, char* const* memory) {

@@ -199,6 +199,9 @@ inline bool chosen(bool adds, const Choice& c) {
     return true;
 }
 
+// Zero. As the compiler does not know, it takes the greater of two numbers by one instruction.
+static const volatile float kNothing = 0.0f;
+
 struct Adam {
     float *parameters, *mean, *square;
     const float* gradient;

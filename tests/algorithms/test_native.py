@@ -247,6 +247,45 @@ def test_products_of_all_sizes(m, k, n, form):
         assert float((found - expected).abs().max()) < 1e-6 * k + 1e-5
 
 
+def few(k, n, form):
+    """Return a function of a product of k steps to n columns, and the sizes of what it is given."""
+    if form == "gradient of relu":
+        masked = torch.ops.aten.threshold_backward
+
+        def function(x, w, outputs):
+            return (masked(x @ w, outputs, 0),)
+
+        return function, lambda m: ((m, k), (k, n), (m, n))
+    if form == "layer":
+        return lambda x, w, bias: (F.linear(x, w, bias).relu(),), lambda m: ((m, k), (n, k), (n,))
+    if form == "x' w":
+        return lambda x, w: (x.t() @ w,), lambda m: ((k, m), (k, n))
+    return lambda x, w: (x @ w.t(),), lambda m: ((m, k), (n, k))
+
+
+@pytest.mark.parametrize("form", ["layer", "x w'", "x' w", "gradient of relu"])
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 33, 64])
+def test_products_of_few_steps_or_columns(k, form):
+    """Such products have kernels of their own, for blocks of rows, and for what is left of them."""
+    generator = torch.Generator().manual_seed(k)
+    for n in (1, 2, 3, 4, 5, 8, 16, 31, 64) if k < 6 else (1, 2, 3, 4):
+        function, sizes = few(k, n, form)
+        for m in (1, 3, 8, 17, 40):
+            given = [torch.randn(size, generator=generator) for size in sizes(m)]
+            (expected,) = function(*(one.double() for one in given))
+            found = {}
+            for name in native.SETS:
+                former = native.use(name)
+                recorded = Recorded(function)
+                (result,) = recorded(*given)
+                found[name] = result.clone()
+                native.use(former)
+                assert isinstance(next(iter(recorded.programs.values())), translation.NativeProgram)
+                assert float((found[name] - expected).abs().max()) < 2e-6 * k + 1e-6, (m, n, name)
+            fused = [found[name] for name in native.SETS if name != "portable"]
+            assert all(torch.equal(one, fused[0]) for one in fused)
+
+
 @pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
 @pytest.mark.parametrize("shape", [(5, 3, 70), (40, 2, 1), (1, 64, 6), (3, 100, 17)])
 def test_reductions(axes, shape, instructions):

@@ -73,7 +73,7 @@ class Source(Protocol):
         """Wait at most so long; return whether all learners may draw ``n`` rows together now."""
 
     def draw(self) -> Batch:
-        """Return the learner's part of a batch."""
+        """Return the learner's part of a batch, which the next call may overwrite."""
 
     def learned(self, batch: Batch, td_error: Any) -> None:
         """Take back a batch and its errors; ValueError if one of them is not finite."""

@@ -229,6 +229,7 @@ class ReplaySource:
     ) -> None:
         self._buffer, self._limiter, self._stream = buffer, limiter, stream
         self._batch_size = 0
+        self._batch: Batch | None = None  # the last one, into whose arrays the next one is drawn
         self._prefetcher: Iterator[Any] | None = None
 
     @property
@@ -256,12 +257,17 @@ class ReplaySource:
         return may(self._limiter.await_sample, n, patience_seconds)
 
     def draw(self) -> Batch:
-        """Draw a batch by priority, or take one that was drawn ahead."""
+        """Draw a batch by priority, or take one that was drawn ahead.
+
+        The next call may overwrite it.
+        """
         if self._prefetcher is not None:
             batch: Batch = next(self._prefetcher)
             return batch
-        batch = self._buffer.sample(self._batch_size)
-        return batch if self._stream.stacking is None else with_whole_stacks(batch)
+        if self._stream.stacking is not None:
+            return with_whole_stacks(self._buffer.sample(self._batch_size))
+        self._batch = self._buffer.sample(self._batch_size, out=self._batch)
+        return self._batch
 
     def learned(self, batch: Batch, td_error: Any) -> None:
         """Set the priorities of a batch's rows; ValueError if an error is not finite."""

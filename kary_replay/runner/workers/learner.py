@@ -57,6 +57,7 @@ class Learner:
             ahead = int(device.type != "cpu")
         blank = self.experience.blank(self.batch_size)
         self.columns = list(blank.keys())
+        self._last: dict[str, tuple[Any, Any]] = {}  # columns of a batch, and their tensors
         self.algorithm.warm_up(self.as_tensors(blank))
         self.experience.prepare(self.batch_size, device, ahead, self.algorithm.share, seat.index)
         self.learning.begin(self.algorithm)
@@ -193,7 +194,8 @@ class Learner:
             self.parameters.publish(state["published"].numpy(), state["published_after"])
 
     def close(self) -> None:
-        """End the thread that draws ahead."""
+        """End the thread that draws ahead, and let go of the last batch."""
+        self._last.clear()
         self.experience.close()
 
     def as_tensors(self, batch: Batch) -> Mapping[str, Any]:
@@ -201,11 +203,19 @@ class Learner:
         columns = {name: batch[name] for name in self.columns}
         if self.experience.draws_tensors:
             return columns
-        tensors = {name: as_tensors(column) for name, column in columns.items()}
+        tensors = {name: self._as_tensor(name, column) for name, column in columns.items()}
         device = self.algorithm.device
         if device.type == "cpu":
             return tensors
         return {name: moved(column, device) for name, column in tensors.items()}
+
+    def _as_tensor(self, name: str, column: Any) -> Any:
+        """Return a column as a tensor, or a dict of them: the same as long as the array is."""
+        array, tensor = self._last.get(name, (None, None))
+        if array is not column:
+            tensor = as_tensors(column)
+            self._last[name] = column, tensor
+        return tensor
 
     def _diverged(self, what: str) -> DivergedError:
         updates, env_steps = int(self.row.updates), self.seat.board.env_steps
