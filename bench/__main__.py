@@ -85,6 +85,9 @@ PARTS = {
     "runner_ablation": Part(
         "the runner's parts", module="bench.runs.runner_ablation", short=("--seeds", "1", "--short")
     ),
+    "memory": Part(
+        "policies that remember", module="bench.runs.memory", short=("--seeds", "1", "--short")
+    ),
     "inference": Part(
         "policy workers, against actors that infer themselves",
         module="bench.runs.inference",

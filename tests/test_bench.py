@@ -31,9 +31,14 @@ from bench.harness.timing import (
     turns,
 )
 from bench.rivals import compiled_learner, remote, sb3_learner
-from bench.runs import large_batch, runner_ablation, runner_run, scaling
+from bench.runs import large_batch, memory, runner_ablation, runner_run, scaling
 
-CAMPAIGNS = {"scaling": scaling, "large_batch": large_batch, "runner_ablation": runner_ablation}
+CAMPAIGNS = {
+    "scaling": scaling,
+    "large_batch": large_batch,
+    "memory": memory,
+    "runner_ablation": runner_ablation,
+}
 
 
 @pytest.mark.parametrize("short", [False, True])

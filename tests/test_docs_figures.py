@@ -12,7 +12,14 @@ from pages import GENERATED, PAGES, ROOT, name_of
 
 RESULTS = re.compile(r"bench/results/([\w/]+)\.json")
 # modules that measure, or with --report only write
-REPORTING = {"solves", "scaling", "large_batch", "runner_ablation", "rllib_training"}
+REPORTING = {
+    "solves",
+    "scaling",
+    "large_batch",
+    "memory",
+    "runner_ablation",
+    "rllib_training",
+}
 GENERATORS = {
     **dict.fromkeys(("convergence", "convergence_ppo"), "bench.runs.convergence.report"),
     "learning": "bench.runs.learning.report",

@@ -5,11 +5,12 @@ from __future__ import annotations
 from .a2c import A2C, IMPALA, A2COptions, IMPALAOptions
 from .algorithm import Algorithm, Options
 from .ddpg import DDPG, DDPGOptions
-from .dqn import DQN, DQNOptions
+from .dqn import DQN, DQNOptions, Rainbow, RainbowOptions
 from .networks import MLP, Encoder
 from .off_policy import OffPolicy, OffPolicyOptions
 from .on_policy import OnPolicy, OnPolicyOptions
 from .ppo import APPO, PPO, APPOOptions, PPOOptions
+from .r2d2 import R2D2, R2D2Options
 from .registry import ALGORITHMS, find, register
 from .sac import SAC, SACOptions
 from .spaces import UnsuitableSpaceError
@@ -25,6 +26,7 @@ __all__ = [
     "IMPALA",
     "MLP",
     "PPO",
+    "R2D2",
     "SAC",
     "TD3",
     "A2COptions",
@@ -41,6 +43,9 @@ __all__ = [
     "OnPolicyOptions",
     "Options",
     "PPOOptions",
+    "R2D2Options",
+    "Rainbow",
+    "RainbowOptions",
     "SACOptions",
     "Share",
     "TD3Options",
@@ -50,5 +55,5 @@ __all__ = [
     "register",
 ]
 
-for _algorithm in (DQN, DDPG, TD3, SAC, A2C, PPO, IMPALA, APPO):
+for _algorithm in (DQN, Rainbow, R2D2, DDPG, TD3, SAC, A2C, PPO, IMPALA, APPO):
     register(_algorithm)

@@ -147,9 +147,8 @@ class Algorithm(ABC):
         """
         check_observations(cls.name, observation_space)
 
-    @classmethod
     @abstractmethod
-    def columns(cls, observation_space: Any, action_space: Any) -> dict[str, Any]:
+    def columns(self) -> dict[str, Any]:
         """Return the fields of the rows that actors write, by name."""
 
     @abstractmethod

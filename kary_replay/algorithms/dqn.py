@@ -16,27 +16,22 @@ from ..validation import as_count
 from .algorithm import Tensors, check_above_0
 from .networks import MLP, Encoder
 from .noisy import NoisyMLP, factorized_noise
-from .off_policy import OffPolicy, OffPolicyOptions
+from .q_learning import QLearning, QLearningOptions, of_actions
 from .return_distributions import AtomReturns, MeanReturns, QuantileReturns, ReturnDistribution
-from .spaces import check_actions_are_discrete
 from .updates.minimizer import Minimizer
 
-__all__ = ["DQN", "DQNOptions"]
+__all__ = ["DQN", "DQNOptions", "Rainbow", "RainbowOptions"]
 
 ROWS = "observation", "action", "reward", "next_observation", "discount"
 NOISES = "noise", "target_noise"
 
 
 @dataclass(frozen=True)
-class DQNOptions(OffPolicyOptions):
+class DQNOptions(QLearningOptions):
     """Hyperparameters of DQN."""
 
     tau: float = 1.0
     target_interval: int = 100
-    double: bool = True
-    """Choose the next action by the trained network, value it by the target network."""
-    dueling: bool = False
-    """Add up a state's value and the actions' advantages."""
     n_atoms: int = 1
     """Values of a distributional (C51) network; 1: the mean alone."""
     v_min: float = -10.0
@@ -49,21 +44,11 @@ class DQNOptions(OffPolicyOptions):
     """Explore by noise of a learned size in the weights behind the encoder, and by nothing else."""
     noise_size: float = 0.5
     """Of that noise at first, times the square root of a layer's inputs."""
-    huber_delta: float = 1.0
-    """TD error up to which the loss is quadratic; beyond, a row's gradient stays at this size."""
     prioritize_by: Literal["td_error", "gradient"] = "gradient"
     """What a row's priority is: its TD error, or the size of its gradient.
 
     The latter is the TD error up to huber_delta; with n_atoms > 1 both are the divergence of the
     distributions, with n_quantiles > 1 the TD error of the means."""
-    max_gradient_norm: float = 10.0
-    """Longer gradients are scaled down to this length."""
-    exploration_initial: float = 1.0
-    """Probability of a random action at the beginning."""
-    exploration_final: float = 0.05
-    """Probability of a random action later."""
-    exploration_fraction: float = 0.1
-    """Share of the training over which it falls."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,21 +64,11 @@ class DQNOptions(OffPolicyOptions):
                 f"n_quantiles must be 1 with n_atoms={self.n_atoms}, got {self.n_quantiles}: "
                 "returns are distributed over atoms or over quantiles"
             )
-        for name in ("exploration_initial", "exploration_final"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be a probability, 0 to 1, got {getattr(self, name)}")
-        if not self.exploration_fraction >= 0:
-            raise ValueError(
-                f"exploration_fraction must be at least 0, got {self.exploration_fraction}"
-            )
-        check_above_0("huber_delta", self.huber_delta)
         check_above_0("noise_size", self.noise_size)
         if self.prioritize_by not in ("td_error", "gradient"):
             raise ValueError(
                 f"prioritize_by must be 'td_error' or 'gradient', got {self.prioritize_by!r}"
             )
-        if not self.max_gradient_norm > 0:
-            raise ValueError(f"max_gradient_norm must be above 0, got {self.max_gradient_norm}")
 
     def returns(self, device: Any) -> ReturnDistribution:
         """Return how what networks say of returns is to be read."""
@@ -162,14 +137,7 @@ class QNetwork(nn.Module):
         return list(torch.split(noise, [part.n_noise for part in self.noisy]))
 
 
-def of_actions(outputs: Tensor, action: Tensor) -> Tensor:
-    """Return the outputs of one action of each row: [B], or [B, n_outputs]."""
-    if outputs.dim() == 2:
-        return outputs.gather(1, action.unsqueeze(1)).squeeze(1)
-    return outputs[torch.arange(len(action), device=outputs.device), action]
-
-
-class DQN(OffPolicy):
+class DQN(QLearning):
     """Q-learning for discrete actions.
 
     Mnih et al. (2015), https://doi.org/10.1038/nature14236; double: van Hasselt et al. (2016),
@@ -183,11 +151,6 @@ class DQN(OffPolicy):
     paper = "https://doi.org/10.1038/nature14236"
     options_class = DQNOptions
     options: DQNOptions
-
-    @classmethod
-    def check_spaces(cls, observation_space: Any, action_space: Any) -> None:
-        super().check_spaces(observation_space, action_space)
-        check_actions_are_discrete(cls.name, action_space)
 
     acting_noise: Tensor | None = None
     """By which the networks explore as they act; None: they do not."""
@@ -335,27 +298,23 @@ class DQN(OffPolicy):
             values = self.returns.mean(self.q.head(read, self.acting_noise))
         return values.cpu().numpy()
 
-    def decide(
-        self,
-        outputs: npt.NDArray[np.float32],
-        exploration: npt.NDArray[np.float32],
-        rng: np.random.Generator,
-    ) -> dict[str, npt.NDArray[Any]]:
-        action: npt.NDArray[np.int64] = outputs.argmax(1)
-        if exploration.any():
-            at_random = rng.random(len(action)) < exploration
-            action[at_random] = rng.integers(int(self.action_space.n), size=int(at_random.sum()))
-        return {"action": action}
-
     def exploration(self, progress: float) -> float:
-        options = self.options
-        if options.noisy:
-            return 0.0
-        done_share = (
-            min(1.0, progress / options.exploration_fraction)
-            if options.exploration_fraction > 0
-            else 1.0
-        )
-        return options.exploration_initial + done_share * (
-            options.exploration_final - options.exploration_initial
-        )
+        return 0.0 if self.options.noisy else super().exploration(progress)
+
+
+@dataclass(frozen=True)
+class RainbowOptions(DQNOptions):
+    """Hyperparameters of Rainbow: those of DQN, with all that it adds."""
+
+    n_step: int = 3
+    dueling: bool = True
+    n_atoms: int = 51
+    noisy: bool = True
+
+
+class Rainbow(DQN):
+    """DQN with double, dueling, n-step, distributional learning, and noise in weights."""
+
+    name = "rainbow"
+    paper = "https://arxiv.org/abs/1710.02298"
+    options_class = RainbowOptions

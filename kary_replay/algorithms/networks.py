@@ -15,11 +15,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from .spaces import is_image
+from .spaces import is_board, is_image
 
 __all__ = ["ACTIVATIONS", "MLP", "Encoder", "initialize"]
 
-IMAGE_FEATURES, DICT_IMAGE_FEATURES = 512, 256
+IMAGE_FEATURES, DICT_IMAGE_FEATURES, BOARD_FEATURES = 512, 256, 128
 Array = npt.NDArray[np.float32]
 Observation = Any  # Tensor [B, ...], or a dict of them
 
@@ -95,6 +95,7 @@ class NatureCNN(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], n_features: int) -> None:
         super().__init__()
+        self.n_features = n_features
         n_channels, *_ = self.shape = shape if len(shape) == 3 else (1, *shape)
         self.cnn = nn.Sequential(
             nn.Conv2d(n_channels, 32, 8, 4),
@@ -111,6 +112,22 @@ class NatureCNN(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         features: Tensor = self.linear(self.cnn(image.float().reshape(-1, *self.shape) / 255.0))
+        return features
+
+
+class BoardCNN(nn.Module):
+    """The convolution of Young & Tian (2019), arXiv:1903.03176, and a layer of features."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.n_features = BOARD_FEATURES
+        n_channels, height, width = shape
+        n_flat = 16 * (height - 2) * (width - 2)
+        self.cnn = nn.Sequential(nn.Conv2d(n_channels, 16, 3), nn.ReLU(), nn.Flatten())
+        self.linear = nn.Sequential(nn.Linear(n_flat, BOARD_FEATURES), nn.ReLU())
+
+    def forward(self, board: Tensor) -> Tensor:
+        features: Tensor = self.linear(self.cnn(board.float()))
         return features
 
 
@@ -139,7 +156,7 @@ class Flatten(nn.Module):
 class Encoder(nn.Module):
     """An observation as a vector of features.
 
-    Images go through the CNN, all else is taken as it is, and dicts part by part.
+    Images and boards go through CNNs, all else is taken as it is, and dicts part by part.
 
     Parameters
     ----------
@@ -155,8 +172,15 @@ class Encoder(nn.Module):
         self.parts = nn.ModuleList()
         self.n_features = 0
         for part in (space,) if spaces is None else spaces.values():
-            self.parts.append(NatureCNN(part.shape, n_image) if is_image(part) else Flatten(part))
-            self.n_features += n_image if is_image(part) else Flatten(part).n_features
+            encoder: NatureCNN | BoardCNN | Flatten
+            if is_image(part):
+                encoder = NatureCNN(part.shape, n_image)
+            elif is_board(part):
+                encoder = BoardCNN(part.shape)
+            else:
+                encoder = Flatten(part)
+            self.parts.append(encoder)
+            self.n_features += encoder.n_features
         self.is_vector = (
             spaces is None and isinstance(self.parts[0], Flatten) and self.parts[0].n is None
         )

@@ -111,9 +111,9 @@ class OffPolicy(Algorithm):
         have caught up with the trained ones: learners replace the one by the other.
         """
 
-    @classmethod
-    def columns(cls, observation_space: Any, action_space: Any) -> dict[str, Any]:
-        probe = PrioritizedReplayBuffer.from_spaces(1, observation_space, action_space)
+    def columns(self) -> dict[str, Any]:
+        action_space = self.action_space
+        probe = PrioritizedReplayBuffer.from_spaces(1, self.observation_space, action_space)
         columns = probe.fields
         probe.close()
         del columns["terminated"]

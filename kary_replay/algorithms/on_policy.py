@@ -196,8 +196,8 @@ class OnPolicy(Algorithm):
         super().check_spaces(observation_space, action_space)
         check_actions_are_known(cls.name, action_space)
 
-    @classmethod
-    def columns(cls, observation_space: Any, action_space: Any) -> dict[str, Any]:
+    def columns(self) -> dict[str, Any]:
+        observation_space, action_space = self.observation_space, self.action_space
         discrete = hasattr(action_space, "n")
         shape = () if discrete else action_space.shape
         return {

@@ -14,10 +14,12 @@ __all__ = [
     "check_actions_are_discrete",
     "check_actions_are_known",
     "check_observations",
+    "is_board",
     "is_image",
 ]
 
 LEAST_IMAGE = 36  # pixels each way: what the CNN leaves at least one column and row of
+LEAST_BOARD = 3  # fields each way
 NUMBERS = {"Box", "Discrete", "MultiDiscrete", "MultiBinary"}
 
 
@@ -37,6 +39,12 @@ def is_image(space: Any) -> bool:
         and space.dtype == np.uint8
         and min(space.shape[-2:]) >= LEAST_IMAGE
     )
+
+
+def is_board(space: Any) -> bool:
+    """Return whether the small CNN takes a space: bools, what is where, channels first."""
+    shape = space.shape or ()
+    return len(shape) == 3 and space.dtype == np.bool_ and min(shape[1:]) >= LEAST_BOARD
 
 
 def check_observations(name: str, space: Any) -> None:

@@ -225,7 +225,7 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
         *,
         stratified: bool = True,
         unique: bool = False,
-        out: Mapping[str, Any] | None = None,
+        out: Batch | Mapping[str, Any] | None = None,
     ) -> Batch:
         """Draw ``batch_size`` transitions with probability mass_i / total.
 
@@ -260,7 +260,7 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
         """
         return super().sample(batch_size, stratified=stratified, unique=unique, out=out)
 
-    def _arrays_of(self, out: Mapping[str, Any]) -> dict[str, Any]:
+    def _arrays_of(self, out: Batch | Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(out, (Batch, Mapping)):
             return super()._arrays_of(out)
         given = dict(out)

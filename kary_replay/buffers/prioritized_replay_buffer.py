@@ -262,7 +262,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         *,
         stratified: bool = True,
         unique: bool = False,
-        out: Mapping[str, Any] | None = None,
+        out: Batch | Mapping[str, Any] | None = None,
     ) -> Batch:
         """Draw ``batch_size`` rows with probability P(i), with replacement.
 

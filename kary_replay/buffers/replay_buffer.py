@@ -351,7 +351,7 @@ class ReplayBuffer:
         return self._writer.add(self._by_leaf(fields) if self._nested else fields)
 
     def sample(
-        self, batch_size: int, *, unique: bool = False, out: Mapping[str, Any] | None = None
+        self, batch_size: int, *, unique: bool = False, out: Batch | Mapping[str, Any] | None = None
     ) -> Batch:
         """Draw ``batch_size`` rows uniformly and independently, with replacement.
 
@@ -600,7 +600,7 @@ class ReplayBuffer:
         except KeyError as error:
             raise missing(error.args[0]) from None
 
-    def _arrays_of(self, out: Mapping[str, Any]) -> dict[str, Any]:
+    def _arrays_of(self, out: Batch | Mapping[str, Any]) -> dict[str, Any]:
         """Return the arrays of a batch to be filled, by the names of the leaves."""
         if not isinstance(out, (Batch, Mapping)):
             raise TypeError(f"out must be a batch or a mapping, got {type(out).__name__}")

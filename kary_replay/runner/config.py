@@ -73,7 +73,7 @@ class RunnerConfig:
     """
 
     algorithm: str
-    """dqn, ddpg, td3, sac, a2c, ppo, impala, appo, or "module:Class" for one of your own."""
+    """dqn, rainbow, r2d2, ddpg, td3, sac, a2c, ppo, impala, appo, or "module:Class"."""
     env: str | Callable[..., Any]
     """A gymnasium id, "module:function" for what makes an environment, or in Python a function."""
     env_options: Mapping[str, Any] = field(default_factory=dict)

@@ -90,8 +90,26 @@ LANDING: dict[str, Any] = {
     },
 }
 
+# Frames of Atari, 7 KB each; updates of its networks take longer than many steps.
+ATARI: dict[str, Any] = {
+    "total_env_steps": 10_000_000,
+    "envs_per_actor": 8,
+    "buffer_capacity": 500_000,
+    "learning_starts": 20_000,
+    "evaluation_interval": 250_000,
+    "evaluation_episodes": 10,
+}
+MINATAR: dict[str, Any] = {
+    "total_env_steps": 1_000_000,
+    "envs_per_actor": 8,
+    "buffer_capacity": 100_000,
+    "learning_starts": 5_000,
+    "samples_per_insert": 8.0,
+    "evaluation_interval": 50_000,
+}
+
 # (algorithm, environment) -> settings of the run, and hyperparameters under "options"; "*" is any
-# environment.
+# environment, and "FAMILY/*" any of a family.
 PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("dqn", "*"): {
         "envs_per_actor": 16,
@@ -122,6 +140,57 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
             "exploration_final": 0.15,
             "exploration_fraction": 0.04,
             **STEADY,
+        },
+    },
+    # Those of RL Baselines3 Zoo, with priorities.
+    ("dqn", "ALE/*"): {
+        **ATARI,
+        "samples_per_insert": 8.0,
+        "options": {
+            "hidden": (),
+            "learning_rate": 1e-4,
+            "batch_size": 32,
+            "target_interval": 1_000,
+            "tau": 1.0,
+            "n_step": 1,
+            "exploration_final": 0.01,
+            "exploration_fraction": 0.1,
+        },
+    },
+    # Those of Hessel et al. (2018), arXiv:1710.02298, table 1, where they differ.
+    ("rainbow", "ALE/*"): {
+        **ATARI,
+        "samples_per_insert": 8.0,
+        "alpha": 0.5,
+        "options": {
+            "hidden": (512,),
+            "learning_rate": 6.25e-5,
+            "batch_size": 32,
+            "target_interval": 2_000,
+        },
+    },
+    # One update for four steps, as in Obando-Ceron & Castro (2021), arXiv:2011.14826.
+    ("dqn", "MinAtar/*"): {
+        **MINATAR,
+        "options": {
+            "hidden": (),
+            "learning_rate": 2.5e-4,
+            "batch_size": 32,
+            "target_interval": 1_000,
+            "tau": 1.0,
+            "n_step": 1,
+            "exploration_final": 0.01,
+            "exploration_fraction": 0.1,
+        },
+    },
+    ("rainbow", "MinAtar/*"): {
+        **MINATAR,
+        "alpha": 0.5,
+        "options": {
+            "hidden": (128,),
+            "learning_rate": 2.5e-4,
+            "batch_size": 32,
+            "target_interval": 1_000,
         },
     },
     ("dqn", "LunarLander-v3"): {
@@ -160,6 +229,38 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("sac", "InvertedPendulum-v5"): INVERTED,
     # Those of RL Baselines3 Zoo, https://github.com/DLR-RM/rl-baselines3-zoo, but for what is said.
+    ("ppo", "ALE/*"): {
+        "total_env_steps": 10_000_000,
+        "evaluation_interval": 250_000,
+        "evaluation_episodes": 10,
+        "options": {
+            **STEADY,
+            "hidden": (),
+            "activation": "relu",
+            "n_envs": 8,
+            "rollout_length": 128,
+            "batch_size": 256,
+            "n_epochs": 4,
+            "learning_rate": 2.5e-4,
+            "clip_range": 0.1,
+            "clip_range_final_share": 0.0,
+            "ent_coef": 0.01,
+        },
+    },
+    ("ppo", "MinAtar/*"): {
+        "total_env_steps": 1_000_000,
+        "evaluation_interval": 50_000,
+        "options": {
+            **STEADY,
+            "hidden": (64,),
+            "n_envs": 16,
+            "rollout_length": 128,
+            "batch_size": 256,
+            "n_epochs": 4,
+            "learning_rate": 5e-4,
+            "ent_coef": 0.01,
+        },
+    },
     ("ppo", "CartPole-v1"): {
         "total_env_steps": 100_000,
         "evaluation_interval": 2_000,
@@ -243,7 +344,8 @@ def preset(algorithm: str, env: str, options: Options | None) -> dict[str, Any]:
     learns_from = find(algorithm).learns_from
     settings: dict[str, Any] = {**(REPLAY if learns_from == "replay" else ROLLOUTS)}
     tuned: dict[str, Any] = {}
-    for name in ("*", env):
+    family, slash, _ = env.rpartition(":")[2].rpartition("/")
+    for name in ("*", *((f"{family}/*",) if slash else ()), env):
         row = PRESETS.get((algorithm, name), {})
         tuned.update(row.get("options", {}))
         settings.update({key: value for key, value in row.items() if key != "options"})

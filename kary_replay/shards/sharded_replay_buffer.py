@@ -449,7 +449,7 @@ class ShardedReplayBuffer:
         *,
         stratified: bool = True,
         unique: bool = False,
-        out: Mapping[str, Any] | None = None,
+        out: Batch | Mapping[str, Any] | None = None,
     ) -> Batch:
         """Draw ``batch_size`` rows with the probabilities of one buffer, with replacement.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,15 @@ from ..fields import leaves_of, map_leaves, name_of
 from ..types import Field
 from ..validation import as_count
 from .sequences import PER_ROW, as_burn_in
-from .steps import FLAGS, Buffer, PriorityFunction, StepReader, StepWriter, fields_of
+from .steps import (
+    FLAGS,
+    Buffer,
+    PriorityFunction,
+    StepReader,
+    StepWriter,
+    fields_of,
+    take_up_arrays,
+)
 
 __all__ = ["SequenceWriter"]
 
@@ -54,7 +63,7 @@ class SequenceWriter(StepWriter):
 
     One thread at a time may use a writer. Any number of writers, each with its own environments,
     may write to one buffer at once, while other threads sample from it. Unfinished sequences belong
-    to the writer: the buffer does not save them.
+    to the writer: the buffer does not save them, but `state_dict` has them.
 
     Source: Kapturowski et al. (2019), Recurrent experience replay in distributed reinforcement
     learning, section 2.3 (overlap, never across episodes) and section 3 (stored state, burn-in).
@@ -185,6 +194,34 @@ class SequenceWriter(StepWriter):
         # if the buffer refuses the rows.
         self._n_steps[streams] = np.where(ended, 0, end)
         return index
+
+    def state_dict(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the unfinished sequences for `load_state_dict`: copies of arrays, by name.
+
+        The cost is O(bytes of n_envs * length steps).
+        """
+        return {name: array.copy() for name, array in self._state().items()}
+
+    def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Go on with the unfinished sequences of another writer of such steps.
+
+        Raises
+        ------
+        ValueError
+            If it was a writer of other steps. Nothing has been changed then.
+
+        Notes
+        -----
+        The cost is O(bytes of n_envs * length steps). Other threads may use the buffer meanwhile,
+        but not this writer. The other one must have had the same period.
+        """
+        take_up_arrays(self._state(), state)
+
+    def _state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return all that changes from step to step."""
+        return {"n_steps": self._n_steps} | {
+            f"last {name_of(path)}": ring for path, ring in self._ring.items()
+        }
 
     def _write(
         self,

@@ -37,6 +37,9 @@ def config(algorithm, env, directory, options=None, **settings):
     if cls.learns_from == "rollouts":
         small |= {"n_envs": 4, "rollout_length": 10}
         learned_from = SMALL_ROLLOUTS
+    if algorithm == "r2d2":  # whose rows are sequences
+        small |= {"sequence_length": 8, "burn_in": 2, "n_step": 2, "lstm_hidden_size": 6}
+        learned_from = {**SMALL, "learning_starts": 30}
     if "batch_size" in {field.name for field in dataclasses.fields(cls.options_class)}:
         small |= {"batch_size": 20 if cls.learns_from == "rollouts" else 32}
     return RunnerConfig(

@@ -35,7 +35,7 @@ class Version:
 
 
 def stream(n_groups=2, **settings):
-    columns = PPO.columns(SPACE, ALGORITHM.action_space)
+    columns = ALGORITHM.columns()
     given = {"n_together": n_groups, "max_staleness": 0, **settings}
     return RolloutStream(columns, LENGTH, N_ENVS, n_groups, **given)
 

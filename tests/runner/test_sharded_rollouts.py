@@ -94,7 +94,7 @@ class Machine:
     """What one machine has of a run, and who answers there."""
 
     def __init__(self, number, checkpoint=NEW, max_staleness=0, n_together=N_ACTORS):
-        columns = PPO.columns(SPACE, ALGORITHM.action_space)
+        columns = ALGORITHM.columns()
         described = {
             "experience": RolloutStream(
                 columns,

@@ -169,9 +169,8 @@ def test_going_on_elsewhere_than_before_a_checkpoint_writes_all_frames(first, tm
 class Odd(DQN):
     """Has a column of its own."""
 
-    @classmethod
-    def columns(cls, observation_space, action_space):
-        return {**super().columns(observation_space, action_space), "coin": Field((), "float32")}
+    def columns(self):
+        return {**super().columns(), "coin": Field((), "float32")}
 
     def decide(self, outputs, exploration, rng):
         chosen = super().decide(outputs, exploration, rng)

@@ -1,10 +1,13 @@
 """Workers alone, on a flow of their own: how far actors explore, and who waits for whom."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from runs import config, hosted, run, worker
 
+from kary_replay import PrioritizedReplayBuffer
 from kary_replay.algorithms import Share
 from kary_replay.runner.failures import DivergedError
 
@@ -221,3 +224,33 @@ def test_a_learner_whose_td_errors_are_not_finite_says_that_it_diverged(flow_of)
     with pytest.raises(DivergedError, match=message):
         learner.work(0)
     actor.close()
+
+
+def without_arrays(sample, n, out=None):
+    """Draw a batch of its own, whatever arrays are offered."""
+    return sample(n)
+
+
+def test_batches_are_drawn_into_the_same_tensors(tmp_path, monkeypatch):
+    """And the updates are those of batches of their own, to the bit."""
+    drawn, trained = [], []
+    for is_kept in (True, False):
+        flow = hosted(config("dqn", "CartPole-v1", tmp_path / str(is_kept), samples_per_insert=64))
+        learner, actor = worker(flow, "learner"), worker(flow, "actor")
+        if not is_kept:
+            anew = functools.partial(without_arrays, learner.experience._buffer.sample)
+            monkeypatch.setattr(PrioritizedReplayBuffer, "sample", anew)
+        seen = []
+        while actor.row.env_steps < 400:
+            actor.work(0.0)
+            while learner.work(0.0):
+                seen.append({name: id(tensor) for name, (_, tensor) in learner._last.items()})
+        monkeypatch.undo()
+        assert len(seen) > 20
+        drawn.append(seen)
+        trained.append(learner.algorithm.minimizers["q"].flat.clone())
+        actor.close()
+        learner.close()
+        flow.close()
+    assert all(one == drawn[0][0] for one in drawn[0])
+    assert torch.equal(*trained)

@@ -20,6 +20,7 @@ from gymnasium.envs.registration import EnvSpec
 from ...algorithms.normalization import Normalization
 from ..config import ConfigError, RunnerConfig, suggestion
 from .atari import is_game, make_game
+from .minatar import is_board_game, make_board_game, register_board_games
 from .running_statistics import check_no_running_statistics
 from .stacking import Stacking, stacking_of
 
@@ -29,6 +30,7 @@ __all__ = ["EnvFactory", "env_factory", "is_importable"]
 # What the ids of a package begin with, its name for pip, and the module that registers them.
 PACKAGES = {
     "ALE": ('"kary-replay[atari]"', "ale_py"),
+    "MinAtar": ('"kary-replay[minatar]"', "minatar"),
     "MiniGrid": ("minigrid", "minigrid"),
     "BabyAI": ("minigrid", "minigrid"),
     "MiniWorld": ("miniworld", "miniworld"),
@@ -62,6 +64,8 @@ class EnvFactory:
         found = imported(self.env) if isinstance(self.env, str) and ":" in self.env else self.env
         if isinstance(found, (str, EnvSpec)) and is_game(found, options):
             return make_game(found, **options)
+        if is_board_game(found):
+            return make_board_game(found, **options)
         if isinstance(found, (str, EnvSpec)):
             return gymnasium.make(found, disable_env_checker=True, **options)
         return found(**options)
@@ -110,6 +114,8 @@ def env_factory(config: RunnerConfig) -> EnvFactory:
     if isinstance(env, str) and env.partition("/")[0] in PACKAGES:
         with contextlib.suppress(ImportError):
             importlib.import_module(PACKAGES[env.partition("/")[0]][1])  # registers its ids
+            if is_board_game(env):
+                register_board_games()
     if isinstance(env, str) and ":" not in env and env not in gymnasium.registry:
         hint = _package_hint(env) or suggestion(env, gymnasium.registry)
         raise ConfigError(

@@ -18,7 +18,6 @@ __all__ = ["off_policy"]
 def off_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> Flow:
     """Return the flow of an algorithm that learns from replay."""
     algorithm: Any = config.new_algorithm(env_factory)
-    spaces = env_factory.observation_space, env_factory.action_space
     batch_size, per_insert = config.rows_per_update, config.samples_per_insert
     n_envs = n_actors * config.envs_per_actor
     moved = config.envs_per_actor // config.groups * per_insert
@@ -33,7 +32,7 @@ def off_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> 
     # The first frames of an episode belong to no transition yet.
     n_bare = n_envs * n_step if stacking else 0
     replay = ReplayStream(
-        algorithm.columns(*spaces),
+        algorithm.columns(),
         config.buffer_capacity,
         config.alpha,
         config.beta,

@@ -39,7 +39,7 @@ def on_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> F
             "number of them"
         )
     rollouts = RolloutStream(
-        algorithm.columns(env_factory.observation_space, env_factory.action_space),
+        algorithm.columns(),
         options.rollout_length,
         n_envs,
         n_groups,

@@ -1,0 +1,209 @@
+"""Policies that remember: `python -m bench.runs.memory [OPTIONS]`.
+
+Two tasks whose observations leave out what a policy needs (memory_envs.py), by R2D2 and by DQN that
+sees its last four observations. R2D2 begins its sequences with the actor's state or with zeros, and
+lets 0, 8 or 16 steps bring it up to date: the question of Kapturowski et al. (2019), section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import pyplot as plt
+
+from bench.harness import campaign
+from bench.harness.campaign import Job, Record, chosen, failures, spread
+from bench.harness.plots import BLUE, GREEN, ORANGE, STYLE
+from bench.harness.report import machine_text, markdown_table, write
+from bench.harness.timing import rotated
+
+STACK = 4  # observations that DQN sees
+BURN_INS = (0, 8, 16)
+# name -> environment, title, mean return that solves it, environment steps: of a run, of a short
+# one, between two evaluations
+TASKS: dict[str, tuple[str, str, float, int, int, int]] = {
+    "positions": ("positions", "CartPole without velocities", 475.0, 150_000, 20_000, 5_000),
+    "tmaze": ("tmaze", "T-maze of length 30", 3.9, 200_000, 20_000, 5_000),
+}
+SETTINGS: dict[str, Any] = {
+    "actors": 1,
+    "envs_per_actor": 16,
+    "learning_starts": 100,
+    "buffer_capacity": 4_000,
+    "samples_per_insert": 32.0,
+}
+COMMON: dict[str, Any] = {
+    "hidden": [64],
+    "learning_rate": 1e-3,
+    "learning_rate_final_share": 0.0,
+    "gamma": 0.99,
+    "n_step": 5,
+    "tau": 0.01,
+    "target_interval": 1,
+    "dueling": True,
+    "huber_delta": 10.0,
+    "exploration_fraction": 0.2,
+    "exploration_final": 0.05,
+}
+R2D2 = {**COMMON, "batch_size": 32, "lstm_hidden_size": 64, "sequence_length": 48}
+# rows are steps: as many for each step as R2D2 learns from
+DQN = {**COMMON, "hidden": [64, 64], "batch_size": 128}
+STORED, ZERO, WITHOUT = "stored", "zeros", "DQN, four observations"
+IDENTITY = ("task", "variant", "burn_in", "seed")
+COLOURS = {STORED: BLUE, ZERO: ORANGE, WITHOUT: GREEN}
+
+
+def variants() -> list[tuple[str, int | None]]:
+    """Return what begins a sequence, and how many steps bring it up to date."""
+    return [
+        *((state, burn_in) for burn_in in BURN_INS for state in (STORED, ZERO)),
+        (WITHOUT, None),
+    ]
+
+
+def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
+    """Every variant once, then all of them again with the next seed."""
+    every = [variants()[0], variants()[-1]] if short else variants()
+    for seed in range(seeds):
+        for task in tasks:
+            env, _, threshold, long_steps, short_steps, interval = TASKS[task]
+            for variant, burn_in in rotated(every, seed):
+                remembers = burn_in is not None
+                settings = {
+                    **SETTINGS,
+                    "total_env_steps": short_steps if short else long_steps,
+                    "evaluation_interval": interval,
+                    "env_options": {"stack": 1 if remembers else STACK},
+                }
+                options = {**DQN}
+                if remembers:
+                    options = {**R2D2, "burn_in": burn_in, "stored_state": variant == STORED}
+                else:
+                    settings |= {"buffer_capacity": 100_000, "learning_starts": 1_000}
+                    settings |= {"samples_per_insert": 64.0}
+                yield {
+                    "task": task,
+                    "variant": variant,
+                    "burn_in": burn_in,
+                    "algorithm": "r2d2" if remembers else "dqn",
+                    "env": f"bench.runs.memory_envs:{env}",
+                    "threshold": threshold,
+                    "seed": seed,
+                    "options": options,
+                    "settings": settings,
+                }
+
+
+def named(variant: str, burn_in: int | None) -> str:
+    """Say what a variant is."""
+    return variant if burn_in is None else f"R2D2, {variant}, burn-in {burn_in}"
+
+
+def best(record: Record) -> float:
+    """Return the best of a run's evaluations."""
+    return max((mean for *_, mean in record["curve"]), default=-np.inf)
+
+
+def describe(record: Record) -> str:
+    """One line about a run."""
+    who = f"{record['task']:<9} {named(record['variant'], record['burn_in']):<28}"
+    who += f" seed {record['seed']}"
+    if "error" in record:
+        return f"{who}  failed: {record['error']}"
+    if not record["solved"]:
+        return f"{who}  not solved in {record['env_steps']:,} steps, best {best(record):.1f}"
+    return f"{who}  {record['steps_to_threshold']:,} steps, {record['seconds_to_threshold']:.1f} s"
+
+
+def reached(runs: Sequence[Record], key: str) -> list[float]:
+    """What it took; infinity where a run never reached the threshold."""
+    return [run[key] if run["solved"] else np.inf for run in runs]
+
+
+def table(records: Sequence[Record]) -> list[str]:
+    """One line for each variant."""
+    rows = []
+    for variant, burn_in in variants():
+        runs = chosen(records, variant=variant, burn_in=burn_in)
+        if not runs:
+            continue
+        rows.append(
+            [
+                named(variant, burn_in),
+                f"{sum(run['solved'] for run in runs)}/{len(runs)}",
+                spread(reached(runs, "steps_to_threshold")),
+                spread(reached(runs, "seconds_to_threshold")),
+                spread([best(run) for run in runs]),
+                spread([run["curve"][-1][3] if run["curve"] else -np.inf for run in runs]),
+            ]
+        )
+    head = "solved", "env steps until solved", "seconds until solved"
+    return markdown_table(["", *head, "best evaluation", "last evaluation"], rows)
+
+
+def draw(records: Sequence[Record], path: Path) -> None:
+    """A panel for each task: the median evaluation of each variant, with its quartiles."""
+    tasks = [task for task in TASKS if chosen(records, task=task)]
+    with plt.rc_context(STYLE):
+        figure, panels = plt.subplots(
+            1, len(tasks), figsize=(4.7 * len(tasks), 3.6), layout="constrained", squeeze=False
+        )
+        for axes, task in zip(panels[0], tasks, strict=True):
+            _panel(axes, task, chosen(records, task=task))
+        figure.savefig(path)
+        plt.close(figure)
+
+
+def _panel(axes: Any, task: str, records: Sequence[Record]) -> None:
+    _, title, threshold, *_ = TASKS[task]
+    lines = dict(zip(BURN_INS, ("-", "--", ":"), strict=True))
+    for variant, burn_in in variants():
+        runs = [run for run in chosen(records, variant=variant, burn_in=burn_in) if run["curve"]]
+        if not runs:
+            continue
+        length = min(len(run["curve"]) for run in runs)
+        steps = [point[0] for point in runs[0]["curve"][:length]]
+        means = np.array([[point[3] for point in run["curve"][:length]] for run in runs])
+        low, middle, high = np.quantile(means, (0.25, 0.5, 0.75), axis=0)
+        line, colour = lines.get(burn_in, "-"), COLOURS[variant]
+        axes.plot(steps, middle, line, color=colour, lw=1.6, label=named(variant, burn_in))
+        axes.fill_between(steps, low, high, color=colour, alpha=0.08, lw=0)
+    axes.axhline(threshold, color="#333333", lw=0.8)
+    axes.set_title(title)
+    axes.set_xlabel("environment steps")
+    axes.set_ylabel("mean return of 20 episodes")
+    axes.grid()
+    if len(axes.lines) > 1:
+        axes.legend(fontsize=7)
+
+
+def report(results: Path, docs: Path) -> None:
+    """Write docs/memory.md and its picture."""
+    described, records = campaign.read(results)
+    draw(records, docs / "images" / "memory.png")
+    lines = [
+        *machine_text(described),
+        f"R2D2 has sequences of {R2D2['sequence_length']} steps, and DQN sees its last {STACK} "
+        "observations. Both have the same options where they have the same; all are in the results "
+        "file. Medians over seeds, in brackets the quartiles; a run that never got there counts as "
+        "∞.",
+        "",
+        "![Policies that remember](images/memory.png)",
+        "",
+    ]
+    for task, (_, title, threshold, *_) in TASKS.items():
+        if some := chosen(records, task=task):
+            lines += [f"## {title}, to a mean return of {threshold:g}", "", *table(some)]
+    write(docs / "memory.md", "Policies that remember", [*lines, *failures(records, IDENTITY)])
+
+
+def main() -> None:
+    """Be the command line."""
+    campaign.command("memory", __doc__, list(TASKS), jobs, IDENTITY, describe, report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What Q-learning for discrete actions is, whatever the networks remember or say of returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from .algorithm import check_above_0
+from .off_policy import OffPolicy, OffPolicyOptions
+from .spaces import check_actions_are_discrete
+
+__all__ = ["QLearning", "QLearningOptions", "of_actions"]
+
+
+@dataclass(frozen=True)
+class QLearningOptions(OffPolicyOptions):
+    """Hyperparameters of Q-learning."""
+
+    double: bool = True
+    """Choose the next action by the trained network, value it by the target network."""
+    dueling: bool = False
+    """Add up a state's value and the actions' advantages."""
+    huber_delta: float = 1.0
+    """TD error up to which the loss is quadratic; beyond, a row's gradient stays at this size."""
+    max_gradient_norm: float = 10.0
+    """Longer gradients are scaled down to this length."""
+    exploration_initial: float = 1.0
+    """Probability of a random action at the beginning."""
+    exploration_final: float = 0.05
+    """Probability of a random action later."""
+    exploration_fraction: float = 0.1
+    """Share of the training over which it falls."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("exploration_initial", "exploration_final"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be a probability, 0 to 1, got {getattr(self, name)}")
+        if not self.exploration_fraction >= 0:
+            raise ValueError(
+                f"exploration_fraction must be at least 0, got {self.exploration_fraction}"
+            )
+        check_above_0("huber_delta", self.huber_delta)
+        if not self.max_gradient_norm > 0:
+            raise ValueError(f"max_gradient_norm must be above 0, got {self.max_gradient_norm}")
+
+
+class QLearning(OffPolicy):
+    """Q-learning for discrete actions, which explores by random ones."""
+
+    options: QLearningOptions
+
+    @classmethod
+    def check_spaces(cls, observation_space: Any, action_space: Any) -> None:
+        super().check_spaces(observation_space, action_space)
+        check_actions_are_discrete(cls.name, action_space)
+
+    def decide(
+        self,
+        outputs: npt.NDArray[np.float32],
+        exploration: npt.NDArray[np.float32],
+        rng: np.random.Generator,
+    ) -> dict[str, npt.NDArray[Any]]:
+        action: npt.NDArray[np.int64] = outputs.argmax(1)
+        if exploration.any():
+            at_random = rng.random(len(action)) < exploration
+            action[at_random] = rng.integers(int(self.action_space.n), size=int(at_random.sum()))
+        return {"action": action}
+
+    def exploration(self, progress: float) -> float:
+        options = self.options
+        done_share = (
+            min(1.0, progress / options.exploration_fraction)
+            if options.exploration_fraction > 0
+            else 1.0
+        )
+        return options.exploration_initial + done_share * (
+            options.exploration_final - options.exploration_initial
+        )
+
+
+def of_actions(outputs: Tensor, action: Tensor) -> Tensor:
+    """Return the outputs of one action of each row: [B], or [B, n_outputs]."""
+    if outputs.dim() == 2:
+        return outputs.gather(1, action.unsqueeze(1)).squeeze(1)
+    return outputs[torch.arange(len(action), device=outputs.device), action]
