@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {
     "envs_per_actor": 16,
     "learning_starts": 100,
     "buffer_capacity": 4_000,
-    "samples_per_insert": 32.0,
+    "samples_per_insert": 64.0,
 }
 COMMON: dict[str, Any] = {
     "hidden": [64],
@@ -49,7 +49,7 @@ COMMON: dict[str, Any] = {
     "exploration_final": 0.05,
 }
 R2D2 = {**COMMON, "batch_size": 32, "lstm_hidden_size": 64, "sequence_length": 48}
-# rows are steps: as many for each step as R2D2 learns from
+# rows are steps, each of which is learned from as often as with R2D2
 DQN = {**COMMON, "hidden": [64, 64], "batch_size": 128}
 STORED, ZERO, WITHOUT = "stored", "zeros", "DQN, four observations"
 IDENTITY = ("task", "variant", "burn_in", "seed")
@@ -78,12 +78,12 @@ def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
                     "evaluation_interval": interval,
                     "env_options": {"stack": 1 if remembers else STACK},
                 }
+                settings["normalize_observations"] = task == "positions"  # which are small numbers
                 options = {**DQN}
                 if remembers:
                     options = {**R2D2, "burn_in": burn_in, "stored_state": variant == STORED}
                 else:
                     settings |= {"buffer_capacity": 100_000, "learning_starts": 1_000}
-                    settings |= {"samples_per_insert": 64.0}
                 yield {
                     "task": task,
                     "variant": variant,

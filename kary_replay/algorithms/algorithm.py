@@ -113,6 +113,8 @@ class Algorithm(ABC):
     """One minimizer for each loss, by name; their vectors are all that is trained."""
     state_size: int = 0
     """Numbers that the policy carries from step to step of an episode; zeros as it begins."""
+    steps_per_row: int = 1
+    """Environment steps from one row of an environment to the next."""
     progress: float = 0.0
     """The share of the training, 0 to 1, that was done at the last `advance`."""
     normalization: Normalization | None = None

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .spaces import is_image, kinds
+from .spaces import is_board, is_image, kinds
 from .updates.minimizer import take_up
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Normalization:
         shapes = {
             key: part.shape
             for key, part in parts.items()
-            if observations and "Box" in kinds(part) and not is_image(part)
+            if observations and "Box" in kinds(part) and not (is_image(part) or is_board(part))
         }
         sizes = [int(np.prod(shape)) for shape in shapes.values()]
         n, start = sum(sizes), 0

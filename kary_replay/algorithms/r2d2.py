@@ -49,7 +49,7 @@ class R2D2Options(QLearningOptions):
     sequence_period: int | None = None
     """Steps from the start of one row to that of the next.
 
-    None: as many as a row is learned from, so that each step is learned from in one row."""
+    None: as many as a row is learned from, so that no step is learned from in two rows."""
     stored_state: bool = True
     """Begin a row with the state that the actor had there; False: with zeros."""
     eta: float = 0.9
@@ -164,6 +164,7 @@ class R2D2(QLearning):
         )
         self.add_target("q", self.q_target)
         self.policy = self.q
+        self.steps_per_row = options.sequence_period or options.n_learned
         self.state_size = self.q.memory.state_size
 
     def columns(self) -> dict[str, Any]:
@@ -179,14 +180,18 @@ class R2D2(QLearning):
 
     def writer(self, target: Any, n_envs: int, priority: Any = None) -> Any:
         options = self.options
-        period = options.sequence_period or options.n_learned
-        sizes = options.sequence_length, period, options.burn_in
+        sizes = options.sequence_length, self.steps_per_row, options.burn_in
         return RecurrentStepWriter(SequenceWriter(target, n_envs, *sizes, priority))
 
     def update(self, batch: Tensors) -> Tensor:
         """Train on a batch of sequences; return the priority of each, [B]."""
         self.n_updates += 1
         return self._replayed(self.rows(batch), self.due())
+
+    def warm_up(self, batch: Tensors) -> None:
+        """Record what updates need; of the batch all is learned from, so that all is compared."""
+        whole = {"mask": torch.ones_like(batch["mask"]), "reward": torch.ones_like(batch["reward"])}
+        super().warm_up({**batch, **whole})
 
     def steps(self, batch: Tensors, due: frozenset[str]) -> Tensor:
         (priority,) = self.minimizers["q"].step(*batch.values())
@@ -292,8 +297,10 @@ class R2D2(QLearning):
         rows = self.rows(batch)
         *read, _ = rows.values()
         with torch.no_grad():
-            q = self.values(self.q_target, *read)[0][rows["is_learned"] > 0].mean()
-        own = {"q": float(q), "epsilon": self.exploration(self.progress)}
+            q = self.values(self.q_target, *read)[0]
+        n_learned = rows["is_learned"].sum().clamp(min=1)
+        mean = (rows["is_learned"] * q).sum() / n_learned
+        own = {"q": float(mean), "epsilon": self.exploration(self.progress)}
         return {**super().figures(batch), **own}
 
     def outputs(self, observation: Any) -> npt.NDArray[np.float32]:

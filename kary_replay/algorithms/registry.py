@@ -52,6 +52,11 @@ def register(algorithm: AnyAlgorithm) -> AnyAlgorithm:
             "if it learns from replay, and its options from OffPolicyOptions; or from OnPolicy and "
             "OnPolicyOptions if it learns from rollouts; Algorithm is the base of others, too"
         )
+    if isinstance(inspect.getattr_static(algorithm, "columns", None), classmethod):
+        raise TypeError(
+            f"columns of {algorithm.__name__} must be a method, which knows observation_space and "
+            "action_space: def columns(self)"
+        )
     if inspect.isabstract(algorithm):
         missing = ", ".join(sorted(algorithm.__abstractmethods__))
         raise TypeError(f"{algorithm.__name__} is abstract: it still needs {missing}")

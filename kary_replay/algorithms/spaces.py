@@ -60,6 +60,15 @@ def check_observations(name: str, space: Any) -> None:
             )
         if (
             len(part.shape) == 3
+            and part.dtype == np.bool_
+            and part.shape[0] == part.shape[1] != part.shape[2]
+        ):
+            raise UnsuitableSpaceError(
+                f"{name} wants the channels of boards first, got shape {part.shape}{where}: "
+                "move that axis, for instance with gymnasium.wrappers.TransformObservation"
+            )
+        if (
+            len(part.shape) == 3
             and part.dtype == np.uint8
             and min(part.shape[:2]) >= LEAST_IMAGE
             and not is_image(part)

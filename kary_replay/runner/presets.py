@@ -108,18 +108,30 @@ MINATAR: dict[str, Any] = {
     "evaluation_interval": 50_000,
 }
 
+Q_LEARNING: dict[str, Any] = {
+    "learning_rate": 5e-4,
+    "batch_size": 128,
+    "n_step": 3,
+    "target_interval": 1,
+    "tau": 0.005,
+}
+
 # (algorithm, environment) -> settings of the run, and hyperparameters under "options"; "*" is any
 # environment, and "FAMILY/*" any of a family.
 PRESETS: dict[tuple[str, str], dict[str, Any]] = {
-    ("dqn", "*"): {
+    ("dqn", "*"): {"envs_per_actor": 16, "options": Q_LEARNING},
+    # Quantiles find their range; atoms have theirs, 10 each way, which clipped rewards stay in.
+    ("rainbow", "*"): {
         "envs_per_actor": 16,
-        "options": {
-            "learning_rate": 5e-4,
-            "batch_size": 128,
-            "n_step": 3,
-            "target_interval": 1,
-            "tau": 0.005,
-        },
+        "options": {**Q_LEARNING, "n_atoms": 1, "n_quantiles": 32},
+    },
+    # Rows are sequences.
+    ("r2d2", "*"): {
+        "envs_per_actor": 16,
+        "buffer_capacity": 10_000,
+        "learning_starts": 100,
+        "samples_per_insert": 64.0,
+        "options": {"learning_rate": 1e-3, "tau": 0.01},
     },
     # In both, what matters is rare among the steps: a fall, or the reward for coming to rest. The
     # loss beyond its delta settles on the median of what follows, and ignores it. With a delta of 1
@@ -167,6 +179,9 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
             "learning_rate": 6.25e-5,
             "batch_size": 32,
             "target_interval": 2_000,
+            "tau": 1.0,
+            "n_atoms": 51,
+            "n_quantiles": 1,
         },
     },
     # One update for four steps, as in Obando-Ceron & Castro (2021), arXiv:2011.14826.
@@ -191,6 +206,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
             "learning_rate": 2.5e-4,
             "batch_size": 32,
             "target_interval": 1_000,
+            "tau": 1.0,
         },
     },
     ("dqn", "LunarLander-v3"): {

@@ -58,7 +58,8 @@ def measured_allocation(
         let_go.callback(supervisor.stop)
         supervisor.start()
         steps, updates = _rates(flow, supervisor, interrupted)
-    per_update = config.rows_per_update / config.samples_per_insert
+    steps_per_row = config.new_algorithm(env_factory).steps_per_row
+    per_update = config.rows_per_update / config.samples_per_insert * steps_per_row
     cores = n_cores() - (config.policy_workers or 0)
     return allocate(steps, updates, per_update, cores, config.learners, config.learner_threads)
 

@@ -91,6 +91,8 @@ def imported(path: str) -> Callable[..., Any] | str:
     """Return the function that "module:function" names, or the id that "module:id" registers."""
     module, _, name = path.partition(":")
     value: Any = importlib.import_module(module)
+    if is_board_game(path):
+        register_board_games()
     if name in gymnasium.registry:
         return name
     for part in name.split("."):

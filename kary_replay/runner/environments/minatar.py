@@ -14,6 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 __all__ = ["is_board_game", "make_board_game", "register_board_games"]
 
 FAMILY = "MinAtar/"
+PIXELS = 16  # each way, of a field in pictures
 
 
 def is_board_game(env: Any) -> bool:
@@ -42,16 +43,31 @@ def make_board_game(env: Any, **options: Any) -> Any:
     **options
         For gymnasium.make, such as sticky_action_prob.
     """
-    return ChannelsFirst(gymnasium.make(env, disable_env_checker=True, **options))
+    return BoardGame(gymnasium.make(env, disable_env_checker=True, **options))
 
 
-class ChannelsFirst(gymnasium.ObservationWrapper):
-    """Moves the last axis of observations to the front."""
+class BoardGame(gymnasium.ObservationWrapper):
+    """Moves channels to the front, lets a seed decide a whole episode, and shows pictures of bytes.
+
+    A game remembers the last action of the episode before, which a sticky one would repeat.
+    """
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
         *board, n_channels = env.observation_space.shape
         self.observation_space = gymnasium.spaces.Box(0, 1, (n_channels, *board), np.bool_)
 
+    def reset(self, **how: Any) -> Any:
+        game: Any = self.unwrapped
+        game.game.last_action = 0
+        return super().reset(**how)
+
     def observation(self, observation: Any) -> Any:
         return np.moveaxis(observation, -1, 0)
+
+    def render(self) -> Any:
+        picture: Any = self.env.render()
+        if isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.dtype != np.bool_:
+            enlarged = picture.repeat(PIXELS, 0).repeat(PIXELS, 1)
+            picture = np.rint(255 * enlarged).astype(np.uint8)
+        return picture

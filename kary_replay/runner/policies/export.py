@@ -14,7 +14,7 @@ from torch import nn
 from ...algorithms.actor_critic import Critics
 from ...algorithms.dqn import QNetwork
 from ...algorithms.networks import ACTIVATIONS, MLP, Flatten
-from ...algorithms.spaces import is_image
+from ...algorithms.spaces import is_board, is_image
 from ..config import ConfigError
 from ..environments.vector import action_scale
 from ..records.run_directory import PolicyName
@@ -109,6 +109,8 @@ def _check(policy: CheckpointPolicy) -> None:
             raise ConfigError(
                 f"Stable-Baselines3 has no place for {part} as numbers: it makes them one-hot"
             )
+        if is_board(part):
+            raise ConfigError(f"Stable-Baselines3 has no convolution for boards such as {part}")
         if is_image(part) and (
             (part.low != 0).any() or (part.high != 255).any() or np.argmin(part.shape) != 0
         ):
