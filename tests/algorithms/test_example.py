@@ -136,6 +136,13 @@ def test_what_is_no_algorithm_is_refused():
     class Abstract(OffPolicy):
         name, paper = "abstract", "https://example.org"
 
+    class Given(DQN):
+        name = "given"
+
+        @classmethod
+        def columns(cls, observation_space, action_space):
+            return {}
+
     class Nameless(DQN):
         name = ""
 
@@ -146,6 +153,7 @@ def test_what_is_no_algorithm_is_refused():
         "Former names no flow: derive it from kary_replay.algorithms.OffPolicy": Former,
         "must be derived from kary_replay.algorithms.OffPolicyOptions": FormerOptions,
         "is abstract: it still needs build": Abstract,
+        "columns of Given must be a method": Given,
         "needs the class attributes name and paper": Nameless,
         "options_class of Optionless must be a dataclass": Optionless,
         "must be a subclass of Algorithm": dict,
@@ -154,4 +162,4 @@ def test_what_is_no_algorithm_is_refused():
     for message, case in cases.items():
         with pytest.raises(TypeError, match=message):
             register(case)
-    assert not {"abstract", "", "optionless", "former"} & set(ALGORITHMS)
+    assert not {"abstract", "", "optionless", "former", "given"} & set(ALGORITHMS)

@@ -13,6 +13,7 @@ from test_recurrence import cell_of  # noqa: E402
 from kary_replay import PrioritizedReplayBuffer  # noqa: E402
 from kary_replay.algorithms import R2D2, R2D2Options, Share  # noqa: E402
 from kary_replay.algorithms.r2d2 import EPSILON, scaled, unscaled  # noqa: E402
+from kary_replay.algorithms.updates import recorded  # noqa: E402
 from kary_replay.algorithms.updates.translation import NativeProgram  # noqa: E402
 
 LENGTH, BURN_IN, N_STEP, UNITS, N_ROWS = 12, 3, 2, 5, 7
@@ -338,6 +339,27 @@ def test_a_blank_batch_changes_no_number_to_nan():
     algorithm.warm_up(blank)
     assert torch.equal(parameters(algorithm), before)
     assert torch.isfinite(algorithm.update(blank)).all()
+
+
+def test_programs_are_compared_on_a_batch_that_is_learned_from(monkeypatch):
+    """The batch of zeros that a learner begins with would let any gradient pass."""
+    compared, agrees = [], recorded.agrees
+
+    def spy(program, graph, tensors):
+        compared.append(program(*tensors)[0].abs().max())
+        return agrees(program, graph, tensors)
+
+    monkeypatch.setattr(recorded, "agrees", spy)
+    algorithm = make(record=True)
+    blank = {name: torch.zeros_like(column) for name, column in make_batch(algorithm).items()}
+    blank["importance_weight"] += 1
+    algorithm.warm_up(blank)
+    assert compared and all(size > 0 for size in compared)
+
+
+def test_a_row_stands_for_the_steps_that_are_learned_from():
+    assert make().steps_per_row == LENGTH - BURN_IN - N_STEP
+    assert make(sequence_period=4).steps_per_row == 4
 
 
 def test_acting_goes_on_as_the_learner_reads_sequences():

@@ -1,5 +1,6 @@
 """Games of MinAtar, which need only their name."""
 
+import shutil
 import sys
 
 import numpy as np
@@ -8,14 +9,18 @@ import pytest
 pytest.importorskip("minatar")
 import gymnasium
 import torch
+from PIL import Image
 from runs import config, parameters, run, same
 
-from kary_replay.algorithms import Encoder
+from kary_replay.algorithms import Encoder, UnsuitableSpaceError
 from kary_replay.algorithms.networks import BoardCNN
-from kary_replay.runner import ConfigError, Runner
+from kary_replay.algorithms.spaces import check_observations
+from kary_replay.runner import ConfigError, Runner, play
 from kary_replay.runner.environments.env_factory import env_factory
-from kary_replay.runner.environments.minatar import is_board_game
+from kary_replay.runner.environments.minatar import BoardGame, is_board_game, make_board_game
+from kary_replay.runner.policies.export import export
 from kary_replay.runner.presets import preset
+from kary_replay.runner.records.run_directory import RunDirectory
 
 BREAKOUT = "MinAtar/Breakout-v1"
 SMALL = {"dqn": {}, "rainbow": {"n_atoms": 11}, "ppo": {}}
@@ -34,18 +39,82 @@ def test_a_game_needs_only_its_name(tmp_path):
         seen, board = env.step(action)[0], plain.step(action)[0]
 
 
+def played(env, n_episodes, begin=0):
+    """Return all observations of episodes whose seeds and actions are given."""
+    seen = []
+    for number in range(begin, begin + n_episodes):
+        rng = np.random.default_rng(number)
+        seen.append([env.reset(seed=number)[0]])
+        is_over = False
+        while not is_over:
+            observation, _, is_over, *_ = env.step(int(rng.integers(env.action_space.n)))
+            seen[-1].append(observation)
+    return seen
+
+
+def differ(one, other):
+    """Return which episodes are not the same."""
+    pairs = zip(one, other, strict=True)
+    return [len(a) != len(b) or (np.array(a) != np.array(b)).any() for a, b in pairs]
+
+
+def test_a_seed_decides_an_episode_whatever_was_before(monkeypatch):
+    """Games themselves remember the last action of the episode before."""
+    asterix = "MinAtar/Asterix-v1"
+    used = played(make_board_game(asterix), 30)
+    fresh = [played(make_board_game(asterix), 1, number)[0] for number in range(30)]
+    assert not any(differ(used, fresh))
+    monkeypatch.delattr(BoardGame, "reset")
+    assert any(differ(played(make_board_game(asterix), 30), fresh))
+
+
 @pytest.mark.parametrize("name", SMALL)
-def test_runs_resume_to_the_bit(name, tmp_path):
+def test_going_on_from_a_checkpoint_changes_nothing(name, tmp_path, monkeypatch):
+    commit, copied = RunDirectory.commit, []
+
+    def commit_and_copy(self, folder, counters):
+        commit(self, folder, counters)
+        if counters["env_steps"] < 600:
+            copied.append(shutil.copytree(self.path, tmp_path / f"copy{len(copied)}"))
+
+    monkeypatch.setattr(RunDirectory, "commit", commit_and_copy)
     how = {"total_env_steps": 600, "checkpoint_interval_env_steps": 200}
-    if name != "ppo":
-        how["initial_priority"] = "max"
-    run(name, BREAKOUT, tmp_path / "whole", SMALL[name], **how)
-    run(name, BREAKOUT, tmp_path / "part", SMALL[name], **{**how, "total_env_steps": 600})
-    assert same(parameters(tmp_path / "whole"), parameters(tmp_path / "part"))
-    resumed = Runner.resume(tmp_path / "part", total_env_steps=800).run()
-    again = Runner.resume(tmp_path / "whole", total_env_steps=800).run()
-    assert resumed.env_steps == again.env_steps == 800
-    assert same(parameters(tmp_path / "whole"), parameters(tmp_path / "part"))
+    run(name, "MinAtar/Asterix-v1", tmp_path / "whole", SMALL[name], **how)
+    monkeypatch.undo()
+    assert len(copied) == 2
+    for copy in copied:
+        Runner.resume(copy).run()
+        assert same(parameters(copy), parameters(tmp_path / "whole"))
+
+
+def test_a_run_is_filmed(tmp_path):
+    how = {"total_env_steps": 200, "evaluate": "after", "evaluation_episodes": 1}
+    run("dqn", BREAKOUT, tmp_path / "run", **how)
+    film = tmp_path / "film.gif"
+    assert len(play.play(tmp_path / "run", episodes=1, output=film)) == 1
+    with Image.open(film) as pictures:
+        assert pictures.size == (160, 160) and pictures.n_frames > 3
+
+
+def test_a_module_may_come_before_the_name(tmp_path):
+    factory = env_factory(config("dqn", f"minatar:{BREAKOUT}", tmp_path / "run"))
+    assert factory.observation_space.shape == (4, 10, 10)
+
+
+def test_boards_are_not_normalized_and_have_no_export(tmp_path):
+    pytest.importorskip("stable_baselines3")
+    with pytest.raises(ConfigError, match="normalize_observations=True needs observations with a"):
+        run("dqn", BREAKOUT, tmp_path / "run", normalize_observations=True)
+    run("dqn", BREAKOUT, tmp_path / "run", total_env_steps=200)
+    with pytest.raises(ConfigError, match="no convolution for boards such as"):
+        export(tmp_path / "run")
+
+
+def test_channels_that_come_last_are_refused():
+    space = gymnasium.spaces.Box(0, 1, (10, 10, 4), bool)
+    with pytest.raises(UnsuitableSpaceError, match="wants the channels of boards first"):
+        check_observations("dqn", space)
+    check_observations("dqn", gymnasium.spaces.Box(0, 1, (4, 10, 10), bool))
 
 
 def test_boards_go_through_a_small_cnn():
