@@ -25,8 +25,8 @@ BURN_INS = (0, 8, 16)
 # name -> environment, title, mean return that solves it, environment steps: of a run, of a short
 # one, between two evaluations
 TASKS: dict[str, tuple[str, str, float, int, int, int]] = {
-    "positions": ("positions", "CartPole without velocities", 475.0, 120_000, 20_000, 5_000),
-    "tmaze": ("tmaze", "T-maze of length 30", 3.9, 100_000, 20_000, 5_000),
+    "positions": ("positions", "CartPole without velocities", 475.0, 60_000, 20_000, 5_000),
+    "tmaze": ("tmaze", "T-maze of length 30", 3.9, 60_000, 20_000, 5_000),
 }
 SETTINGS: dict[str, Any] = {
     "actors": 1,
