@@ -46,8 +46,11 @@ def n_rows(running) -> int:
     return int(running.flow.figures["size"])
 
 
-def test_actors_are_on_all_nodes_and_learners_draw_from_all(cluster, monkeypatch, tmp_path):
-    running = started(monkeypatch, tmp_path / "run")
+@pytest.mark.parametrize("algorithm", ["dqn", "r2d2"])
+def test_actors_are_on_all_nodes_and_learners_draw_from_all(
+    algorithm, cluster, monkeypatch, tmp_path
+):
+    running = started(monkeypatch, tmp_path / "run", algorithm=algorithm)
     assert len(running.backend._sites) == 2
     counts = [running.backend._count(place) for place in (None, *running.backend._sites)]
     assert counts == [1, 3, 2] or counts == [1, 2, 3] or counts == [2, 2, 2]
