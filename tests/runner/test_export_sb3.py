@@ -111,9 +111,7 @@ def assert_same_actions(policy, model, n):
         np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-5 * large)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "kind"), [*itertools.product(ALGORITHMS, OBSERVATIONS), *IMAGES]
-)
+@pytest.mark.parametrize(("algorithm", "kind"), [*itertools.product(MODELS, OBSERVATIONS), *IMAGES])
 def test_the_same_greedy_actions(algorithm, kind, tmp_path, monkeypatch):
     space, n = (
         IMAGES.get((algorithm, kind), OBSERVATIONS.get(kind)),
@@ -124,7 +122,7 @@ def test_the_same_greedy_actions(algorithm, kind, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("hidden", [(), (7,), (32, 16, 8)], ids=str)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", MODELS)
 def test_any_hidden_layers(algorithm, hidden, tmp_path, monkeypatch):
     untrained(tmp_path / "run", algorithm, monkeypatch, hidden=hidden)
     assert_same_actions(*exported(tmp_path / "run", algorithm), 2000)

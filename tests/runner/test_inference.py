@@ -172,7 +172,8 @@ def env_of(algorithm):
 
 LSTM = {"lstm_hidden_size": 6}
 KINDS = [
-    *((name, {}) for name in ALGORITHMS),
+    # nobody else has the noise of an actor
+    *((name, {"noisy": False} if name == "rainbow" else {}) for name in ALGORITHMS),
     *((name, LSTM) for name, cls in ALGORITHMS.items() if cls.learns_from == "rollouts"),
 ]
 

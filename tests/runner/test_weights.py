@@ -127,7 +127,8 @@ def test_weights_are_all_that_updates_change():
 
     spaces = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
     for name, cls in ALGORITHMS.items():
-        actions = gymnasium.spaces.Discrete(2) if name == "dqn" else spaces
+        is_continuous = name in ("ddpg", "td3", "sac")
+        actions = spaces if is_continuous else gymnasium.spaces.Discrete(2)
         algorithm = cls(spaces, actions, cls.options_class(hidden=(4,)))
         assert weights_of(algorithm).keys() >= set(algorithm.minimizers)
         assert len(weights_of(algorithm)) == len(algorithm.minimizers) + len(
