@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-STEPS_TO_ACT = 4  # in the T-maze, for each place of the corridor
+STEPS_TO_ACT = 10  # in the T-maze, for each place of the corridor: at random, few get there
 
 
 class TMaze(gymnasium.Env):
