@@ -44,7 +44,7 @@ class R2D2Options(QLearningOptions):
     """Units of the LSTM that remembers the episode."""
     sequence_length: int = 80
     """Steps of a row: its burn-in, those that are learned from, and n_step that these look at."""
-    burn_in: int = 20
+    burn_in: int = 8
     """First steps of a row that only bring the LSTM's state up to date."""
     sequence_period: int | None = None
     """Steps from the start of one row to that of the next.

@@ -48,7 +48,6 @@ discount         [0.125 0.125 0.125 0.25  0.5  ]
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -66,7 +65,6 @@ from .steps import (
     StepReader,
     StepWriter,
     fields_of,
-    take_up_arrays,
 )
 
 __all__ = ["NStepWriter"]
@@ -272,28 +270,6 @@ class NStepWriter(StepWriter):
         self._return[streams] = returns
         self._n_steps[streams] = np.where(ended, 0, n_steps)
         return index
-
-    def state_dict(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the pending windows for `load_state_dict`: copies of arrays, by name.
-
-        The cost is O(bytes of n_envs * n_step steps).
-        """
-        return {name: array.copy() for name, array in self._state().items()}
-
-    def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Go on with the pending windows of another writer of such steps.
-
-        Raises
-        ------
-        ValueError
-            If it was a writer of other steps. Nothing has been changed then.
-
-        Notes
-        -----
-        The cost is O(bytes of n_envs * n_step steps). Other threads may use the buffer meanwhile,
-        but not this writer.
-        """
-        take_up_arrays(self._state(), state)
 
     def _state(self) -> dict[str, npt.NDArray[Any]]:
         """Return all that changes from step to step."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from .steps import (
     StepReader,
     StepWriter,
     fields_of,
-    take_up_arrays,
 )
 
 __all__ = ["SequenceWriter"]
@@ -194,28 +192,6 @@ class SequenceWriter(StepWriter):
         # if the buffer refuses the rows.
         self._n_steps[streams] = np.where(ended, 0, end)
         return index
-
-    def state_dict(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the unfinished sequences for `load_state_dict`: copies of arrays, by name.
-
-        The cost is O(bytes of n_envs * length steps).
-        """
-        return {name: array.copy() for name, array in self._state().items()}
-
-    def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Go on with the unfinished sequences of another writer of such steps.
-
-        Raises
-        ------
-        ValueError
-            If it was a writer of other steps. Nothing has been changed then.
-
-        Notes
-        -----
-        The cost is O(bytes of n_envs * length steps). Other threads may use the buffer meanwhile,
-        but not this writer. The other one must have had the same period.
-        """
-        take_up_arrays(self._state(), state)
 
     def _state(self) -> dict[str, npt.NDArray[Any]]:
         """Return all that changes from step to step."""

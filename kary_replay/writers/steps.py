@@ -159,6 +159,32 @@ class StepWriter:
         """
         self._n_steps[streams_of(env, self.n_envs)] = 0
 
+    def state_dict(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what is pending for `load_state_dict`: copies of arrays, by name.
+
+        The cost is O(bytes of the steps that a writer keeps of its environments).
+        """
+        return {name: array.copy() for name, array in self._state().items()}
+
+    def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Go on with what is pending of another writer of such steps, made with the same arguments.
+
+        Raises
+        ------
+        ValueError
+            If it was a writer of other steps. Nothing has been changed then.
+
+        Notes
+        -----
+        The cost is that of `state_dict`. Other threads may use the buffer meanwhile, but not this
+        writer.
+        """
+        take_up_arrays(self._state(), state)
+
+    def _state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return all that changes from step to step."""
+        raise NotImplementedError
+
     def _add_rows(self, columns: list[npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
         """Add rows, given as one column per leaf in the order of the leaves; return their slots."""
         column = iter(columns)

@@ -408,8 +408,8 @@ def test_the_writer_cuts_what_actors_do():
     ("options", "message"),
     [
         ({"burn_in": 80}, "burn_in must be from 0 to length - 1, 79, got 80"),
-        ({"sequence_length": 25}, r"above burn_in \+ n_step = 25, got 25: there would be nothing"),
-        ({"sequence_period": 56}, "at most sequence_length - burn_in - n_step = 55, got 56"),
+        ({"sequence_length": 13}, r"above burn_in \+ n_step = 13, got 13: there would be nothing"),
+        ({"sequence_period": 68}, "at most sequence_length - burn_in - n_step = 67, got 68"),
         ({"lstm_hidden_size": 0}, "lstm_hidden_size"),
         ({"eta": 1.5}, "eta"),
         ({"sequence_period": 0}, "sequence_period"),
