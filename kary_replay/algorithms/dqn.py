@@ -18,7 +18,6 @@ from .networks import MLP, Encoder
 from .noisy import NoisyMLP, factorized_noise
 from .q_learning import QLearning, QLearningOptions, of_actions
 from .return_distributions import AtomReturns, MeanReturns, QuantileReturns, ReturnDistribution
-from .updates.minimizer import Minimizer
 
 __all__ = ["DQN", "DQNOptions", "Rainbow", "RainbowOptions"]
 
@@ -151,28 +150,18 @@ class DQN(QLearning):
     paper = "https://doi.org/10.1038/nature14236"
     options_class = DQNOptions
     options: DQNOptions
-
+    q: QNetwork
+    q_target: QNetwork
     acting_noise: Tensor | None = None
     """By which the networks explore as they act; None: they do not."""
 
     def build(self) -> None:
-        options, n_actions = self.options, int(self.action_space.n)
-        self.returns = options.returns(self.device)
-        self.q, self.q_target = (
-            QNetwork(self.observation_space, n_actions, self.returns.n_outputs, options).to(
-                self.device
-            )
-            for _ in range(2)
-        )
-        self.minimizers["q"] = Minimizer(
-            [self.q],
-            self.loss,
-            options.learning_rate,
-            max_gradient_norm=options.max_gradient_norm,
-            share=self.share,
-        )
-        self.add_target("q", self.q_target)
-        self.policy = self.q
+        self.returns = self.options.returns(self.device)
+        super().build()
+
+    def network(self) -> QNetwork:
+        sizes = int(self.action_space.n), self.returns.n_outputs
+        return QNetwork(self.observation_space, *sizes, self.options)
 
     def steps(self, batch: Tensors, due: frozenset[str]) -> Tensor:
         rows = [batch[name] for name in ROWS]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .algorithm import check_above_0
 from .off_policy import OffPolicy, OffPolicyOptions
 from .spaces import check_actions_are_discrete
+from .updates.minimizer import Minimizer
 
 __all__ = ["QLearning", "QLearningOptions", "of_actions"]
 
@@ -54,11 +56,34 @@ class QLearning(OffPolicy):
     """Q-learning for discrete actions, which explores by random ones."""
 
     options: QLearningOptions
+    q: Any
+    q_target: Any
 
     @classmethod
     def check_spaces(cls, observation_space: Any, action_space: Any) -> None:
         super().check_spaces(observation_space, action_space)
         check_actions_are_discrete(cls.name, action_space)
+
+    def build(self) -> None:
+        options = self.options
+        self.q, self.q_target = (self.network().to(self.device) for _ in range(2))
+        self.minimizers["q"] = Minimizer(
+            [self.q],
+            self.loss,
+            options.learning_rate,
+            max_gradient_norm=options.max_gradient_norm,
+            share=self.share,
+        )
+        self.add_target("q", self.q_target)
+        self.policy = self.q
+
+    @abstractmethod
+    def network(self) -> nn.Module:
+        """Return a new network of what actions are worth."""
+
+    @abstractmethod
+    def loss(self, *rows: Any) -> tuple[Tensor, ...]:
+        """Return what the trained network's minimizer minimizes, and what `steps` returns."""
 
     def decide(
         self,

@@ -22,7 +22,6 @@ from .algorithm import Tensors
 from .networks import MLP, Encoder
 from .q_learning import QLearning, QLearningOptions, of_actions
 from .recurrence import LSTM
-from .updates.minimizer import Minimizer
 
 __all__ = ["R2D2", "R2D2Options"]
 
@@ -148,24 +147,17 @@ class R2D2(QLearning):
     paper = "https://openreview.net/forum?id=r1lyTjAqYX"
     options_class = R2D2Options
     options: R2D2Options
+    q: RecurrentQNetwork
+    q_target: RecurrentQNetwork
 
     def build(self) -> None:
-        options, n_actions = self.options, int(self.action_space.n)
-        self.q, self.q_target = (
-            RecurrentQNetwork(self.observation_space, n_actions, options).to(self.device)
-            for _ in range(2)
-        )
-        self.minimizers["q"] = Minimizer(
-            [self.q],
-            self.loss,
-            options.learning_rate,
-            max_gradient_norm=options.max_gradient_norm,
-            share=self.share,
-        )
-        self.add_target("q", self.q_target)
-        self.policy = self.q
-        self.steps_per_row = options.sequence_period or options.n_learned
+        super().build()
+        self.steps_per_row = self.options.sequence_period or self.options.n_learned
         self.state_size = self.q.memory.state_size
+
+    def network(self) -> RecurrentQNetwork:
+        n_actions = int(self.action_space.n)
+        return RecurrentQNetwork(self.observation_space, n_actions, self.options)
 
     def columns(self) -> dict[str, Any]:
         step = {

@@ -138,7 +138,7 @@ KARY_KERNEL void shallow(const Product& p, std::int64_t column, const float* b, 
 template <int V, bool Whole>
 void rows_of_panel(const Product& p, std::int64_t column, const float* b, std::int64_t b_row,
                    const float* bias) {
-    if (Whole && V <= 2) {  // with more, not all are in registers
+    if constexpr (Whole && V <= 2) {  // with more, not all are in registers
         switch (p.k) {
             case 1: return shallow<1, V>(p, column, b, b_row, bias);
             case 2: return shallow<2, V>(p, column, b, b_row, bias);
@@ -400,8 +400,8 @@ KARY_INLINE float dot(const float* a, const float* b, std::int64_t n) {
     return sum_of<1>(value);
 }
 
-// The sums of as many vectors as one has numbers. Each stage adds the halves of what is left of each
-// to one another, in the order of `sum_of`, and brings two vectors together in one.
+// The sums of as many vectors as one has numbers. Each stage adds the halves of what is left of
+// each to one another, in the order of `sum_of`, and brings two vectors together in one.
 KARY_INLINE Vector sums_of(Vector of[kWidth]) {
 #if KARY_WIDTH == 16
     KARY_UNROLL for (int i = 0; i < 8; ++i)
