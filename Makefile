@@ -92,8 +92,10 @@ $(VENV)/built: $(VENV)/dev-installed $(VENV)/compiled
 
 # --------------------------------------------------------------------------------------- long runs
 
+STRESS = tests/concurrency/stress.py
+
 stress: $(VENV)/built
-	$(BIN)/python tests/concurrency/stress.py --operations 1e7
+	$(BIN)/python $(STRESS) --operations 1e7
 	$(BIN)/python tests/concurrency/stress_processes.py --transitions 1e7 --kills 1000
 	$(BIN)/python tests/concurrency/kill_points.py --each 7
 	$(BIN)/python tests/concurrency/stress_saves.py --kills 150
@@ -101,8 +103,10 @@ stress: $(VENV)/built
 	$(BIN)/python tests/runner/kill_workers.py --kills 50 --kind policy_worker
 
 sanitize: $(VENV)/built
-	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh thread --operations 1e6
-	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh address --operations 1e6
+	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh thread $(STRESS) --operations 1e6
+	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh address $(STRESS) --operations 1e6
+	PYTHON=$(BIN)/python tests/concurrency/sanitize.sh address -m pytest -q \
+		tests/algorithms/test_native.py
 
 # Every part in its short form, less than a quarter of an hour on two cores. Results and pages are
 # in bench/results/short/.

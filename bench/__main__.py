@@ -88,6 +88,16 @@ PARTS = {
     "memory": Part(
         "policies that remember", module="bench.runs.memory", short=("--seeds", "1", "--short")
     ),
+    "pixels": Part(
+        "collecting and learning from a game of Atari",
+        module="bench.runs.pixels",
+        short=("--tasks", "learning", "--seeds", "1", "--short"),
+    ),
+    "minatar": Part(
+        "the parts of Rainbow on MinAtar",
+        module="bench.runs.minatar",
+        short=("--tasks", "breakout", "--seeds", "1", "--short"),
+    ),
     "inference": Part(
         "policy workers, against actors that infer themselves",
         module="bench.runs.inference",

@@ -31,12 +31,21 @@ from bench.harness.timing import (
     turns,
 )
 from bench.rivals import compiled_learner, remote, sb3_learner
-from bench.runs import large_batch, memory, runner_ablation, runner_run, scaling
+from bench.runs import (
+    large_batch,
+    memory,
+    minatar,
+    pixels,
+    runner_ablation,
+    runner_run,
+    scaling,
+)
 
 CAMPAIGNS = {
     "scaling": scaling,
     "large_batch": large_batch,
     "memory": memory,
+    "minatar": minatar,
     "runner_ablation": runner_ablation,
 }
 
@@ -70,6 +79,7 @@ def invented(job, seconds):
         "wall_seconds": seconds,
         "startup_seconds": 1.0,
         "curve": [],
+        "training": [None, *(float(part + job["seed"]) for part in range(1, minatar.WINDOWS))],
         "env_steps_per_second": 1000 / seconds,
         "updates_per_second": 100 / seconds,
         "samples_per_insert": 8.0,
@@ -97,6 +107,38 @@ def test_pages(name, tmp_path, capsys):
     assert all(task[1] in page for task in module.TASKS.values()) and "it broke" in page
     assert (tmp_path / "images" / f"{name}.png").exists()
     assert len(capsys.readouterr().out.splitlines()) == len(jobs)
+
+
+def test_the_page_of_pixels(tmp_path):
+    output = tmp_path / "results.json"
+
+    def execute(job):
+        if job["rival"] == "Tianshou":
+            return {**job, "error": "it broke"}
+        seconds = 1.0 + job["apart"] + job["seed"]
+        return {**job, "updates": 100, "seconds": seconds if job["rival"] == pixels.OURS else 6.0}
+
+    jobs = list(pixels.jobs(list(pixels.TASKS), 3, False))
+    campaign.conduct(output, jobs, pixels.IDENTITY, execute, pixels.describe)
+    pixels.report(output, tmp_path)
+    page = (tmp_path / "pixels.md").read_text()
+    assert "it broke" in page
+    assert "| Stable-Baselines3, SubprocVecEnv | 1,000 [1,000–1,000] | 4,000 |" in page
+    assert "| 2.00× [1.75–2.50] |" in page  # 3, 2 and 1.5 times
+
+
+@pytest.mark.parametrize("kept", [0, 3])
+def test_what_minatar_compares(kept):
+    """Scores over DQN's mean of each game, of the games that every variant has been run on."""
+    jobs = list(minatar.jobs(list(minatar.TASKS), 2, False))
+    records = [invented(job, 1.0) for job in jobs]
+    missing = {"task": "freeway", "variant": minatar.RAINBOW}
+    records = [run for run in records if kept == 3 or not missing.items() <= run.items()]
+    found = minatar.compared(records)
+    assert list(found) == list(minatar.VARIANTS)
+    assert len(found[minatar.RAINBOW]) == (5 if kept == 3 else 4)
+    for runs in found[minatar.PLAIN]:
+        assert runs.mean() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("name", CAMPAIGNS)

@@ -4,7 +4,8 @@ bench.harness.campaign writes the JOB.
 
 A job names `algorithm` and `env`, and in `settings` and `options` what differs from their preset.
 With a `threshold` the run keeps snapshots, which are evaluated after it, so that evaluation costs
-no time; the first that reaches the threshold counts.
+no time; the first that reaches the threshold counts. With `windows` the record has the mean return
+of the training episodes that ended in each of so many equal parts of the run.
 """
 
 from __future__ import annotations
@@ -64,6 +65,17 @@ def outcome(result: Any, threshold: float | None) -> dict[str, Any]:
     return record
 
 
+def training_returns(directory: Path, env_steps: int, windows: int) -> list[float | None]:
+    """Return the mean return of the episodes that ended in each part of a run; None: none did."""
+    sums, counts = [0.0] * windows, [0] * windows
+    for line in (directory / "episodes.jsonl").read_text().splitlines():
+        episode = json.loads(line)
+        part = min(windows - 1, (episode["env_steps"] - 1) * windows // env_steps)
+        sums[part] += episode["episode_return"]
+        counts[part] += 1
+    return [round(a / n, 3) if n else None for a, n in zip(sums, counts, strict=True)]
+
+
 def main() -> None:
     """Train, and write the outcome where the job says."""
     from kary_replay.runner import Runner
@@ -72,7 +84,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = replace(configured(job), directory=str(Path(folder) / "run"))
         result = Runner(config).run()
-    Path(job["output"]).write_text(json.dumps(outcome(result, job.get("threshold"))))
+        record = outcome(result, job.get("threshold"))
+        if windows := job.get("windows"):
+            record["training"] = training_returns(result.directory, result.env_steps, windows)
+    Path(job["output"]).write_text(json.dumps(record))
 
 
 if __name__ == "__main__":

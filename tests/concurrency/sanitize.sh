@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Build the extensions under a sanitizer and run the stress test in them: sanitize.sh thread|address
-# [stress options]
+# Build the extensions under a sanitizer and run Python with them: sanitize.sh thread|address
+# [what Python is given], such as tests/concurrency/stress.py or -m pytest FILE
 #
 # Every report about our code fails the run. The interpreter itself is not instrumented, so the
 # sanitizer's run-time library is preloaded into it. That must be the real binary: a version
@@ -34,4 +34,5 @@ export TSAN_OPTIONS=halt_on_error=1:exitcode=66:report_signal_unsafe=0
 TSAN_OPTIONS+=:suppressions=$PWD/$build.suppressions
 export LD_PRELOAD=$(${CXX:-g++} -print-file-name=$library)
 export PYTHONPATH=$PWD/$build/lib:$site
-exec "$python" tests/concurrency/stress.py "$@"
+export PYTHONSAFEPATH=1  # the extensions here, which are not instrumented, must not come first
+exec "$python" "$@"
