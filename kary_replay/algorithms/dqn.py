@@ -123,11 +123,10 @@ class QNetwork(nn.Module):
         """How many numbers all noisy layers need."""
         return sum(part.n_noise for part in self.noisy)
 
-    def disturb(self, noise: Tensor | None) -> None:
-        """Let the layers act with this noise, by the weights of now; None: without."""
-        parts = self._parts(noise)
-        for number, part in enumerate(self.noisy):
-            part.disturb(parts[number] if parts else None)
+    def disturb(self, noise: Tensor) -> None:
+        """Let the layers act with this noise, by the weights of now."""
+        for part, its_noise in zip(self.noisy, self._parts(noise), strict=True):
+            part.disturb(its_noise)
 
     def _parts(self, noise: Tensor | None) -> list[Tensor]:
         """Return the noise of each of the noisy layers; nothing where there is none."""

@@ -6,7 +6,7 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .spaces import is_board, is_image
 
-__all__ = ["ACTIVATIONS", "MLP", "Encoder", "initialize"]
+__all__ = ["ACTIVATIONS", "MLP", "Encoder", "initialize", "rectify", "through"]
 
 IMAGE_FEATURES, DICT_IMAGE_FEATURES, BOARD_FEATURES = 512, 256, 128
 Array = npt.NDArray[np.float32]
@@ -52,15 +52,23 @@ class MLP(nn.Sequential):
                 (linear.weight.detach().numpy().T, linear.bias.detach().numpy())
                 for linear in self._linears
             ]
-        for number, (matrix, bias) in enumerate(self._views):
-            if number:
-                self._activate(features)
-            features = features @ matrix
-            features += bias
-        return features
+        return through(self._views, self._activate, features)
 
 
-def _rectify(features: Array) -> None:
+def through(
+    layers: Sequence[tuple[Array, Array]], activate: Callable[[Array], None], features: Array
+) -> Array:
+    """Return what layers make of features: matrices [inputs, outputs] and biases."""
+    for number, (matrix, bias) in enumerate(layers):
+        if number:
+            activate(features)
+        features = features @ matrix
+        features += bias
+    return features
+
+
+def rectify(features: Array) -> None:
+    """Set what is below 0 to 0, in place."""
     np.maximum(features, 0, out=features)
 
 
@@ -69,7 +77,7 @@ def _tangent(features: Array) -> None:
 
 
 ACTIVATIONS: dict[str, tuple[type[nn.Module], Callable[[Array], None]]] = {
-    "relu": (nn.ReLU, _rectify),
+    "relu": (nn.ReLU, rectify),
     "tanh": (nn.Tanh, _tangent),
 }
 """Layers by name, and what does the same to an array, in place."""

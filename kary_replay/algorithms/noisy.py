@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .networks import MLP
+from .networks import MLP, rectify, through
 
 __all__ = ["NoisyMLP", "factorized_noise"]
 
@@ -82,25 +82,17 @@ class NoisyMLP(nn.Module):
         return found
 
     @torch.no_grad()
-    def disturb(self, noise: Tensor | None) -> None:
-        """Let `numpy` compute with this noise from now on, by the weights of now; None: without."""
-        self._disturbed = None
-        if noise is not None:
-            self._disturbed = [
-                (weight.cpu().numpy().T, bias.cpu().numpy())
-                for weight, bias in self._weights(noise)
-            ]
+    def disturb(self, noise: Tensor) -> None:
+        """Let `numpy` compute with this noise from now on, by the weights of now."""
+        self._disturbed = [
+            (weight.cpu().numpy().T, bias.cpu().numpy()) for weight, bias in self._weights(noise)
+        ]
 
     def numpy(self, features: Array) -> Array:
         """Return what ``forward`` does, without gradients, with the noise of `disturb`."""
         if self._disturbed is None:
             return self.means.numpy(features)
-        for number, (weight, bias) in enumerate(self._disturbed):
-            if number:
-                np.maximum(features, 0, out=features)
-            features = features @ weight
-            features += bias
-        return features
+        return through(self._disturbed, rectify, features)
 
     def noise_share(self) -> float:
         """Return how large the noise of weights is, on average over layers, as ``size`` is."""

@@ -98,7 +98,7 @@ KARY_KERNEL void tile(const Product& p, std::int64_t row, std::int64_t column, s
     KARY_UNROLL for (int i = 0; i < R; ++i) {
         KARY_UNROLL for (int v = 0; v < V; ++v) {
             const float* from = p.c + (row + i) * p.c_row + column + v * kWidth;
-            if (begin == 0)
+            if (begin == 0 && !p.adds)
                 sum[i][v] = Vector{};
             else if (Whole || v < V - 1)
                 sum[i][v] = load(from);
@@ -139,7 +139,7 @@ template <int V, bool Whole>
 void rows_of_panel(const Product& p, std::int64_t column, const float* b, std::int64_t b_row,
                    const float* bias) {
     if constexpr (Whole && V <= 2) {  // with more, not all are in registers
-        switch (p.k) {
+        switch (p.adds ? 0 : p.k) {
             case 1: return shallow<1, V>(p, column, b, b_row, bias);
             case 2: return shallow<2, V>(p, column, b, b_row, bias);
             case 3: return shallow<3, V>(p, column, b, b_row, bias);
@@ -342,6 +342,111 @@ static void pack(const float* b, std::int64_t row, std::int64_t column, std::int
                 for (std::int64_t j = 0; j < columns; ++j)
                     panel[i * width + j] = from[i * row + j * column];
         }
+    }
+}
+
+typedef float Four __attribute__((vector_size(16)));
+
+// Copies a row of at least one vector; the last two overlap.
+template <class Numbers>
+KARY_INLINE void copy_row(const float* from, float* to, std::int64_t n) {
+    constexpr std::int64_t size = sizeof(Numbers) / sizeof(float);
+    Numbers value;
+    for (std::int64_t i = 0; i + size < n; i += size) {
+        std::memcpy(&value, from + i, sizeof value);
+        std::memcpy(to + i, &value, sizeof value);
+    }
+    std::memcpy(&value, from + n - size, sizeof value);
+    std::memcpy(to + n - size, &value, sizeof value);
+}
+
+// Copies numbers that are a step apart.
+KARY_INLINE void copy_apart(const float* from, std::int64_t step, float* to, std::int64_t n) {
+    if (step == 1 && n >= kWidth)
+        copy_row<Vector>(from, to, n);
+    else if (step == 1 && n >= 4)
+        copy_row<Four>(from, to, n);
+    else
+        for (std::int64_t i = 0; i < n; ++i) to[i] = from[i * step];
+}
+
+// --------------------------------------------------------------------------------- convolutions
+// By products, image by image, so that what windows see stays in the nearest cache. A column of
+// ones beside it stands for the bias.
+
+// to[weight][place]: what a window sees of an image, and a row of ones
+static void spread(const Convolution& c, const float* image, float* to) {
+    const std::int64_t rows = c.rows(), columns = c.columns();
+    for (std::int64_t channel = 0; channel < c.channels; ++channel)
+        for (std::int64_t i = 0; i < c.window[0]; ++i)
+            for (std::int64_t j = 0; j < c.window[1]; ++j)
+                for (std::int64_t row = 0; row < rows; ++row, to += columns) {
+                    const std::int64_t line = channel * c.height + row * c.step[0] + i;
+                    copy_apart(image + line * c.width + j, c.step[1], to, columns);
+                }
+    for (std::int64_t n = 0; n < rows * columns; ++n) to[n] = 1.0f;
+}
+
+// The other way round: adds to each number of an image what all windows that see it say.
+static void gather(const Convolution& c, const float* from, float* image) {
+    const std::int64_t rows = c.rows(), columns = c.columns();
+    for (std::int64_t channel = 0; channel < c.channels; ++channel)
+        for (std::int64_t i = 0; i < c.window[0]; ++i)
+            for (std::int64_t j = 0; j < c.window[1]; ++j)
+                for (std::int64_t row = 0; row < rows; ++row, from += columns) {
+                    float* to = image + (channel * c.height + row * c.step[0] + i) * c.width + j;
+                    for (std::int64_t n = 0; n < columns; ++n) to[n * c.step[1]] += from[n];
+                }
+}
+
+static void convolve(const Convolution& c) {
+    const std::int64_t n = c.n_places(), k = c.n_weights(), m = c.outputs;
+    float* const seen = c.spare;
+    float* const windows = c.spare + (k + 1) * n + 16;
+    for (std::int64_t i = 0; i < m; ++i) {
+        std::memcpy(windows + i * (k + 1), c.two + i * k, k * sizeof(float));
+        windows[i * (k + 1) + k] = c.bias ? c.bias[i] : 0.0f;
+    }
+    Product p = {windows, k + 1, 1, seen, n, c.to, n, nullptr, nullptr, 0, c.relu, m, n, k + 1,
+                 nullptr};
+    for (std::int64_t i = 0; i < c.batch; ++i, p.c += m * n) {
+        spread(c, c.one + i * c.n_image(), seen);
+        multiply_rows(p);
+    }
+}
+
+// the gradient of the windows, and of their biases, by that of the outcome
+static void convolve_weights(const Convolution& c) {
+    const std::int64_t n = c.n_places(), k = c.n_weights(), m = c.outputs;
+    float* const seen = c.spare;
+    float* const transposed_ = seen + (k + 1) * n + 16;
+    float* const sums = transposed_ + (k + 1) * n + 16;
+    std::memset(sums, 0, m * (k + 1) * sizeof(float));
+    Product p = {c.one, n, 1, transposed_, k + 1, sums, k + 1, nullptr, nullptr, 0, false,
+                 m, k + 1, n, nullptr, true};
+    for (std::int64_t i = 0; i < c.batch; ++i, p.a += m * n) {
+        spread(c, c.two + i * c.n_image(), seen);
+        transposed(seen, n, k + 1, n, transposed_, k + 1);
+        multiply_rows(p);
+    }
+    for (std::int64_t i = 0; i < m; ++i) {
+        std::memcpy(c.to + i * k, sums + i * (k + 1), k * sizeof(float));
+        if (c.bias) c.bias[i] = sums[i * (k + 1) + k];
+    }
+}
+
+// the gradient of the images
+static void convolve_inputs(const Convolution& c) {
+    const std::int64_t n = c.n_places(), k = c.n_weights(), m = c.outputs;
+    float* const seen = c.spare;
+    float* const gradient = seen + k * n + 16;
+    std::memset(c.to, 0, c.batch * c.n_image() * sizeof(float));
+    const Product p = {c.two, 1, k, gradient, n, seen, n, nullptr, nullptr, 0, false, k, n, m,
+                       nullptr};
+    for (std::int64_t i = 0; i < c.batch; ++i) {
+        std::memcpy(gradient, c.one + i * m * n, m * n * sizeof(float));
+        multiply_rows(p);
+        gather(c, seen, c.to + i * c.n_image());
     }
 }
 
@@ -755,21 +860,6 @@ static void softmax_gradient(const Rows& r) {
 
 // ------------------------------------------------------------------------------------ the program
 
-typedef float Four __attribute__((vector_size(16)));
-
-// Copies a row of at least one vector; the last two overlap.
-template <class Numbers>
-KARY_INLINE void copy_row(const float* from, float* to, std::int64_t n) {
-    constexpr std::int64_t size = sizeof(Numbers) / sizeof(float);
-    Numbers value;
-    for (std::int64_t i = 0; i + size < n; i += size) {
-        std::memcpy(&value, from + i, sizeof value);
-        std::memcpy(to + i, &value, sizeof value);
-    }
-    std::memcpy(&value, from + n - size, sizeof value);
-    std::memcpy(to + n - size, &value, sizeof value);
-}
-
 // Copies between places of any strides.
 static void copy(const Copy& c) {
     for (std::int64_t i = 0; i < c.shape[0]; ++i)
@@ -790,6 +880,10 @@ static void copy(const Copy& c) {
                     for (std::int64_t l = 0; l < m; ++l)
                         to[l * c.to_step[3]] = from[l * c.from_step[3]];
         }
+}
+
+static void widen(const std::uint8_t* from, float* to, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) to[i] = float(from[i]);
 }
 
 static void batch_multiply(const BatchProduct& p) {
@@ -851,6 +945,14 @@ static bool run(const Operation* operations, std::int64_t n, char* const* memory
             case Code::kProduct: multiply(product_of(*o, memory)); break;
             case Code::kDots: dots(product_of(*o, memory)); break;
             case Code::kBatchProduct: batch_multiply(batch_product_of(*o, memory)); break;
+            case Code::kConvolve: convolve(convolution_of(*o, memory)); break;
+            case Code::kConvolveWeights: convolve_weights(convolution_of(*o, memory)); break;
+            case Code::kConvolveInputs: convolve_inputs(convolution_of(*o, memory)); break;
+            case Code::kWiden: {
+                const auto* from = reinterpret_cast<const std::uint8_t*>(memory[o->word[0]]);
+                widen(from + o->word[1], place(*o, 2, memory), o->word[4]);
+                break;
+            }
             case Code::kPack: {
                 const Copy c = copy_of(*o, memory);
                 pack(c.from, c.from_step[2], c.from_step[3], c.shape[2], c.shape[3], c.to);

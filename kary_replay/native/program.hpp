@@ -16,6 +16,10 @@ enum class Code : std::int64_t {
     kProduct,
     kDots,
     kBatchProduct,
+    kConvolve,
+    kConvolveWeights,
+    kConvolveInputs,
+    kWiden,
     kPack,
     kCopy,
     kSum,
@@ -103,6 +107,7 @@ struct Product {
     bool relu;
     std::int64_t m, n, k;
     float* spare;  // for the rows of A, and their numbers, if some may be left out
+    bool adds = false;  // to what C has, and then neither bias nor mask
 };
 
 inline Product product_of(const Operation& o, char* const* memory) {
@@ -124,6 +129,29 @@ inline BatchProduct batch_product_of(const Operation& o, char* const* memory) {
     return {place(o, 0, memory), o.word[2], o.word[3], o.word[4], place(o, 5, memory), o.word[7],
             o.word[8], o.word[9], place(o, 10, memory), o.word[12], o.word[13], o.word[14],
             o.word[15]};
+}
+
+// Of images [batch, channels, height, width] with windows [outputs, channels, window...], without a
+// border. All is contiguous. What a window sees of an image are `n_weights` numbers, at each of
+// `n_places` places.
+struct Convolution {
+    const float *one, *two;  // images or a gradient; windows or images
+    float* bias;             // read, or the gradient of it; or none
+    float* to;
+    float* spare;  // what windows see, and the same transposed, and windows with their biases
+    std::int64_t batch, channels, height, width, outputs, window[2], step[2];
+    bool relu;
+    std::int64_t rows() const { return (height - window[0]) / step[0] + 1; }
+    std::int64_t columns() const { return (width - window[1]) / step[1] + 1; }
+    std::int64_t n_places() const { return rows() * columns(); }
+    std::int64_t n_weights() const { return channels * window[0] * window[1]; }
+    std::int64_t n_image() const { return channels * height * width; }
+};
+
+inline Convolution convolution_of(const Operation& o, char* const* memory) {
+    return {place(o, 0, memory), place(o, 2, memory), place(o, 4, memory), place(o, 6, memory),
+            place(o, 8, memory), o.word[10], o.word[11], o.word[12], o.word[13], o.word[14],
+            {o.word[15], o.word[16]}, {o.word[17], o.word[18]}, o.word[19] != 0};
 }
 
 struct Copy {

@@ -10,6 +10,7 @@ from kary_replay.algorithms import ALGORITHMS
 
 NAMES = ["dqn", "ddpg", "td3", "sac"]
 VECTOR = gym.spaces.Box(-1, 1, (5,), np.float32)
+BOARD = gym.spaces.Box(0, 1, (4, 10, 10), bool)
 IMAGE = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
 DICT = gym.spaces.Dict(
     {
@@ -19,7 +20,7 @@ DICT = gym.spaces.Dict(
         "height": gym.spaces.Box(-1, 1, (), np.float64),
     }
 )
-SPACES = {"vector": VECTOR, "image": IMAGE, "dict": DICT}
+SPACES = {"vector": VECTOR, "board": BOARD, "image": IMAGE, "dict": DICT}
 DISCRETE, BOX = gym.spaces.Discrete(3), gym.spaces.Box(-2, 2, (2,), np.float32)
 
 
@@ -51,6 +52,8 @@ def observations(space, n, rng):
         return {key: observations(part, n, rng) for key, part in space.spaces.items()}
     if isinstance(space, gym.spaces.Discrete):
         return torch.from_numpy(rng.integers(space.start, space.start + space.n, n))
+    if space.dtype == bool:
+        return torch.from_numpy(rng.random((n, *space.shape)) < 0.2)
     if space.dtype == np.uint8:
         return torch.from_numpy(rng.integers(0, 256, (n, *space.shape), np.uint8))
     return torch.from_numpy(rng.uniform(-1, 1, (n, *space.shape)).astype(space.dtype))

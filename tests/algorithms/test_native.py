@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from algorithm_runs import NAMES, make, make_batch, parameters  # noqa: E402
+from algorithm_runs import BOARD, NAMES, make, make_batch, parameters  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
@@ -32,11 +32,20 @@ ALGORITHMS = {
     "dqn of quantiles": ("dqn", {"n_quantiles": 9}),
     "dqn noisy": ("dqn", {"noisy": True}),
     "rainbow": ("dqn", {"noisy": True, "dueling": True, "n_atoms": 51}),
+    "dqn of boards": ("dqn", {"observation_space": BOARD}),
+    "rainbow of boards": (
+        "dqn",
+        {"observation_space": BOARD, "noisy": True, "dueling": True, "n_atoms": 5},
+    ),
+    "sac of boards": ("sac", {"observation_space": BOARD}),
     "ddpg": ("ddpg", {}),
     "td3": ("td3", {}),
     "sac": ("sac", {}),
     "sac with a fixed temperature": ("sac", {"ent_coef": 0.1}),
 }
+
+
+OF_BOARDS = [(1, ()), (2, (70, 33)), (37, ()), (64, (16, 8))]  # rows and layers
 
 
 @pytest.fixture(params=native.SETS)
@@ -96,6 +105,8 @@ def compared(algorithm, batch, n_steps=3):
 @pytest.mark.parametrize("hidden", [(), (1,), (16, 8), (70, 33), (64, 64), (256, 256)])
 @pytest.mark.parametrize("kind", ALGORITHMS)
 def test_gradients_are_those_of_autograd(kind, hidden, n_rows):
+    if "boards" in kind and (n_rows, hidden) not in OF_BOARDS:
+        pytest.skip("layers behind a convolution are like any others")
     name, options = ALGORITHMS[kind]
     algorithm = make(name, hidden=hidden, **options)
     assert max(compared(algorithm, make_batch(algorithm, n_rows))) < 1
@@ -245,6 +256,106 @@ def test_products_of_all_sizes(m, k, n, form):
         native.use(former)
         assert isinstance(next(iter(recorded.programs.values())), translation.NativeProgram)
         assert float((found - expected).abs().max()) < 1e-6 * k + 1e-5
+
+
+DTYPES = {"bool": torch.bool, "uint8": torch.uint8, "float32": torch.float32}
+
+
+def pictures(dtype, size, generator):
+    """Return random images of a dtype."""
+    if dtype == torch.uint8:
+        return torch.randint(0, 256, size, dtype=dtype, generator=generator)
+    numbers = torch.randn(size, generator=generator)
+    return numbers > 1 if dtype == torch.bool else numbers
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    batch=st.integers(1, 5),
+    channels=st.integers(1, 4),
+    image=st.tuples(st.integers(5, 17), st.integers(5, 17)),
+    outputs=st.integers(1, 20),
+    window=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    step=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    dtype=st.sampled_from(list(DTYPES)),
+    form=st.sets(st.sampled_from(["bias", "relu", "two"])),
+)
+def test_convolutions(batch, channels, image, outputs, window, step, dtype, form):
+    """Outcomes and all gradients, alone and behind another convolution, by each set."""
+    generator = torch.Generator().manual_seed(batch)
+    first = torch.randn((outputs, channels, *window), generator=generator)
+    second = torch.randn((3, outputs, 2, 1), generator=generator)
+    bias = torch.randn(outputs, generator=generator) if "bias" in form else None
+    images = pictures(DTYPES[dtype], (batch, channels, *image), generator)
+    rows = (image[0] - window[0]) // step[0] + 1
+
+    def function(images, first, second, *bias):
+        layers = [one.detach().requires_grad_() for one in (first, second, *bias)]
+        found = F.conv2d(images.to(first.dtype), layers[0], *layers[2:], stride=step)
+        found = found.relu() if "relu" in form else found
+        if "two" in form and rows > 1:
+            found = F.conv2d(found, layers[1])
+        else:
+            del layers[1]
+        return (found.detach(), *torch.autograd.grad((found * found).sum(), layers))
+
+    given = [first, second] if bias is None else [first, second, bias]
+    expected = function(images, *(one.double() for one in given))
+    results = {}
+    for name in native.SETS:
+        former = native.use(name)
+        recorded = Recorded(function)
+        results[name] = [one.clone() for one in recorded(images, *given)]
+        native.use(former)
+        assert isinstance(next(iter(recorded.programs.values())), translation.NativeProgram)
+        for one, other in zip(results[name], expected, strict=True):
+            assert distance(one, other) < 1e-5
+    fused = [found for name, found in results.items() if name != "portable"]
+    assert all(torch.equal(*pair) for found in fused for pair in zip(found, fused[0], strict=True))
+
+
+@pytest.mark.parametrize("code", ["convolve", "convolve_weights", "convolve_inputs", "widen"])
+def test_a_fault_of_a_convolution_is_noticed(monkeypatch, code):
+    """A program that leaves one of its operations out is not used."""
+    first, second = torch.randn(3, 2, 2, 2), torch.randn(4, 3, 3, 3)
+    images = torch.randint(0, 256, (2, 2, 6, 6), dtype=torch.uint8)
+
+    def function(images, first, second):
+        layers = [one.detach().requires_grad_() for one in (first, second)]
+        found = F.conv2d(F.conv2d(images.float(), layers[0]), layers[1])
+        return torch.autograd.grad((found * found).sum(), layers)
+
+    tables = translation.Translation.tables
+
+    def without(self):
+        words, numbers = tables(self)
+        kept = words[:, 0] != translation.CODES.index(code)
+        assert not kept.all()
+        return words[kept], numbers[kept]
+
+    monkeypatch.setattr(translation.Translation, "tables", without)
+    recorded = Recorded(function)
+    given = images, first, second
+    torch.testing.assert_close(recorded(*given), function(*given))
+    assert not isinstance(next(iter(recorded.programs.values())), translation.NativeProgram)
+
+
+def test_what_is_left_to_torch():
+    """Large convolutions, borders, groups, and bytes that are counted with."""
+    images = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
+    few = torch.randint(0, 256, (2, 4, 6, 6), dtype=torch.uint8)
+    for function, x in (
+        (lambda x: (F.conv2d(x.float(), torch.ones(8, 4, 8, 8), stride=4),), images),
+        (lambda x: (F.conv2d(x.float(), torch.ones(8, 4, 3, 3), padding=1),), few),
+        (lambda x: (F.conv2d(x.float(), torch.ones(8, 4, 3, 3), dilation=2),), few),
+        (lambda x: (F.conv2d(x.float(), torch.ones(8, 2, 3, 3), groups=2),), few),
+        (lambda x: (F.conv_transpose2d(x.float(), torch.ones(4, 2, 3, 3)),), few),
+        (lambda x: ((x + x).float(),), few),  # which may be more than a byte holds
+        (lambda x: (x.transpose(1, 3).float() + 1,), few.transpose(1, 3)),
+    ):
+        recorded = Recorded(function)
+        torch.testing.assert_close(recorded(x), function(x))
+        assert not isinstance(next(iter(recorded.programs.values())), translation.NativeProgram)
 
 
 def few(k, n, form):
