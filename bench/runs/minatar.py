@@ -63,7 +63,7 @@ def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
         for task in tasks:
             for variant in rotated((PLAIN, RAINBOW) if short else VARIANTS, seed):
                 settings, options = settings_of(variant)
-                settings["backend"] = "serial"
+                settings |= {"backend": "serial", "groups": 1}
                 settings["total_env_steps"] = SHORT_FRAMES if short else FRAMES
                 yield {
                     "task": task,
