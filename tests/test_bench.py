@@ -36,6 +36,7 @@ from bench.runs import (
     memory,
     minatar,
     pixels,
+    rllib_training,
     runner_ablation,
     runner_run,
     scaling,
@@ -125,6 +126,22 @@ def test_the_page_of_pixels(tmp_path):
     assert "it broke" in page
     assert "| Stable-Baselines3, SubprocVecEnv | 1,000 [1,000–1,000] | 4,000 |" in page
     assert "| 2.00× [1.75–2.50] |" in page  # 3, 2 and 1.5 times
+
+
+def test_seconds_until_solved_with_rllib():
+    def record(job):
+        seconds = 100.0 if job["buffer"] == rllib_training.STOCK else 60.0
+        solved = job["case"] == "cartpole_dqn" and job["seed"] > 0
+        return {**job, "solved": solved, "wall_seconds": seconds, "env_steps": 6_000}
+
+    runs = [record(job) for job in rllib_training.jobs([rllib_training.SOLVE], 4, False)]
+    _, _, *rows, _ = rllib_training.solve_table(runs)
+    assert rows == [
+        "| cartpole_dqn | RLlib | 3/4 | 100 [100–∞] | 6,000 [6,000–∞] | 60 [60–60] |",
+        "| cartpole_dqn | kary-replay | 3/4 | 60 [60–∞] | 6,000 [6,000–∞] | 100 [100–100] |",
+        "| pendulum_sac | RLlib | 0/4 | ∞ [∞–∞] | ∞ [∞–∞] | – |",
+        "| pendulum_sac | kary-replay | 0/4 | ∞ [∞–∞] | ∞ [∞–∞] | – |",
+    ]
 
 
 @pytest.mark.parametrize("kept", [0, 3])

@@ -230,7 +230,7 @@ def memory_table(records: Sequence[Record]) -> list[str]:
 
 
 def solve_table(records: Sequence[Record]) -> list[str]:
-    """Seconds and steps until solved."""
+    """Seconds and steps until solved, and how fast those steps were."""
     rows = []
     for case, units in cells(SOLVE):
         for buffer in BUFFERS:
@@ -238,9 +238,17 @@ def solve_table(records: Sequence[Record]) -> list[str]:
             if runs:
                 solved = sum(run["solved"] for run in runs)
                 steps = [run["env_steps"] if run["solved"] else np.inf for run in runs]
-                seconds = campaign.times(runs)
-                rows.append([case, buffer, f"{solved}/{len(runs)}", spread(seconds), spread(steps)])
-    return markdown_table(["", "buffer", "solved", "seconds", "environment steps"], rows)
+                rates = [run["env_steps"] / run["wall_seconds"] for run in runs if run["solved"]]
+                rate = spread(rates) if rates else "–"
+                figures = spread(campaign.times(runs)), spread(steps), rate
+                rows.append([case, buffer, f"{solved}/{len(runs)}", *figures])
+    head = "buffer", "solved", "seconds", "environment steps", "env steps/s"
+    return markdown_table(["", *head], rows)
+
+
+def solves_beside(results: Path) -> Path:
+    """Return the file of the runs until solved, which take long, beside that of all others."""
+    return results.with_name(f"{results.stem}_solve.json")
 
 
 def report(results: Path, docs: Path) -> None:
@@ -270,8 +278,10 @@ def report(results: Path, docs: Path) -> None:
         "",
         *memory_table(records),
     ]
-    if chosen(records, kind=SOLVE):
-        lines += ["## Until solved, 64 units", "", *solve_table(records)]
+    if solves_beside(results).exists():
+        described, solves = campaign.read(solves_beside(results))
+        lines += ["## Until solved, 64 units", "", *machine_text(described), *solve_table(solves)]
+        records = [*records, *solves]
     write(docs / "rllib_benchmarks.md", "RLlib", [*lines, *campaign.failures(records, IDENTITY)])
 
 
@@ -281,8 +291,8 @@ def main() -> None:
         prog="python -m bench.runs.rllib_training", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--seeds", type=int, default=5, help="repetitions (default: %(default)s)")
-    kinds = (SPEED, MEMORY, SOLVE)
-    parser.add_argument("--kinds", nargs="+", choices=kinds, default=(SPEED, MEMORY))
+    every = (SPEED, MEMORY, SOLVE)
+    parser.add_argument("--kinds", nargs="+", choices=every, default=(SPEED, MEMORY))
     parser.add_argument("--short", action="store_true", help="one case of each kind")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     campaign.add_going_on(parser)
@@ -292,8 +302,13 @@ def main() -> None:
     if not arguments.report:
         if not convergence.is_there("rllib"):
             return
-        planned = jobs(arguments.kinds, arguments.seeds, arguments.short)
-        campaign.conduct(arguments.output, planned, IDENTITY, execute, describe, arguments.before)
+        for output, there in (
+            (arguments.output, (SPEED, MEMORY)),
+            (solves_beside(arguments.output), (SOLVE,)),
+        ):
+            if kinds := [kind for kind in arguments.kinds if kind in there]:
+                planned = jobs(kinds, arguments.seeds, arguments.short)
+                campaign.conduct(output, planned, IDENTITY, execute, describe, arguments.before)
     report(arguments.output, arguments.docs)
 
 
