@@ -16,7 +16,7 @@ from ..validation import as_count
 from .algorithm import Tensors, check_above_0
 from .networks import MLP, Encoder
 from .noisy import NoisyMLP, factorized_noise
-from .q_learning import QLearning, QLearningOptions, of_actions
+from .q_learning import QLearning, QLearningOptions, dueling, of_actions
 from .return_distributions import AtomReturns, MeanReturns, QuantileReturns, ReturnDistribution
 
 __all__ = ["DQN", "DQNOptions", "Rainbow", "RainbowOptions"]
@@ -111,11 +111,7 @@ class QNetwork(nn.Module):
         if len(self.shape) > 1:
             output = output.view(-1, *self.shape)
         if self.value is not None:
-            output = (
-                output
-                - output.mean(1, keepdim=True)
-                + self.value(features, *parts[1:]).unsqueeze(1).reshape(-1, 1, *self.shape[1:])
-            )
+            output = dueling(output, self.value(features, *parts[1:]))
         return output
 
     @property

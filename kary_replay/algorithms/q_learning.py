@@ -16,7 +16,7 @@ from .off_policy import OffPolicy, OffPolicyOptions
 from .spaces import check_actions_are_discrete
 from .updates.minimizer import Minimizer
 
-__all__ = ["QLearning", "QLearningOptions", "of_actions"]
+__all__ = ["QLearning", "QLearningOptions", "dueling", "of_actions"]
 
 
 @dataclass(frozen=True)
@@ -114,3 +114,11 @@ def of_actions(outputs: Tensor, action: Tensor) -> Tensor:
     if outputs.dim() == 2:
         return outputs.gather(1, action.unsqueeze(1)).squeeze(1)
     return outputs[torch.arange(len(action), device=outputs.device), action]
+
+
+def dueling(advantage: Tensor, value: Tensor) -> Tensor:
+    """Return what actions are worth: of advantages [B, n_actions, ...] and values [B, ...].
+
+    Wang et al. (2016), arXiv:1511.06581, equation 9.
+    """
+    return advantage - advantage.mean(1, keepdim=True) + value.view(-1, 1, *advantage.shape[2:])

@@ -20,7 +20,7 @@ from ..writers.sequence_writer import SequenceWriter
 from ..writers.sequences import as_burn_in, sequence_fields
 from .algorithm import Tensors
 from .networks import MLP, Encoder
-from .q_learning import QLearning, QLearningOptions, of_actions
+from .q_learning import QLearning, QLearningOptions, dueling, of_actions
 from .recurrence import LSTM
 
 __all__ = ["R2D2", "R2D2Options"]
@@ -115,8 +115,7 @@ class RecurrentQNetwork(nn.Module):
         advantage: Tensor = self.advantage(features)
         if self.value is None:
             return advantage
-        value: Tensor = self.value(features)
-        return advantage - advantage.mean(1, keepdim=True) + value
+        return dueling(advantage, self.value(features))
 
     def numpy(
         self, observation: Any, state: npt.NDArray[np.float32]
