@@ -89,11 +89,16 @@ KARY_INLINE void finish(const Product& p, std::int64_t row, std::int64_t column,
     }
 }
 
-// R rows of V vectors, the last of which has all of its numbers if they are Whole.
-template <int R, int V, bool Whole>
+// R rows of V vectors, the last of which has all of its numbers if they are Whole. The numbers of A
+// lie in rows, or where the Tables say.
+template <int R, int V, bool Whole, bool Tables>
 KARY_KERNEL void tile(const Product& p, std::int64_t row, std::int64_t column, std::int64_t begin,
                       std::int64_t depth, const float* b, std::int64_t b_row, const float* bias) {
     const float* a = p.a + row * p.a_row + begin * p.a_column;
+    const float* at[R];
+    const std::int32_t* const step = Tables ? p.step_at + begin : nullptr;
+    if (Tables)
+        KARY_UNROLL for (int i = 0; i < R; ++i) at[i] = p.a + p.row_at[row + i];
     Vector sum[R][V];
     KARY_UNROLL for (int i = 0; i < R; ++i) {
         KARY_UNROLL for (int v = 0; v < V; ++v) {
@@ -110,7 +115,8 @@ KARY_KERNEL void tile(const Product& p, std::int64_t row, std::int64_t column, s
         Vector right[V];
         KARY_UNROLL for (int v = 0; v < V; ++v) right[v] = load(b + k * b_row + v * kWidth);
         KARY_UNROLL for (int i = 0; i < R; ++i) {
-            const Vector left = a[i * p.a_row + k * p.a_column] - Vector{};
+            const float number = Tables ? at[i][step[k]] : a[i * p.a_row + k * p.a_column];
+            const Vector left = number - Vector{};
             KARY_UNROLL for (int v = 0; v < V; ++v) sum[i][v] += left * right[v];
         }
     }
@@ -135,10 +141,10 @@ KARY_KERNEL void shallow(const Product& p, std::int64_t column, const float* b, 
     }
 }
 
-template <int V, bool Whole>
+template <int V, bool Whole, bool Tables>
 void rows_of_panel(const Product& p, std::int64_t column, const float* b, std::int64_t b_row,
                    const float* bias) {
-    if constexpr (Whole && V <= 2) {  // with more, not all are in registers
+    if constexpr (Whole && !Tables && V <= 2) {  // with more, not all are in registers
         switch (p.adds ? 0 : p.k) {
             case 1: return shallow<1, V>(p, column, b, b_row, bias);
             case 2: return shallow<2, V>(p, column, b, b_row, bias);
@@ -152,19 +158,19 @@ void rows_of_panel(const Product& p, std::int64_t column, const float* b, std::i
         const float* from = b + begin * b_row;
         std::int64_t row = 0;
         for (; row + kRows <= p.m; row += kRows)
-            tile<kRows, V, Whole>(p, row, column, begin, depth, from, b_row, bias);
+            tile<kRows, V, Whole, Tables>(p, row, column, begin, depth, from, b_row, bias);
         switch (p.m - row) {
-            case 5: tile<5, V, Whole>(p, row, column, begin, depth, from, b_row, bias); break;
-            case 4: tile<4, V, Whole>(p, row, column, begin, depth, from, b_row, bias); break;
-            case 3: tile<3, V, Whole>(p, row, column, begin, depth, from, b_row, bias); break;
-            case 2: tile<2, V, Whole>(p, row, column, begin, depth, from, b_row, bias); break;
-            case 1: tile<1, V, Whole>(p, row, column, begin, depth, from, b_row, bias); break;
+            case 5: tile<5, V, Whole, Tables>(p, row, column, begin, depth, from, b_row, bias); break;
+            case 4: tile<4, V, Whole, Tables>(p, row, column, begin, depth, from, b_row, bias); break;
+            case 3: tile<3, V, Whole, Tables>(p, row, column, begin, depth, from, b_row, bias); break;
+            case 2: tile<2, V, Whole, Tables>(p, row, column, begin, depth, from, b_row, bias); break;
+            case 1: tile<1, V, Whole, Tables>(p, row, column, begin, depth, from, b_row, bias); break;
             default: break;
         }
     }
 }
 
-template <int V>
+template <int V, bool Tables>
 void panel(const Product& p, std::int64_t column) {
     alignas(64) float bias[kPanel] = {};
     const bool has_bias = p.bias != nullptr;
@@ -174,9 +180,9 @@ void panel(const Product& p, std::int64_t column) {
     const std::int64_t b_row = p.b_row ? p.b_row : V * kWidth;
     const float* const row_bias = has_bias ? bias : nullptr;
     if (p.n - column >= V * kWidth)
-        rows_of_panel<V, true>(p, column, b, b_row, row_bias);
+        rows_of_panel<V, true, Tables>(p, column, b, b_row, row_bias);
     else
-        rows_of_panel<V, false>(p, column, b, b_row, row_bias);
+        rows_of_panel<V, false, Tables>(p, column, b, b_row, row_bias);
 }
 
 // A single row: many columns at once, for each number waits for the one of the step before.
@@ -185,27 +191,33 @@ static void multiply_row(const Product& p, std::int64_t column) {
     for (std::int64_t begin = 0; begin < p.k; begin += kDepth) {
         const std::int64_t depth = std::min(kDepth, p.k - begin);
         const float* const b = p.b + column + begin * p.b_row;
-        tile<1, kOfRow, true>(p, 0, column, begin, depth, b, p.b_row, bias);
+        tile<1, kOfRow, true, false>(p, 0, column, begin, depth, b, p.b_row, bias);
+    }
+}
+
+template <bool Tables>
+void multiply_panels(const Product& p, std::int64_t column) {
+    for (; column < p.n; column += kPanel) {
+        const std::int64_t vectors = (std::min(p.n - column, kPanel) + kWidth - 1) / kWidth;
+        switch (vectors) {
+            case 1: panel<1, Tables>(p, column); break;
+#if KARY_PANEL == 2
+            default: panel<2, Tables>(p, column); break;
+#else
+            case 2: panel<2, Tables>(p, column); break;
+            case 3: panel<3, Tables>(p, column); break;
+            default: panel<4, Tables>(p, column); break;
+#endif
+        }
     }
 }
 
 static void multiply_rows(const Product& p) {
+    if (p.row_at) return multiply_panels<true>(p, 0);
     std::int64_t column = 0;
     if (p.m == 1 && p.b_row)
         for (; column + kOfRow * kWidth <= p.n; column += kOfRow * kWidth) multiply_row(p, column);
-    for (; column < p.n; column += kPanel) {
-        const std::int64_t vectors = (std::min(p.n - column, kPanel) + kWidth - 1) / kWidth;
-        switch (vectors) {
-            case 1: panel<1>(p, column); break;
-#if KARY_PANEL == 2
-            default: panel<2>(p, column); break;
-#else
-            case 2: panel<2>(p, column); break;
-            case 3: panel<3>(p, column); break;
-            default: panel<4>(p, column); break;
-#endif
-        }
-    }
+    multiply_panels<false>(p, column);
 }
 
 KARY_INLINE bool is_zero(const float* row, std::int64_t n) {
@@ -342,111 +354,6 @@ static void pack(const float* b, std::int64_t row, std::int64_t column, std::int
                 for (std::int64_t j = 0; j < columns; ++j)
                     panel[i * width + j] = from[i * row + j * column];
         }
-    }
-}
-
-typedef float Four __attribute__((vector_size(16)));
-
-// Copies a row of at least one vector; the last two overlap.
-template <class Numbers>
-KARY_INLINE void copy_row(const float* from, float* to, std::int64_t n) {
-    constexpr std::int64_t size = sizeof(Numbers) / sizeof(float);
-    Numbers value;
-    for (std::int64_t i = 0; i + size < n; i += size) {
-        std::memcpy(&value, from + i, sizeof value);
-        std::memcpy(to + i, &value, sizeof value);
-    }
-    std::memcpy(&value, from + n - size, sizeof value);
-    std::memcpy(to + n - size, &value, sizeof value);
-}
-
-// Copies numbers that are a step apart.
-KARY_INLINE void copy_apart(const float* from, std::int64_t step, float* to, std::int64_t n) {
-    if (step == 1 && n >= kWidth)
-        copy_row<Vector>(from, to, n);
-    else if (step == 1 && n >= 4)
-        copy_row<Four>(from, to, n);
-    else
-        for (std::int64_t i = 0; i < n; ++i) to[i] = from[i * step];
-}
-
-// --------------------------------------------------------------------------------- convolutions
-// By products, image by image, so that what windows see stays in the nearest cache. A column of
-// ones beside it stands for the bias.
-
-// to[weight][place]: what a window sees of an image, and a row of ones
-static void spread(const Convolution& c, const float* image, float* to) {
-    const std::int64_t rows = c.rows(), columns = c.columns();
-    for (std::int64_t channel = 0; channel < c.channels; ++channel)
-        for (std::int64_t i = 0; i < c.window[0]; ++i)
-            for (std::int64_t j = 0; j < c.window[1]; ++j)
-                for (std::int64_t row = 0; row < rows; ++row, to += columns) {
-                    const std::int64_t line = channel * c.height + row * c.step[0] + i;
-                    copy_apart(image + line * c.width + j, c.step[1], to, columns);
-                }
-    for (std::int64_t n = 0; n < rows * columns; ++n) to[n] = 1.0f;
-}
-
-// The other way round: adds to each number of an image what all windows that see it say.
-static void gather(const Convolution& c, const float* from, float* image) {
-    const std::int64_t rows = c.rows(), columns = c.columns();
-    for (std::int64_t channel = 0; channel < c.channels; ++channel)
-        for (std::int64_t i = 0; i < c.window[0]; ++i)
-            for (std::int64_t j = 0; j < c.window[1]; ++j)
-                for (std::int64_t row = 0; row < rows; ++row, from += columns) {
-                    float* to = image + (channel * c.height + row * c.step[0] + i) * c.width + j;
-                    for (std::int64_t n = 0; n < columns; ++n) to[n * c.step[1]] += from[n];
-                }
-}
-
-static void convolve(const Convolution& c) {
-    const std::int64_t n = c.n_places(), k = c.n_weights(), m = c.outputs;
-    float* const seen = c.spare;
-    float* const windows = c.spare + (k + 1) * n + 16;
-    for (std::int64_t i = 0; i < m; ++i) {
-        std::memcpy(windows + i * (k + 1), c.two + i * k, k * sizeof(float));
-        windows[i * (k + 1) + k] = c.bias ? c.bias[i] : 0.0f;
-    }
-    Product p = {windows, k + 1, 1, seen, n, c.to, n, nullptr, nullptr, 0, c.relu, m, n, k + 1,
-                 nullptr};
-    for (std::int64_t i = 0; i < c.batch; ++i, p.c += m * n) {
-        spread(c, c.one + i * c.n_image(), seen);
-        multiply_rows(p);
-    }
-}
-
-// the gradient of the windows, and of their biases, by that of the outcome
-static void convolve_weights(const Convolution& c) {
-    const std::int64_t n = c.n_places(), k = c.n_weights(), m = c.outputs;
-    float* const seen = c.spare;
-    float* const transposed_ = seen + (k + 1) * n + 16;
-    float* const sums = transposed_ + (k + 1) * n + 16;
-    std::memset(sums, 0, m * (k + 1) * sizeof(float));
-    Product p = {c.one, n, 1, transposed_, k + 1, sums, k + 1, nullptr, nullptr, 0, false,
-                 m, k + 1, n, nullptr, true};
-    for (std::int64_t i = 0; i < c.batch; ++i, p.a += m * n) {
-        spread(c, c.two + i * c.n_image(), seen);
-        transposed(seen, n, k + 1, n, transposed_, k + 1);
-        multiply_rows(p);
-    }
-    for (std::int64_t i = 0; i < m; ++i) {
-        std::memcpy(c.to + i * k, sums + i * (k + 1), k * sizeof(float));
-        if (c.bias) c.bias[i] = sums[i * (k + 1) + k];
-    }
-}
-
-// the gradient of the images
-static void convolve_inputs(const Convolution& c) {
-    const std::int64_t n = c.n_places(), k = c.n_weights(), m = c.outputs;
-    float* const seen = c.spare;
-    float* const gradient = seen + k * n + 16;
-    std::memset(c.to, 0, c.batch * c.n_image() * sizeof(float));
-    const Product p = {c.two, 1, k, gradient, n, seen, n, nullptr, nullptr, 0, false, k, n, m,
-                       nullptr};
-    for (std::int64_t i = 0; i < c.batch; ++i) {
-        std::memcpy(gradient, c.one + i * m * n, m * n * sizeof(float));
-        multiply_rows(p);
-        gather(c, seen, c.to + i * c.n_image());
     }
 }
 
@@ -804,6 +711,86 @@ void reduce(const Reduction& d) {
     }
 }
 
+// --------------------------------------------------------------------------------- convolutions
+// By products, image by image. What a window sees is not copied: tables say where its numbers are.
+
+struct Tables {
+    std::int32_t *places, *weights;  // where a window begins, and where its numbers are from there
+    float* rest;                     // of the spare memory
+};
+
+static Tables tables_of(const Convolution& c) {
+    std::int32_t* const places = reinterpret_cast<std::int32_t*>(c.spare);
+    std::int32_t* const weights = places + c.n_places();
+    std::int64_t n = 0;
+    for (std::int64_t row = 0; row < c.rows(); ++row)
+        for (std::int64_t column = 0; column < c.columns(); ++column)
+            places[n++] = std::int32_t(row * c.step[0] * c.width + column * c.step[1]);
+    n = 0;
+    for (std::int64_t channel = 0; channel < c.channels; ++channel)
+        for (std::int64_t i = 0; i < c.window[0]; ++i)
+            for (std::int64_t j = 0; j < c.window[1]; ++j)
+                weights[n++] = std::int32_t((channel * c.height + i) * c.width + j);
+    return {places, weights, c.spare + c.n_places() + c.n_weights()};
+}
+
+KARY_INLINE std::int64_t padded(std::int64_t n) { return (n + 15) / 16 * 16; }
+
+static void convolve(const Convolution& c) {
+    const std::int64_t n = c.n_places(), k = c.n_weights(), m = c.outputs;
+    const Tables t = tables_of(c);
+    float *const windows = t.rest, *const outcome = windows + k * padded(m);  // [n][m]
+    pack(c.two, 1, k, k, m, windows);
+    Product p = {c.one, 0, 0, windows, 0, outcome, m, c.bias, nullptr, 0, c.relu, n, m, k, nullptr,
+                 false, t.places, t.weights};
+    for (std::int64_t i = 0; i < c.batch; ++i, p.a += c.n_image()) {
+        multiply_rows(p);
+        transposed(outcome, m, n, m, c.to + i * m * n, n);
+    }
+}
+
+// the gradient of the windows, and of their biases, by that of the outcome
+static void convolve_weights(const Convolution& c) {
+    const std::int64_t n = c.n_places(), k = c.n_weights(), m = c.outputs;
+    const Tables t = tables_of(c);
+    float *const gradient = t.rest, *const sums = gradient + n * padded(m);  // [k][m]
+    std::memset(sums, 0, k * m * sizeof(float));
+    Product p = {c.two, 0, 0, gradient, 0, sums, m, nullptr, nullptr, 0, false, k, m, n, nullptr,
+                 true, t.weights, t.places};
+    for (std::int64_t i = 0; i < c.batch; ++i, p.a += c.n_image()) {
+        pack(c.one + i * m * n, 1, n, n, m, gradient);
+        multiply_rows(p);
+    }
+    transposed(sums, m, k, m, c.to, k);
+    if (!c.bias) return;
+    for (std::int64_t o = 0; o < m; ++o) {
+        c.bias[o] = 0;
+        for (std::int64_t i = 0; i < c.batch; ++i)
+            c.bias[o] += reduce_row(Code::kSum, c.one + (i * m + o) * n, n);
+    }
+}
+
+// the gradient of the images
+static void convolve_inputs(const Convolution& c) {
+    const std::int64_t n = c.n_places(), k = c.n_weights(), m = c.outputs;
+    float *const windows = c.spare, *const outcome = windows + m * padded(k);  // [n][k]
+    pack(c.two, k, 1, m, k, windows);
+    std::memset(c.to, 0, c.batch * c.n_image() * sizeof(float));
+    Product p = {c.one, 1, n, windows, 0, outcome, k, nullptr, nullptr, 0, false, n, k, m, nullptr};
+    for (std::int64_t i = 0; i < c.batch; ++i, p.a += m * n) {
+        multiply_rows(p);
+        const float* from = outcome;
+        for (std::int64_t row = 0; row < c.rows(); ++row)
+            for (std::int64_t column = 0; column < c.columns(); ++column) {
+                float* to = c.to + i * c.n_image() + row * c.step[0] * c.width + column * c.step[1];
+                for (std::int64_t channel = 0; channel < c.channels; ++channel, to += c.height * c.width)
+                    for (std::int64_t j = 0; j < c.window[0]; ++j, from += c.window[1])
+                        for (std::int64_t l = 0; l < c.window[1]; ++l)
+                            to[j * c.width + l] += from[l];
+            }
+    }
+}
+
 // -------------------------------------------------------------------------------------- rows
 
 // A number of each of some rows, and back: the last row stands for those that there are not.
@@ -859,6 +846,21 @@ static void softmax_gradient(const Rows& r) {
 }
 
 // ------------------------------------------------------------------------------------ the program
+
+typedef float Four __attribute__((vector_size(16)));
+
+// Copies a row of at least one vector; the last two overlap.
+template <class Numbers>
+KARY_INLINE void copy_row(const float* from, float* to, std::int64_t n) {
+    constexpr std::int64_t size = sizeof(Numbers) / sizeof(float);
+    Numbers value;
+    for (std::int64_t i = 0; i + size < n; i += size) {
+        std::memcpy(&value, from + i, sizeof value);
+        std::memcpy(to + i, &value, sizeof value);
+    }
+    std::memcpy(&value, from + n - size, sizeof value);
+    std::memcpy(to + n - size, &value, sizeof value);
+}
 
 // Copies between places of any strides.
 static void copy(const Copy& c) {

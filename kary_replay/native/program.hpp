@@ -107,7 +107,9 @@ struct Product {
     bool relu;
     std::int64_t m, n, k;
     float* spare;  // for the rows of A, and their numbers, if some may be left out
-    bool adds = false;  // to what C has, and then neither bias nor mask
+    bool adds = false;  // to what C has
+    // Where numbers of A are that lie in no rows: at row_at[i] + step_at[k] from `a`; or neither.
+    const std::int32_t *row_at = nullptr, *step_at = nullptr;
 };
 
 inline Product product_of(const Operation& o, char* const* memory) {
@@ -138,7 +140,7 @@ struct Convolution {
     const float *one, *two;  // images or a gradient; windows or images
     float* bias;             // read, or the gradient of it; or none
     float* to;
-    float* spare;  // what windows see, and the same transposed, and windows with their biases
+    float* spare;  // tables, a matrix that is packed, and an outcome, image by image
     std::int64_t batch, channels, height, width, outputs, window[2], step[2];
     bool relu;
     std::int64_t rows() const { return (height - window[0]) / step[0] + 1; }

@@ -340,12 +340,28 @@ def test_a_fault_of_a_convolution_is_noticed(monkeypatch, code):
     assert not isinstance(next(iter(recorded.programs.values())), translation.NativeProgram)
 
 
-def test_what_is_left_to_torch():
-    """Large convolutions, borders, groups, and bytes that are counted with."""
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    """Let torch have so many threads."""
+    former = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(former)
+
+
+def test_large_convolutions_are_left_to_threads(threads):
     images = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
+    windows = torch.randn(8, 4, 8, 8)
+    recorded = Recorded(lambda x: (F.conv2d(x.float(), windows, stride=4),))
+    torch.testing.assert_close(recorded(images), recorded.function(images), rtol=1e-4, atol=1e-2)
+    is_native = isinstance(next(iter(recorded.programs.values())), translation.NativeProgram)
+    assert is_native == (threads == 1)
+
+
+def test_what_is_left_to_torch():
+    """Borders, groups, and bytes that are counted with."""
     few = torch.randint(0, 256, (2, 4, 6, 6), dtype=torch.uint8)
     for function, x in (
-        (lambda x: (F.conv2d(x.float(), torch.ones(8, 4, 8, 8), stride=4),), images),
         (lambda x: (F.conv2d(x.float(), torch.ones(8, 4, 3, 3), padding=1),), few),
         (lambda x: (F.conv2d(x.float(), torch.ones(8, 4, 3, 3), dilation=2),), few),
         (lambda x: (F.conv2d(x.float(), torch.ones(8, 2, 3, 3), groups=2),), few),

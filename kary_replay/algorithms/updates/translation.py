@@ -86,8 +86,8 @@ OF_SHAPES = {
 }
 PANEL = 64  # columns of a product that are computed together, at most
 FEW = 4  # columns of a product that are rather computed as dot products
-# Numbers that the windows of a convolution see of one image, which have to stay in the nearest
-# cache: updates of boards of 10 x 10 cells take 0.4 of torch's time, those of Atari's network 1.2.
+# Numbers that the windows of a convolution see of one image. Of more, torch makes use of several
+# threads, which native programs do not.
 MOST_SEEN = 16_384
 LARGEST_WHOLE = 2**24  # up to which a float32 counts exactly
 BYTES = (torch.uint8, torch.bool)
@@ -559,11 +559,18 @@ class Translation:
         if len(sizes) != 2 or len(window) != 2 or seen != channels:
             raise UntranslatableError("a convolution over other than two axes")
         rows, columns = ((sizes[i] - window[i]) // steps[i] + 1 for i in range(2))
-        n_places, n_weights = rows * columns, math.prod(windows[1:]) + 1
-        if n_places * n_weights > MOST_SEEN:
-            raise UntranslatableError("a large convolution, which torch computes in less time")
-        # in all three at most: what windows see, and the same transposed, and windows or a gradient
-        spare = 2 * n_weights * n_places + outputs * max(n_weights, n_places) + 3 * LANE
+        n_places, n_weights = rows * columns, math.prod(windows[1:])
+        if n_places * n_weights > MOST_SEEN and torch.get_num_threads() > 1:
+            raise UntranslatableError("a large convolution, for which torch has several threads")
+        spare = (
+            {  # tables, a packed matrix, an outcome; see kernels.hpp
+                "convolve": n_weights * _padded(outputs) + n_places * outputs,
+                "convolve_weights": n_places * _padded(outputs) + n_weights * outputs,
+                "convolve_inputs": outputs * _padded(n_weights) + n_places * n_weights,
+            }[code]
+            + n_places
+            + n_weights
+        )
         words = one, two, bias, to, self._new((spare,)), batch, channels, *sizes
         self._emit(code, *words, outputs, *window, *steps, relu)
 
