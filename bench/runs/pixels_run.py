@@ -123,7 +123,7 @@ def tianshou(job: dict[str, Any]) -> dict[str, Any]:
         trainer.reset(reset_collectors=False)
         trainer.execute_epoch()
         made += trainer._env_step
-        updates = trainer._update_step
+        updates = trainer._env_step // STEPS_PER_UPDATE
     seconds = perf_counter() - began
     envs.close()
     return {"steps": int(made), "updates": int(updates), "seconds": seconds}
