@@ -87,9 +87,14 @@ def settings_of(variant: str) -> Change:
     return settings, options
 
 
+def is_scored(record: Record) -> bool:
+    """Return whether an episode ended in the last parts of a run."""
+    return any(mean is not None for mean in record.get("training", [])[-LAST:])
+
+
 def score(record: Record) -> float:
-    """Return the mean of the last parts of a run in which an episode ended."""
-    return float(np.mean([mean for mean in record["training"] if mean is not None][-LAST:]))
+    """Return the mean over the last parts of a run, of the mean returns of each."""
+    return float(np.mean([mean for mean in record["training"][-LAST:] if mean is not None]))
 
 
 def describe(record: Record) -> str:
@@ -97,14 +102,14 @@ def describe(record: Record) -> str:
     who = f"{record['task']:<13} {record['variant']:<12} seed {record['seed']}"
     if "error" in record:
         return f"{who}  failed: {record['error']}"
-    if not record.get("training"):
+    if not is_scored(record):
         return f"{who}  no episodes"
     return f"{who}  {score(record):5.1f} in the end, {record['env_steps_per_second']:,.0f} frames/s"
 
 
 def of_game(records: Sequence[Record], task: str, variant: str) -> np.ndarray:
     """Return the scores of a game's runs, float64 [seeds]."""
-    runs = [run for run in chosen(records, task=task, variant=variant) if run.get("training")]
+    runs = [run for run in chosen(records, task=task, variant=variant) if is_scored(run)]
     return np.array([score(run) for run in runs], np.float64)
 
 
@@ -166,7 +171,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
 
 def _panel(axes: Any, task: str, records: Sequence[Record]) -> None:
     for variant in VARIANTS:
-        runs = [run for run in chosen(records, variant=variant) if run.get("training")]
+        runs = [run for run in chosen(records, variant=variant) if is_scored(run)]
         if not runs:
             continue
         returns = np.array([run["training"] for run in runs], np.float64)  # None: NaN

@@ -309,7 +309,8 @@ def main() -> None:
             if kinds := [kind for kind in arguments.kinds if kind in there]:
                 planned = jobs(kinds, arguments.seeds, arguments.short)
                 campaign.conduct(output, planned, IDENTITY, execute, describe, arguments.before)
-    report(arguments.output, arguments.docs)
+    if arguments.output.exists():
+        report(arguments.output, arguments.docs)
 
 
 if __name__ == "__main__":

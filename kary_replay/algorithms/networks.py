@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from .spaces import is_board, is_image
-from .updates.recorded import Recorded
 
 __all__ = ["ACTIVATIONS", "MLP", "Encoder", "initialize", "rectify", "through"]
 
@@ -193,7 +192,6 @@ class Encoder(nn.Module):
         self.is_vector = (
             spaces is None and isinstance(self.parts[0], Flatten) and self.parts[0].n is None
         )
-        self._recorded = Recorded(self._features)
 
     def forward(self, observation: Observation) -> Tensor:
         if self.keys is None:
@@ -203,27 +201,19 @@ class Encoder(nn.Module):
             [part(observation[key]) for key, part in zip(self.keys, self.parts, strict=True)], dim=1
         )
 
-    def _features(self, observation: Observation) -> tuple[Tensor]:
-        return (self(observation),)
-
     def numpy(self, observation: Observation) -> Array:
-        """Return what ``forward`` does, without gradients, for tensors or arrays.
-
-        On a CPU by a recording: 8 boards of 10 x 10 cells take 110 µs with it, and 275 without.
-        """
+        """Return what ``forward`` does, without gradients, for tensors or arrays."""
         if self.is_vector:
             array: npt.NDArray[Any] = (
                 observation.cpu().numpy() if isinstance(observation, Tensor) else observation
             )
             return array.reshape(len(array), -1).astype(np.float32, copy=False)
         device = next((parameter.device for parameter in self.parameters()), None)
-        given = (
-            torch.as_tensor(observation).to(device)
-            if self.keys is None
-            else {key: torch.as_tensor(observation[key]).to(device) for key in self.keys}
-        )
         with torch.no_grad():
-            if device is not None and device.type == "cpu":
-                return self._recorded(given)[0].numpy().copy()  # the next call overwrites it
-            features: Tensor = self(given)
+            if self.keys is None:
+                features: Tensor = self(torch.as_tensor(observation).to(device))
+            else:
+                features = self(
+                    {key: torch.as_tensor(observation[key]).to(device) for key in self.keys}
+                )
         return features.cpu().numpy()

@@ -884,8 +884,11 @@ static void copy(const Copy& c) {
         }
 }
 
-static void widen(const std::uint8_t* from, float* to, std::int64_t n) {
-    for (std::int64_t i = 0; i < n; ++i) to[i] = float(from[i]);
+static void widen(const std::uint8_t* from, float* to, std::int64_t n, bool is_truth) {
+    if (is_truth)
+        for (std::int64_t i = 0; i < n; ++i) to[i] = from[i] ? 1.0f : 0.0f;
+    else
+        for (std::int64_t i = 0; i < n; ++i) to[i] = float(from[i]);
 }
 
 static void batch_multiply(const BatchProduct& p) {
@@ -952,7 +955,7 @@ static bool run(const Operation* operations, std::int64_t n, char* const* memory
             case Code::kConvolveInputs: convolve_inputs(convolution_of(*o, memory)); break;
             case Code::kWiden: {
                 const auto* from = reinterpret_cast<const std::uint8_t*>(memory[o->word[0]]);
-                widen(from + o->word[1], place(*o, 2, memory), o->word[4]);
+                widen(from + o->word[1], place(*o, 2, memory), o->word[4], o->word[5] != 0);
                 break;
             }
             case Code::kPack: {

@@ -340,6 +340,53 @@ def test_a_fault_of_a_convolution_is_noticed(monkeypatch, code):
     assert not isinstance(next(iter(recorded.programs.values())), translation.NativeProgram)
 
 
+MASK = torch.arange(64) % 3 > 0
+SMALL = (torch.arange(64) % 5).to(torch.uint8)
+OF_BYTES = {
+    "a slice": (lambda x: x[:, 2:].float().flatten(1), torch.uint8),
+    "a slice of truths": (lambda x: x[:, 1:].float().reshape(-1).view(4, -1).sum(1), torch.bool),
+    "an expanded tensor": (lambda x: x[:, :1].expand(4, 16).float().reshape(-1) + 1, torch.uint8),
+    "a copy of a slice": (
+        lambda x: x[:, 2:].to(torch.float32, copy=True).view(-1) * 2,
+        torch.float32,
+    ),
+    "a constant of truths": (
+        lambda x: torch.where(MASK.view(4, 16), x.float(), -x.float()),
+        torch.uint8,
+    ),
+    "a constant of bytes": (lambda x: x.float() * SMALL.view(4, 16).float(), torch.uint8),
+    "more than a byte holds": (lambda x: (x >= -1).float() + (x <= 300).float(), torch.uint8),
+    "a mask that changes later": (lambda x: _changed_later(x.float() - 1), torch.uint8),
+    "an input that changes": (lambda x: x.view(-1).logical_and_(MASK).float(), torch.bool),
+}
+
+
+def _changed_later(x):
+    mask = x >= 0
+    before = mask.float()
+    mask.logical_and_(x >= 1)
+    return before + 2 * mask.float()
+
+
+@pytest.mark.parametrize("uniform", [0, 1])
+@pytest.mark.parametrize("name", OF_BYTES)
+def test_bytes_that_were_all_alike_when_they_were_recorded(name, uniform):
+    """Then a program that takes the wrong ones gives the right numbers at first."""
+    function, dtype = OF_BYTES[name]
+    recorded = Recorded(lambda x: (function(x),))
+    recorded(torch.full((4, 16), uniform).to(dtype))
+    for seed in range(3):
+        x = pictures(dtype, (4, 16), torch.Generator().manual_seed(seed))
+        torch.testing.assert_close(recorded(x.clone()), recorded.function(x.clone()))
+
+
+def test_truths_of_other_bytes_than_0_and_1():
+    x = torch.from_numpy(np.array([0, 255, 1, 7], np.uint8).view(bool))
+    recorded = Recorded(lambda x: (x.float() * 3,))
+    for _ in range(2):
+        torch.testing.assert_close(recorded(x)[0], torch.tensor([0.0, 3.0, 3.0, 3.0]))
+
+
 @pytest.fixture(params=[1, 2])
 def threads(request):
     """Let torch have so many threads."""

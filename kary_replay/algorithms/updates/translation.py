@@ -216,6 +216,7 @@ class Translation:
         self._fixed: set[Node] = set()  # nodes whose value is the same at every call
         self._copies: dict[Any, Place] = {}  # of places, in another layout
         self._parts: dict[Node, tuple[Node, int]] = {}  # of a cat, written where the cat has them
+        self._shared: set[Buffer] = set()  # which hold what other nodes have, too
         self._wanted: dict[Node, tuple[int, int]] = {}  # columns of matrices, where not all are
         nodes = list(self.graph.graph.nodes)
         for node in nodes:
@@ -379,7 +380,8 @@ class Translation:
         elif node.op == "get_attr":
             tensor = attrgetter(node.target)(self.graph)
             self.constants.append(tensor)
-            self._places[node] = _outside(self.n_inputs + len(self.constants), tensor)
+            place = _outside(self.n_inputs + len(self.constants), tensor)
+            self._places[node] = self._widened(place, tensor.dtype)
         elif node.op == "output":
             self._return(node)
         elif _is_fixed(node, self._fixed):
@@ -403,7 +405,9 @@ class Translation:
         if not place.is_contiguous:
             raise UntranslatableError("bytes that are not contiguous")
         floats = self._new(place.shape)
-        self._emit("widen", place, floats, place.n)
+        self._emit("widen", place, floats, place.n, int(dtype == torch.bool))
+        assert isinstance(floats.holder, Buffer)
+        self._shared.add(floats.holder)
         return floats
 
     def _view(self, node: Node, source: Node) -> None:
@@ -414,7 +418,11 @@ class Translation:
             begin = node.args[2]
             self._places[node] = place.columns(begin, begin + value.shape[1])
             return
-        offset = place.offset + value.storage_offset() - source.meta["val"].storage_offset()
+        seen = source.meta["val"]
+        for size, here, there in zip(seen.shape, place.strides, seen.stride(), strict=True):
+            if size != 1 and here != there:
+                raise UntranslatableError("a view of what lies otherwise than in torch")
+        offset = place.offset + value.storage_offset() - seen.storage_offset()
         self._places[node] = replace(
             place, offset=offset, shape=tuple(value.shape), strides=tuple(value.stride())
         )
@@ -745,6 +753,8 @@ def _binary(t: Translation, node: Node) -> None:
     same(node, [is_bool], [compares])
     if not isinstance(left, torch.fx.Node):
         raise UntranslatableError(f"{node.target} of a number")
+    if compares and left.meta["val"].dtype == torch.uint8:
+        raise UntranslatableError("bytes are compared, as which torch would take the other side")
     if isinstance(right, torch.fx.Node) and code:
         t.elementwise(code, node, left, right)
     elif node.target is aten.sub.Tensor and not isinstance(right, torch.fx.Node):
@@ -830,7 +840,7 @@ def _logical_and(t: Translation, node: Node) -> None:
     other, step = t._operand(second, place.shape)
     if first.meta["val"].dtype != torch.bool or second.meta["val"].dtype != torch.bool:
         raise UntranslatableError("a logical operation on numbers")
-    is_own = isinstance(place.holder, Buffer) and first.op != "placeholder"
+    is_own = isinstance(place.holder, Buffer) and place.holder not in t._shared
     if not place.is_contiguous or not is_own or first in t._fixed:
         raise UntranslatableError("a tensor of this kind is changed in place")
     t.forget_copies()
@@ -920,9 +930,14 @@ def _convolution_gradient(t: Translation, node: Node) -> None:
 @rule(aten._to_copy.default)
 def _to_float(t: Translation, node: Node) -> None:
     (x,), options = node.args, node.kwargs
-    is_float = x.meta["val"].dtype in (*BYTES, torch.float32)
-    same(node, [set(options), node.meta["val"].dtype, is_float], [{"dtype"}, torch.float32, True])
-    t._places[node] = t._floats(x)  # where bytes are float32 already
+    value, is_float = node.meta["val"], x.meta["val"].dtype in (*BYTES, torch.float32)
+    same(node, [set(options), value.dtype, is_float], [{"dtype"}, torch.float32, True])
+    place = t._floats(x)  # where bytes are float32 already
+    if not place.is_contiguous or not value.is_contiguous() or not isinstance(place.holder, Buffer):
+        t._copy(place, t._result(node))
+        return
+    t._places[node] = place
+    t._shared.add(place.holder)
 
 
 WITH_RELU: dict[Any, Rule] = {aten.linear.default: _linear, aten.convolution.default: _convolution}
