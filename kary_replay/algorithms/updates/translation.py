@@ -570,16 +570,13 @@ class Translation:
         n_places, n_weights = rows * columns, math.prod(windows[1:])
         if n_places * n_weights > MOST_SEEN and torch.get_num_threads() > 1:
             raise UntranslatableError("a large convolution, for which torch has several threads")
-        spare = (
-            {  # tables, a packed matrix, an outcome; see kernels.hpp
-                "convolve": n_weights * _padded(outputs) + n_places * outputs,
-                "convolve_weights": n_places * _padded(outputs) + n_weights * outputs,
-                "convolve_inputs": outputs * _padded(n_weights) + n_places * n_weights,
-            }[code]
-            + n_places
-            + n_weights
-        )
-        words = one, two, bias, to, self._new((spare,)), batch, channels, *sizes
+        packed_and_outcome = {  # see kernels.hpp
+            "convolve": n_weights * _padded(outputs) + n_places * outputs,
+            "convolve_weights": n_places * _padded(outputs) + n_weights * outputs,
+            "convolve_inputs": outputs * _padded(n_weights) + n_places * n_weights,
+        }[code]
+        spare = self._new((n_places + n_weights + packed_and_outcome,))  # the former: tables
+        words = one, two, bias, to, spare, batch, channels, *sizes
         self._emit(code, *words, outputs, *window, *steps, relu)
 
     def matrix(self, node: Any) -> Place:
@@ -754,7 +751,7 @@ def _binary(t: Translation, node: Node) -> None:
     if not isinstance(left, torch.fx.Node):
         raise UntranslatableError(f"{node.target} of a number")
     if compares and left.meta["val"].dtype == torch.uint8:
-        raise UntranslatableError("bytes are compared, as which torch would take the other side")
+        raise UntranslatableError("bytes are compared with what torch makes a byte first")
     if isinstance(right, torch.fx.Node) and code:
         t.elementwise(code, node, left, right)
     elif node.target is aten.sub.Tensor and not isinstance(right, torch.fx.Node):
