@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import FieldError
+from ..fields import map_leaves
 from .frame_stack_writer import FrameStackWriter
 from .steps import streams_of
 
@@ -40,14 +41,14 @@ class StackedStepWriter:
         self,
         /,
         *,
-        observation: npt.NDArray[Any],
-        next_observation: npt.NDArray[Any],
+        observation: Any,
+        next_observation: Any,
         terminated: npt.ArrayLike,
         truncated: npt.ArrayLike,
         env: npt.ArrayLike | None = None,
         **fields: Any,
     ) -> npt.NDArray[np.int64]:
-        """Take one step, as `NStepWriter.add` does; observations are [M, stack, ...].
+        """Take one step, as `NStepWriter.add` does; observations are [M, stack, ...], or dicts.
 
         Raises
         ------
@@ -56,13 +57,14 @@ class StackedStepWriter:
             then.
         """
         streams = streams_of(env, self.n_envs)
-        if (next_observation[:, :-1] != observation[:, 1:]).any():
+        pairs = zip(_parts(observation), _parts(next_observation), strict=True)
+        if any((after[:, :-1] != before[:, 1:]).any() for before, after in pairs):
             raise FieldError(
                 "next_observation must have the frames of observation but the oldest, and one more"
             )
         self._begin(observation, streams)
         return self._writer.add(
-            next_frame=next_observation[:, -1],
+            next_frame=_mapped(lambda part: part[:, -1], next_observation),
             terminated=terminated,
             truncated=truncated,
             env=streams,
@@ -82,23 +84,50 @@ class StackedStepWriter:
         self._writer.load_state_dict(state)
         self._is_sure[:] = False
 
-    def _begin(self, observation: npt.NDArray[Any], streams: npt.NDArray[np.int64]) -> None:
+    def _begin(self, observation: Any, streams: npt.NDArray[np.int64]) -> None:
         """Begin the episodes that have not begun, or were others before `load_state_dict`."""
         has_begun = self._writer.has_begun[streams]
         doubtful = np.flatnonzero(has_begun & ~self._is_sure[streams])
         if len(doubtful):
-            shown = self._writer.shown(streams[doubtful])
-            axes = tuple(range(1, shown.ndim))
-            has_begun[doubtful] = (shown == observation[doubtful]).all(axes)
+            shown = _parts(self._writer.shown(streams[doubtful]))
+            present = [part[doubtful] for part in _parts(observation)]
+            has_begun[doubtful] = _are_equal(shown, present)
         self._is_sure[streams] = True
         new = np.flatnonzero(~has_begun)
         if not len(new):
             return
-        stacks = observation[new]
-        before = stacks[:, -1:] if self._writer.padding == "repeat" else stacks[:, -1:] * 0
-        axes = tuple(range(1, stacks.ndim))
-        is_first = (stacks[:, :-1] == before).all(axes)
+        stacks = _mapped(lambda part: part[new], observation)
+        first = [part[:, -1:] for part in _parts(stacks)]
+        if self._writer.padding == "zeros":
+            first = [part * 0 for part in first]
+        is_first = _are_equal([part[:, :-1] for part in _parts(stacks)], first)
         if is_first.any():
-            self._writer.reset(stacks[is_first, -1], env=streams[new[is_first]])
+            frames = _mapped(lambda part: part[is_first, -1], stacks)
+            self._writer.reset(frames, env=streams[new[is_first]])
         if not is_first.all():
-            self._writer.begin_within(stacks[~is_first], env=streams[new[~is_first]])
+            others = _mapped(lambda part: part[~is_first], stacks)
+            self._writer.begin_within(others, env=streams[new[~is_first]])
+
+
+def _parts(observation: Any) -> list[npt.NDArray[Any]]:
+    """Return the arrays of an observation, which is one, or a dict of them, by their names."""
+    if not isinstance(observation, Mapping):
+        return [observation]
+    return [part for name in sorted(observation) for part in _parts(observation[name])]
+
+
+def _mapped(function: Callable[[npt.NDArray[Any]], Any], observation: Any) -> Any:
+    """Return an observation with a function of each of its arrays."""
+    return map_leaves({"": observation}, function)[""]
+
+
+def _are_equal(
+    some: Sequence[npt.NDArray[Any]], others: Sequence[npt.NDArray[Any]]
+) -> npt.NDArray[np.bool_]:
+    """Return in which rows all arrays are equal, [M]."""
+    found = [
+        np.equal(one, other).all(axis=tuple(range(1, one.ndim)))
+        for one, other in zip(some, others, strict=True)
+    ]
+    equal: npt.NDArray[np.bool_] = np.logical_and.reduce(found)
+    return equal

@@ -36,6 +36,24 @@ def make(padding="reset", stack=STACK):
     return FrameStackObservation(Numbered(), stack, padding_type=padding)
 
 
+class Watched(Numbered):
+    """The same in a camera's pictures, beside numbers and their halves."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "camera": gymnasium.spaces.Box(0, 255, (2, 3), np.uint8),
+            "arm": gymnasium.spaces.Box(0, 300, (2,), np.float32),
+        }
+    )
+
+    def frame(self):
+        return {"camera": super().frame(), "arm": np.float32([self.t, self.episode / 2])}
+
+
+def make_watched(padding="reset", stack=STACK):
+    return FrameStackObservation(Watched(), stack, padding_type=padding)
+
+
 class Forgetful(gymnasium.Wrapper):
     """Changes an older frame of what it shows, now and then."""
 

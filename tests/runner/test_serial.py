@@ -72,6 +72,7 @@ SETTINGS_OF_DQN = {
         }
         for n_step, padding in ((1, "reset"), (3, "zero"))
     },
+    "frames in dicts": {"env": "stacked_envs:make_watched", "options": {"n_step": 3}},
 }
 CASES = {
     **{f"dqn: {name}": ("dqn", settings) for name, settings in SETTINGS_OF_DQN.items()},

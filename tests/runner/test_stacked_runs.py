@@ -69,22 +69,32 @@ def test_what_is_drawn_is_what_was_seen(flow):
     assert len(np.unique(batch.index)) > 250
 
 
+def as_bytes(column):
+    """Return the bytes of each row of a column, which may be a dict of them."""
+    parts = column.values() if isinstance(column, dict) else [column]
+    return [
+        b"".join(map(bytes, row)) for row in zip(*map(np.ascontiguousarray, parts), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("env", [ENV, "stacked_envs:make_watched"])
 @pytest.mark.parametrize(("n_step", "padding"), [(1, "zero"), (3, "reset")])
-def test_the_rows_are_those_of_whole_observations(n_step, padding, tmp_path, monkeypatch):
+def test_the_rows_are_those_of_whole_observations(env, n_step, padding, tmp_path, monkeypatch):
     columns, found = ("observation", "action", "reward", "next_observation", "discount"), []
     where = "kary_replay.runner.environments.env_factory.stacking_of"
     monkeypatch.setattr(where, lambda env: None)
     for name in ("whole", "frames"):
         how = {"env_options": {"padding": padding}, "learning_starts": 5_000, "groups": 1}
-        made = hosted(config("dqn", ENV, tmp_path / name, {"n_step": n_step}, **how))
+        made = hosted(config("dqn", env, tmp_path / name, {"n_step": n_step}, **how))
         actor = worker(made, "actor")
         for _ in range(100):
             actor.work(0.0)
         buffer = buffer_of(made)
+        assert isinstance(buffer, FrameReplayBuffer) == (name == "frames")
         n = len(buffer) if name == "whole" else len(found[0])
         batch = buffer.sample(n, unique=True)
-        rows = zip(*(np.ascontiguousarray(batch[column]) for column in columns), strict=True)
-        found.append(sorted(b"".join(part.tobytes() for part in row) for row in rows))
+        rows = zip(*(as_bytes(batch[column]) for column in columns), strict=True)
+        found.append(sorted(map(b"".join, rows)))
         actor.close()
         made.close()
         monkeypatch.undo()
@@ -206,11 +216,13 @@ def test_a_buffer_without_room_for_the_frames_is_refused(tmp_path):
     assert run("dqn", ENV, tmp_path / "run", {"n_step": 3}, **enough).updates > 0
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "ppo"])
-def test_runs_in_processes_end_and_go_on(algorithm, tmp_path):
+@pytest.mark.parametrize(
+    ("algorithm", "env"), [("dqn", ENV), ("ppo", ENV), ("dqn", "stacked_envs:make_watched")]
+)
+def test_runs_in_processes_end_and_go_on(algorithm, env, tmp_path):
     directory = tmp_path / "run"
     how = {"backend": "process", "actors": 2, "evaluate": "after", "evaluation_interval": 400}
-    result = run(algorithm, ENV, directory, total_env_steps=800, **how)
+    result = run(algorithm, env, directory, total_env_steps=800, **how)
     assert result.updates > 0 and result.evaluations
     again = Runner.resume(directory, total_env_steps=1_200).run()
     assert again.env_steps >= 1_200 and again.updates > result.updates
@@ -219,6 +231,7 @@ def test_runs_in_processes_end_and_go_on(algorithm, tmp_path):
 WRAPPED = [
     (lambda: make(), Stacking(STACK, "repeat")),
     (lambda: make("zero"), Stacking(STACK, "zeros")),
+    (lambda: stacked_envs.make_watched(), Stacking(STACK, "repeat")),
     (lambda: TimeLimit(RecordEpisodeStatistics(make()), 5), Stacking(STACK, "repeat")),
     (lambda: FrameStackObservation(Dimmed(Numbered()), 4), Stacking(4, "repeat")),
     (lambda: MaxAndSkipObservation(make(), 2), None),

@@ -43,6 +43,7 @@ def stacking_of(env: Any) -> Stacking | None:
         env = env.env
     if not isinstance(env, wrappers.FrameStackObservation):
         return None
-    padding = PADDINGS.get(str(env.padding_type))
-    is_box = isinstance(env.observation_space, gymnasium.spaces.Box)
-    return Stacking(int(env.stack_size), padding) if is_box and padding is not None else None
+    padding, space = PADDINGS.get(str(env.padding_type)), env.observation_space
+    parts = space.values() if isinstance(space, gymnasium.spaces.Dict) else [space]
+    are_boxes = all(isinstance(part, gymnasium.spaces.Box) for part in parts)
+    return Stacking(int(env.stack_size), padding) if are_boxes and padding is not None else None

@@ -16,6 +16,7 @@ from ...buffers.frame_replay_buffer import FrameReplayBuffer
 from ...buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
 from ...buffers.rate_limiter import RateLimiter
 from ...errors import RateLimiterTimeoutError
+from ...fields import map_leaves
 from ...prefetch.prefetcher import Prefetcher
 from ...types import Batch, Field, UniformShare
 from ..environments.stacking import Stacking
@@ -107,8 +108,8 @@ class ReplayStream:
         }
         if self.stacking is None:
             return PrioritizedReplayBuffer(self.capacity, columns, **settings)
-        stacked = columns.pop("observation")
-        frame = Field(stacked.shape[1:], stacked.dtype)
+        stacks = {"frame": columns.pop("observation")}
+        frame = map_leaves(stacks, lambda field: Field(field.shape[1:], field.dtype))["frame"]
         for name in MADE_OF_FRAMES:
             columns.pop(name, None)
         return FrameReplayBuffer(
@@ -291,9 +292,8 @@ def with_whole_stacks(batch: Batch) -> Batch:
     """Return a batch whose stacks lie each on its own, as native updates and copies want them."""
     columns = dict(batch)
     del columns["frames"]
-    for name in ("observation", "next_observation"):
-        columns[name] = np.ascontiguousarray(columns[name])
-    return Batch(columns)
+    stacks = {name: columns[name] for name in ("observation", "next_observation")}
+    return Batch({**columns, **map_leaves(stacks, np.ascontiguousarray)})
 
 
 def blank(fields: Mapping[str, Any], n: int) -> Batch:
