@@ -1,6 +1,7 @@
 """Native programs compute what torch does, with any set of instructions that the processor has."""
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -45,7 +46,17 @@ ALGORITHMS = {
 }
 
 
-OF_BOARDS = [(1, ()), (2, (70, 33)), (37, ()), (64, (16, 8))]  # rows and layers
+HIDDEN = [(), (1,), (16, 8), (70, 33), (64, 64), (256, 256)]
+# kinds, layers and rows; behind a convolution, which takes long, layers are like any others
+SIZES_OF_ALL = [
+    (kind, hidden, n_rows)
+    for kind in ALGORITHMS
+    for hidden, n_rows in (
+        [((), 1), ((70, 33), 2), ((), 37), ((16, 8), 64)]
+        if "boards" in kind
+        else itertools.product(HIDDEN, [1, 2, 37, 64, 256])
+    )
+]
 
 
 @pytest.fixture(params=native.SETS)
@@ -101,12 +112,8 @@ def compared(algorithm, batch, n_steps=3):
     return distances
 
 
-@pytest.mark.parametrize("n_rows", [1, 2, 37, 64, 256])
-@pytest.mark.parametrize("hidden", [(), (1,), (16, 8), (70, 33), (64, 64), (256, 256)])
-@pytest.mark.parametrize("kind", ALGORITHMS)
+@pytest.mark.parametrize(("kind", "hidden", "n_rows"), SIZES_OF_ALL)
 def test_gradients_are_those_of_autograd(kind, hidden, n_rows):
-    if "boards" in kind and (n_rows, hidden) not in OF_BOARDS:
-        pytest.skip("layers behind a convolution are like any others")
     name, options = ALGORITHMS[kind]
     algorithm = make(name, hidden=hidden, **options)
     assert max(compared(algorithm, make_batch(algorithm, n_rows))) < 1
