@@ -309,7 +309,7 @@ def main() -> None:
             if kinds := [kind for kind in arguments.kinds if kind in there]:
                 planned = jobs(kinds, arguments.seeds, arguments.short)
                 campaign.conduct(output, planned, IDENTITY, execute, describe, arguments.before)
-    if arguments.output.exists():
+    if arguments.report or arguments.output.exists():  # after runs until solved it need not
         report(arguments.output, arguments.docs)
 
 

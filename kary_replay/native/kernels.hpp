@@ -160,11 +160,21 @@ void rows_of_panel(const Product& p, std::int64_t column, const float* b, std::i
         for (; row + kRows <= p.m; row += kRows)
             tile<kRows, V, Whole, Tables>(p, row, column, begin, depth, from, b_row, bias);
         switch (p.m - row) {
-            case 5: tile<5, V, Whole, Tables>(p, row, column, begin, depth, from, b_row, bias); break;
-            case 4: tile<4, V, Whole, Tables>(p, row, column, begin, depth, from, b_row, bias); break;
-            case 3: tile<3, V, Whole, Tables>(p, row, column, begin, depth, from, b_row, bias); break;
-            case 2: tile<2, V, Whole, Tables>(p, row, column, begin, depth, from, b_row, bias); break;
-            case 1: tile<1, V, Whole, Tables>(p, row, column, begin, depth, from, b_row, bias); break;
+            case 5:
+                tile<5, V, Whole, Tables>(p, row, column, begin, depth, from, b_row, bias);
+                break;
+            case 4:
+                tile<4, V, Whole, Tables>(p, row, column, begin, depth, from, b_row, bias);
+                break;
+            case 3:
+                tile<3, V, Whole, Tables>(p, row, column, begin, depth, from, b_row, bias);
+                break;
+            case 2:
+                tile<2, V, Whole, Tables>(p, row, column, begin, depth, from, b_row, bias);
+                break;
+            case 1:
+                tile<1, V, Whole, Tables>(p, row, column, begin, depth, from, b_row, bias);
+                break;
             default: break;
         }
     }
@@ -773,21 +783,17 @@ static void convolve_weights(const Convolution& c) {
 // the gradient of the images
 static void convolve_inputs(const Convolution& c) {
     const std::int64_t n = c.n_places(), k = c.n_weights(), m = c.outputs;
-    float *const windows = c.spare, *const outcome = windows + m * padded(k);  // [n][k]
+    const Tables t = tables_of(c);
+    float *const windows = t.rest, *const outcome = windows + m * padded(k);  // [n][k]
     pack(c.two, k, 1, m, k, windows);
     std::memset(c.to, 0, c.batch * c.n_image() * sizeof(float));
     Product p = {c.one, 1, n, windows, 0, outcome, k, nullptr, nullptr, 0, false, n, k, m, nullptr};
     for (std::int64_t i = 0; i < c.batch; ++i, p.a += m * n) {
         multiply_rows(p);
-        const float* from = outcome;
-        for (std::int64_t row = 0; row < c.rows(); ++row)
-            for (std::int64_t column = 0; column < c.columns(); ++column) {
-                float* to = c.to + i * c.n_image() + row * c.step[0] * c.width + column * c.step[1];
-                for (std::int64_t channel = 0; channel < c.channels; ++channel, to += c.height * c.width)
-                    for (std::int64_t j = 0; j < c.window[0]; ++j, from += c.window[1])
-                        for (std::int64_t l = 0; l < c.window[1]; ++l)
-                            to[j * c.width + l] += from[l];
-            }
+        float* const image = c.to + i * c.n_image();
+        for (std::int64_t at = 0; at < n; ++at)
+            for (std::int64_t j = 0; j < k; ++j)
+                image[t.places[at] + t.weights[j]] += outcome[at * k + j];
     }
 }
 
