@@ -30,7 +30,7 @@ from ..types import Batch, Field, UniformShare
 from ..validation import as_count
 from .prioritized_replay_buffer import PrioritizedReplayBuffer
 
-__all__ = ["FrameReplayBuffer"]
+__all__ = ["FrameReplayBuffer", "frames_of_row"]
 
 Self = TypeVar("Self", bound="FrameReplayBuffer")
 
@@ -125,7 +125,7 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
         uniform_share: UniformShare = 0.0,
     ) -> None:
         self._options = _checked_window(as_count("capacity", capacity), stack, n_step, padding)
-        rows = _row_fields(frame, fields, _width(self.stack, self.n_step))
+        rows = _row_fields(frame, fields, frames_of_row(self.stack, self.n_step))
         super().__init__(
             capacity,
             rows,
@@ -185,14 +185,16 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
             raise ValueError(f"options must be stack, n_step and padding, got {options!r}")
         checked = _checked_window(capacity, **options)
         others = {name: field for name, field in fields.items() if name not in ("frame", "history")}
-        rows = _row_fields(fields.get("frame"), others, _width(checked["stack"], checked["n_step"]))
+        rows = _row_fields(
+            fields.get("frame"), others, frames_of_row(checked["stack"], checked["n_step"])
+        )
         if list(fields.items()) != list(rows.items()):
             raise ValueError(f"fields must be, for {checked}, in this order: {rows}, got {fields}")
         return checked
 
     def _new_reader(self) -> FrameReader:
         n_frame_fields = sum(path[0] == "frame" for path in self._paths)
-        return FrameReader(self._slots, n_frame_fields, _width(self.stack, self.n_step))
+        return FrameReader(self._slots, n_frame_fields, frames_of_row(self.stack, self.n_step))
 
     @property
     def stack(self) -> int:
@@ -301,7 +303,7 @@ def _checked_window(capacity: int, stack: Any, n_step: Any, padding: Any) -> dic
     return {"stack": stack, "n_step": n_step, "padding": padding}
 
 
-def _width(stack: int, n_step: int) -> int:
+def frames_of_row(stack: int, n_step: int) -> int:
     """Return how many frames are drawn with a row.
 
     The two observations of one step overlap. Those of several steps are drawn separately, for

@@ -50,6 +50,10 @@ cdef class FrameReader(Reader):
         memcpy(shape + is_frame, place.shape, place.n_axes * sizeof(shape[0]))
         return place.n_axes + is_frame
 
+    cdef Py_ssize_t drawn_nbytes(self, int f) noexcept nogil:
+        """Return how many bytes field f has in a drawn row."""
+        return self.slots.places[f].nbytes * (self.width if f < self.n_frame_fields else 1)
+
     cdef int64_t read_rows(
         self, const int64_t* slot, int64_t n, const Draw* batch, int64_t first
     ) noexcept nogil:

@@ -37,6 +37,7 @@ cdef class Reader:
         self, int64_t n, int n_fields, dict out, dict arrays, char** column
     ) except -1
     cdef int drawn_shape(self, int f, cnp.npy_intp* shape) noexcept nogil
+    cdef Py_ssize_t drawn_nbytes(self, int f) noexcept nogil
     cdef dict collect(
         self, int64_t n, const int64_t* given, bint stratified, bint unique, dict out
     )

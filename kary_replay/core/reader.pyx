@@ -234,6 +234,10 @@ cdef class Reader:
         memcpy(shape, place.shape, place.n_axes * sizeof(shape[0]))
         return place.n_axes
 
+    cdef Py_ssize_t drawn_nbytes(self, int f) noexcept nogil:
+        """Return how many bytes field f has in a drawn row."""
+        return self.slots.places[f].nbytes
+
     cdef int read_batch(self, Draw* batch, Remainder* rest) noexcept nogil:
         """Draw the rows of a batch."""
         cdef double u[CHUNK]

@@ -741,7 +741,7 @@ cdef class ShardedReader:
         if n == 0:
             return 0
         for f in range(self.n_fields):
-            nbytes = slots.places[f].nbytes
+            nbytes = self.template.drawn_nbytes(f)
             given = <const char*>cnp.PyArray_DATA(<cnp.ndarray>columns[f]) + at * nbytes
             to = <char*>cnp.PyArray_DATA(<cnp.ndarray>into[slots.names[f]])
             if row[n - 1] - row[0] == n - 1:

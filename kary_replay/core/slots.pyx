@@ -20,6 +20,7 @@ cimport numpy as cnp
 
 from . import shared_memory
 from ..errors import AttachError
+from ..types import HANDLE_DTYPE
 
 from .block cimport (
     Block, Handle, Header, Layout, Noise, Participant, acquire, bury, generation_of, head_nbytes,
@@ -206,19 +207,22 @@ cdef class Slots:
         """Rows that have mass."""
         return max(load_relaxed(&self.header.n_with_mass), 0)  # any recent value will do
 
-    def published(self):
-        """Return the slots that hold a whole row, whatever its mass is. As by_age, at rest."""
-        cdef cnp.npy_intp n = self.capacity
-        cdef cnp.ndarray found = cnp.PyArray_EMPTY(1, &n, cnp.NPY_INT64, 0)
-        cdef int64_t* slot = <int64_t*>cnp.PyArray_DATA(found)
-        cdef int64_t i, count = 0
+    def handles(self):
+        """Return the handles of whole rows, oldest first, whatever their mass is.
+
+        As of one moment where nobody writes meanwhile.
+        """
+        cdef cnp.ndarray found = np.empty(self.capacity, HANDLE_DTYPE)
+        cdef Handle* handle = <Handle*>cnp.PyArray_DATA(found)
+        cdef int64_t slot = self.header.position, count = 0
         cdef uint64_t generation
-        for i in range(n):
+        for _ in range(self.capacity):
             # relaxed: at rest nobody writes, and otherwise any recent value will do
-            generation = load_relaxed(generation_of(self.header, i))
+            generation = load_relaxed(generation_of(self.header, slot))
             if is_published(generation) and not is_vacant(generation):
-                slot[count] = i
+                handle[count].index, handle[count].generation = slot, generation
                 count += 1
+            slot = slot + 1 if slot + 1 < self.capacity else 0
         return found[:count]
 
     @property

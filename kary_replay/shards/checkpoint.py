@@ -20,10 +20,9 @@ from ..buffers.checkpoint import named
 from ..buffers.checkpoint_files import DATA, MANIFEST, new_data, read_manifest
 from ..buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
 from ..errors import CheckpointError
-from ..fields import leaves_of, names_of
 from ..validation import as_count, as_fraction
 from ..version import VERSION
-from .service import signature_of, visible
+from .layout import Layout
 
 __all__ = ["SavedShards", "save_shards", "saved_shards"]
 
@@ -34,7 +33,7 @@ CHUNK_ROWS = 4096  # handed over at once
 
 @contextlib.contextmanager
 def save_shards(
-    folder: Path, fields: dict[str, Any], state: dict[str, Any]
+    folder: Path, layout: Layout, state: dict[str, Any]
 ) -> Iterator[Callable[[Callable[[Path], None]], None]]:
     """Give what saves one shard, by a function of the directory where it goes.
 
@@ -54,20 +53,20 @@ def save_shards(
             version=VERSION,
             byte_order=sys.byteorder,
             kind=KIND,
-            fields=signature_of(fields),
+            fields=layout.text(),
             shards=names,
             **state,
         )
 
 
 @contextlib.contextmanager
-def saved_shards(folder: Path, fields: dict[str, Any]) -> Iterator[SavedShards]:
+def saved_shards(folder: Path, layout: Layout) -> Iterator[SavedShards]:
     """Give the shards of a checkpoint, read whole and checked."""
     content = read_manifest(folder)
     with contextlib.ExitStack() as close:
         shards = [
-            close.enter_context(PrioritizedReplayBuffer.load(path))
-            for path in _checked(folder, content, signature_of(fields))
+            close.enter_context(layout.kind.load(path))
+            for path in _checked(folder, content, layout.text())
         ]
         yield SavedShards(folder, content, shards)
 
@@ -78,30 +77,30 @@ class SavedShards:
     def __init__(
         self, folder: Path, content: dict[str, Any], shards: list[PrioritizedReplayBuffer]
     ) -> None:
-        self._path, self._shards = folder / MANIFEST, shards
+        self._path, self.shards = folder / MANIFEST, shards
         self.state = content
 
     @property
     def settings(self) -> dict[str, float]:
         """What all shards have alike."""
-        return {name: getattr(self._shards[0], name) for name in ("alpha", "priority_epsilon")}
+        return {name: getattr(self.shards[0], name) for name in ("alpha", "priority_epsilon")}
 
     @property
     def max_priority(self) -> float:
         """The largest priority seen in any shard."""
-        return max(shard.max_priority for shard in self._shards)
+        return max(shard.max_priority for shard in self.shards)
 
     def rows(self) -> Iterator[tuple[dict[str, Any], npt.NDArray[np.float64]]]:
         """Yield all rows, by the names of the leaves, and their priorities.
 
         The oldest come first, as far as can be told: of each shard the same part at a time.
         """
-        names = names_of([path for path, _ in leaves_of(visible(self._shards[0].fields))])
-        held = [shard._slots.by_age() for shard in self._shards]
+        names = Layout.of(self.shards[0]).names
+        held = [shard._slots.by_age() for shard in self.shards]
         n_chunks = -(-sum(len(slots) for slots, _ in held) // CHUNK_ROWS)
         for chunk in range(n_chunks):
             parts = []
-            for shard, (slots, priority) in zip(self._shards, held, strict=True):
+            for shard, (slots, priority) in zip(self.shards, held, strict=True):
                 first, stop = (len(slots) * one // n_chunks for one in (chunk, chunk + 1))
                 if first < stop:
                     drawn = shard._reader.take(slots[first:stop])

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
-from ..fields import leaves_of, names_of
-from .service import HIDDEN, refuse_unfit, set_common, visible
+from .layout import HIDDEN, Layout
+from .numbered_rows import NumberedRows
+from .service import refuse_unfit, set_common
 from .vitals import vitals_of
 
 __all__ = ["LocalShard"]
@@ -21,7 +22,7 @@ class LocalShard:
 
     Parameters
     ----------
-    buffer : PrioritizedReplayBuffer
+    buffer : PrioritizedReplayBuffer or FrameReplayBuffer
         Made here or attached to, with or without what `ShardService` keeps beside the fields.
     """
 
@@ -30,10 +31,11 @@ class LocalShard:
     def __init__(self, buffer: PrioritizedReplayBuffer) -> None:
         refuse_unfit(buffer, "shards")
         self.buffer = buffer
-        self.fields = visible(buffer.fields)
-        self.names = names_of([path for path, _ in leaves_of(self.fields)])
+        self.layout = Layout.of(buffer)
+        self.names = self.layout.names
         self.reader = buffer._reader
         self._hidden = [name for name in HIDDEN if name in buffer.fields]
+        self._numbered = NumberedRows(buffer)
 
     def refuse_closed(self) -> None:
         """Raise ClosedError if somebody has closed the buffer."""
@@ -49,8 +51,16 @@ class LocalShard:
         """The largest priority seen."""
         return self.buffer.max_priority
 
+    @property
+    def n_sent(self) -> int:
+        """Rows with frames that this object has added."""
+        return len(self._numbered)
+
     def add(self, columns: dict[str, Any], priority: npt.ArrayLike | None) -> None:
-        """Add rows, whose columns go by the names of the leaves."""
+        """Add rows, whose columns go by the names of the leaves; with frames as NumberedRows do."""
+        if self.layout.stacks:
+            self._numbered.add(columns, priority)
+            return
         n = len(columns[self.names[0]])
         hidden = {name: np.zeros(n, HIDDEN[name].dtype) for name in self._hidden}
         self.buffer._writer.add({**columns, **hidden}, priority)
@@ -72,6 +82,7 @@ class LocalShard:
     def reset(self) -> None:
         """Forget all rows."""
         self.buffer.reset()
+        self._numbered.forget()
 
     def save(self, directory: Path) -> None:
         """Write the shard to a directory."""

@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ShardError, ShardLostError
-from ..fields import leaves_of, names_of
 from ..types import HANDLE_DTYPE
 from ..validation import as_positive
 from ..version import VERSION
+from .layout import Layout
 from .messages import Kind, Message, MessageError, pack, unpack
-from .service import LARGEST_PIECE, fields_of
+from .service import LARGEST_PIECE
 from .transport import Pending, Transport
 from .vitals import VITALS_DTYPE, are_possible
 
@@ -91,9 +91,9 @@ class RemoteShard:
         self._begin()
         self.signature = ""
         self.signature = self._greet(self.patience_seconds)
-        self.fields = fields_of(self.signature)
-        paths, self._leaves = zip(*leaves_of(self.fields), strict=True)
-        self.names = names_of(list(paths))
+        self.layout = Layout.read(self.signature)
+        self.fields, self.names = self.layout.fields, self.layout.names
+        self._drawn = self.layout.drawn
 
     def _begin(self) -> None:
         """Begin as a writer of its own."""
@@ -170,11 +170,16 @@ class RemoteShard:
             message.array(4, HANDLE_DTYPE, (n,)),
             [
                 message.array(5 + i, field.dtype, (n, *field.shape))
-                for i, field in enumerate(self._leaves)
+                for i, field in enumerate(self._drawn)
             ],
         )
 
     # -------------------------------------------------------------------- adds and updates
+
+    @property
+    def n_sent(self) -> int:
+        """Rows that this object has sent."""
+        return self._next
 
     def add(self, columns: dict[str, Any], priority: npt.NDArray[np.float64] | None) -> None:
         """Add rows, whose columns, checked, go by the names of the leaves."""
@@ -202,11 +207,14 @@ class RemoteShard:
             self._send(pack(Kind.SET, name.encode(), np.array([value], np.float64)))
 
     def reset(self) -> None:
-        """Forget all rows."""
+        """Forget all rows, and what was refused of them."""
         with self._lock:
-            self._prepare()
+            self._catch_up()
+            self._await_answers()
+            self._refusals.clear()
             self._send(pack(Kind.RESET))
             self.settle()
+            self._writer, self._next = secrets.randbits(63), 0  # a refused row leaves a gap
 
     def look(self) -> None:
         """Ask the shard how it is, and wait for the answer."""
@@ -272,6 +280,11 @@ class RemoteShard:
 
     def _prepare(self) -> None:
         """See what has been answered; raise what a shard has refused, or that it is lost."""
+        self._catch_up()
+        self._raise_refusal()
+
+    def _catch_up(self) -> None:
+        """See what has been answered; ShardLostError if the shard is lost."""
         if self._pid != os.getpid():  # a forked child: the parent's connection is not for two
             self._begin()
             self.transport.reconnect(self.patience_seconds)
@@ -281,7 +294,6 @@ class RemoteShard:
             if pending is None or not pending.has_come():
                 break
             self._take_oldest()
-        self._raise_refusal()
 
     def _raise_refusal(self) -> None:
         if self._refusals:
@@ -326,9 +338,13 @@ class RemoteShard:
         """
         with self._lock:
             self._prepare()
-            while self._unanswered:
-                self._take_oldest()
+            self._await_answers()
             self._raise_refusal()
+
+    def _await_answers(self) -> None:
+        """Wait until everything has been answered."""
+        while self._unanswered:
+            self._take_oldest()
 
     def _refuse_lost(self) -> None:
         if self.is_lost:

@@ -7,26 +7,25 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..buffers.frame_replay_buffer import FrameReplayBuffer
 from ..buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
 from ..core.sharded_reader import ShardedReader
 from ..errors import ShardError
-from ..fields import Fields, leaves_of, map_leaves, names_of
-from ..types import HANDLE_DTYPE, Field
+from ..fields import Fields
+from ..types import HANDLE_DTYPE
 from ..version import VERSION
+from .layout import HIDDEN, Layout
 from .messages import Kind, Message, pack, unpack
+from .numbered_rows import NumberedRows
 from .vitals import vitals_of
 
-__all__ = ["COMMON", "HIDDEN", "ShardService", "set_common", "signature_of"]
+__all__ = ["COMMON", "ShardService", "set_common"]
 
-# Who added a row, and as the how-manieth. They lie in the rows themselves, so they are there
-# whoever dies: a row that was published before its writer learned of it is not added again.
-HIDDEN: dict[str, Field] = {"_writer": Field((), np.uint64), "_sequence": Field((), np.uint64)}
 COMMON = ("alpha", "priority_epsilon", "max_priority")  # settings that all shards have alike
 DRAW = ("n_alike", "total", "n_rows", "headroom")  # numbers at the head of a request for rows
 RANKED = "shards must not be prioritized by rank: ranks would have to be those among all shards"
@@ -39,28 +38,31 @@ class ShardService:
 
     Parameters
     ----------
-    buffer : PrioritizedReplayBuffer
-        Made by `ShardService.new_buffer`, or attached to such a one, whose former service has died:
-        this one goes on with the same rows, and knows which adds have come.
+    buffer : PrioritizedReplayBuffer or FrameReplayBuffer
+        The former made by `ShardService.new_buffer`. Or attached to such a one, whose former
+        service has died: this one goes on with the same rows, and knows which adds have come.
 
     Notes
     -----
     Any number of threads may call `answer` at once.
+
+    The rows of a FrameReplayBuffer come from a `FrameStackWriter` where the shard is. From afar
+    those of a checkpoint are added, whose histories name rows by numbers; see `NumberedRows`.
     """
 
     def __init__(self, buffer: PrioritizedReplayBuffer) -> None:
         refuse_unfit(buffer, "buffer")
-        if not set(HIDDEN) <= set(buffer.fields):
+        self.layout = Layout.of(buffer)
+        if not self.layout.stacks and not set(HIDDEN) <= set(buffer.fields):
             raise ValueError("buffer must be one that ShardService.new_buffer made")
         self.buffer = buffer
-        self.fields = visible(buffer.fields)
-        paths, self._leaves = zip(*leaves_of(self.fields), strict=True)
-        self._names = names_of(list(paths))
-        self.signature = signature_of(self.fields)
+        self._leaves, self._names = self.layout.leaves, self.layout.names
+        self.signature = self.layout.text()
         self._reader = ShardedReader([buffer._reader], buffer._reader, len(self._names), None)
         self._drawing = threading.Lock()
         self._adding = threading.Lock()
-        self._next = self._known_sequences()
+        self._next = {} if self.layout.stacks else self._known_sequences()
+        self._numbered: dict[int, NumberedRows] = {}  # of those who add rows with frames
         self._saved: dict[str, Path] = {}
         self._answers = {
             Kind.HELLO: self._hello,
@@ -92,7 +94,7 @@ class ShardService:
 
     def _known_sequences(self) -> dict[int, int]:
         """Return the number of the next row of every writer that has rows here."""
-        slots = self.buffer._slots.published()
+        slots = self.buffer._slots.handles()["index"]
         writer, sequence = (np.asarray(self.buffer.field_view(name))[slots] for name in HIDDEN)
         order = np.lexsort((sequence, writer))
         writer, sequence = writer[order], sequence[order]
@@ -160,12 +162,25 @@ class ShardService:
             skipped = min(max(self._next.get(writer, 0) - first, 0), n)
             if skipped < n:
                 rows = {name: column[skipped:] for name, column in columns.items()}
-                rows["_writer"] = np.full(n - skipped, writer, np.uint64)
-                rows["_sequence"] = np.arange(first + skipped, first + n, dtype=np.uint64)
                 given = None if priority is None else priority[skipped:]
-                self.buffer._writer.add(rows, given)
+                if self.layout.stacks:
+                    self._add_numbered(writer, first + skipped, rows, given)
+                else:
+                    rows["_writer"] = np.full(n - skipped, writer, np.uint64)
+                    rows["_sequence"] = np.arange(first + skipped, first + n, dtype=np.uint64)
+                    self.buffer._writer.add(rows, given)
                 self._next[writer] = first + n
         return []
+
+    def _add_numbered(self, writer: int, first: int, rows: dict[str, Any], priority: Any) -> None:
+        """Add rows that name each other by their numbers among those of their writer."""
+        numbered = self._numbered.setdefault(writer, NumberedRows(self.buffer))
+        if first != len(numbered):
+            raise ShardError(
+                f"row {first} does not follow on {len(numbered)} rows of its writer: those before "
+                "were added to a service that is gone, so load the checkpoint anew"
+            )
+        numbered.add(rows, priority)
 
     def _update(self, message: Message) -> list[Any]:
         """Set the priorities of rows; say of how many."""
@@ -185,6 +200,8 @@ class ShardService:
     def _reset(self, message: Message) -> list[Any]:
         """Forget all rows. Their writers go on counting where they were."""
         self.buffer.reset()
+        for numbered in self._numbered.values():
+            numbered.forget()
         return []
 
     def _check(self, message: Message) -> list[Any]:
@@ -245,10 +262,10 @@ def _remove_what_the_dead_have_left() -> None:
 
 def refuse_unfit(buffer: Any, name: str) -> None:
     """Raise TypeError or ValueError if a buffer cannot be a shard."""
-    if type(buffer) is not PrioritizedReplayBuffer:
+    if type(buffer) not in (PrioritizedReplayBuffer, FrameReplayBuffer):
         raise TypeError(
-            f"{name} must be of the type PrioritizedReplayBuffer, not one derived from it, "
-            f"got {type(buffer).__name__}"
+            f"{name} must be of the type PrioritizedReplayBuffer or FrameReplayBuffer, not one "
+            f"derived from these, got {type(buffer).__name__}"
         )
     if buffer.prioritization == "rank":
         raise ValueError(RANKED)
@@ -260,23 +277,3 @@ def set_common(buffer: PrioritizedReplayBuffer, name: str, value: float) -> None
         buffer._slots.raise_max_priority(value)
     else:
         setattr(buffer, name, value)
-
-
-def visible(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields without those that shards keep for themselves."""
-    return {name: field for name, field in fields.items() if name not in HIDDEN}
-
-
-def signature_of(fields: Mapping[str, Any]) -> str:
-    """Return fields as text, which both sides compare, and from which fields can be made again."""
-    return json.dumps(map_leaves(fields, lambda field: [list(field.shape), field.dtype.str]))
-
-
-def fields_of(signature: str) -> dict[str, Any]:
-    """Return the fields of a signature; ShardError if it is none."""
-    try:
-        return map_leaves(
-            json.loads(signature), lambda leaf: Field(tuple(leaf[0]), np.dtype(leaf[1]))
-        )
-    except (ValueError, TypeError, AttributeError, LookupError) as error:
-        raise ShardError(f"a shard says that its fields are {signature[:200]!r}: {error}") from None

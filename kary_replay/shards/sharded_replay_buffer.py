@@ -15,13 +15,13 @@ import numpy.typing as npt
 from ..buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
 from ..core.sharded_reader import Plan, ShardedReader
 from ..errors import FieldError, ShardError, ShardLostError
-from ..fields import leaves_of
 from ..types import SHARDED_HANDLE_DTYPE, Batch, UniformShare
 from ..validation import as_array, as_count, as_float64, as_fraction, as_positive, as_share
 from .checkpoint import save_shards, saved_shards
+from .frame_rows import deal_frames
+from .layout import Layout
 from .local_shard import LocalShard
 from .remote_shard import Asked, RemoteShard
-from .service import signature_of
 
 __all__ = ["ShardedReplayBuffer"]
 
@@ -46,7 +46,7 @@ class ShardedReplayBuffer:
 
     Parameters
     ----------
-    shards : sequence of PrioritizedReplayBuffer or RemoteShard
+    shards : sequence of PrioritizedReplayBuffer, FrameReplayBuffer or RemoteShard
         The shards, which have the same fields and are prioritized by priority, not by rank. A
         buffer, made here or attached to, is read directly.
     beta : float
@@ -113,9 +113,10 @@ class ShardedReplayBuffer:
         for number, shard in enumerate(checked):
             _refuse_unlike(number, shard, checked[:number])
         self._shards: list[LocalShard | RemoteShard] = checked
+        self._layout = checked[0].layout
         # It has no rows: it checks and arranges what goes to shards, and comes from them.
-        self._template = PrioritizedReplayBuffer(1, checked[0].fields)
-        self._leaves = [field for _, field in leaves_of(checked[0].fields)]
+        self._template = self._layout.template()
+        self._leaves = self._layout.leaves
         self._headroom = HEADROOM if exact else 0.0
         self._reader = ShardedReader(
             [shard.reader for shard in checked], self._template._reader, len(checked[0].names), seed
@@ -319,7 +320,7 @@ class ShardedReplayBuffer:
         new = _checked(shard)
         with self._lock:
             self._refuse_closed()
-            _refuse_other_fields(len(self._shards), new, self.fields)
+            _refuse_other_fields(len(self._shards), new, self._layout)
             _refuse_twice(len(self._shards), new, [one for _, one in self._alive()])
             for name in ("alpha", "priority_epsilon"):
                 if any(True for _ in self._alive()):
@@ -379,7 +380,8 @@ class ShardedReplayBuffer:
         Raises
         ------
         FieldError, ValueError, TypeError
-            If a field or a priority is wrong. No row of the batch is written then.
+            If a field or a priority is wrong. No row of the batch is written then. TypeError, too,
+            if shards keep frames once: their rows come from writers beside each.
         ShardLostError
             If all shards are lost.
 
@@ -387,6 +389,8 @@ class ShardedReplayBuffer:
         -----
         Rows for a shard elsewhere are sent, and `settle` waits until it has them.
         """
+        if self._layout.stacks:
+            self._template.add()
         columns = self._template._by_leaf(fields)
         n = self._checked_rows(columns)
         given = None if priority is None else self._checked_priorities(priority, n)
@@ -465,7 +469,8 @@ class ShardedReplayBuffer:
         -------
         Batch
             The fields with a leading axis B; ``importance_weight`` float32 [B]; ``index``, the
-            slots within their shards; ``handle`` for ``update_priorities``.
+            slots within their shards; ``handle`` for ``update_priorities``. Of frames that are
+            stored once, stacks as FrameReplayBuffer.sample has them.
 
         Raises
         ------
@@ -732,7 +737,7 @@ class ShardedReplayBuffer:
             self.settle()
             state = {"beta": self._beta, "reader": self._reader.state()}
             self._first("alpha")  # raises if there are none
-            with save_shards(Path(os.fsdecode(directory)), self.fields, state) as one:
+            with save_shards(Path(os.fsdecode(directory)), self._layout, state) as one:
                 for s, shard in self._alive():
                     try:
                         one(shard.save)
@@ -745,7 +750,8 @@ class ShardedReplayBuffer:
 
         Rows keep their priorities, and all have the alpha and priority_epsilon that they were saved
         with. Each shard gets rows as it has room, of all that were saved, the oldest first; if not
-        all have room, the oldest are overwritten. Handles from before the save do not hold. All
+        all have room, the oldest are overwritten. Handles from before the save do not hold. Frames
+        that are stored once stay with the rows that need them, and are copied where these part. All
         rows are read, and checked, before the first one is added: they need to have room here.
 
         Raises
@@ -760,7 +766,7 @@ class ShardedReplayBuffer:
             self.look()
             if len(self):
                 raise ValueError(f"load into shards without rows, there are {len(self)}")
-            with saved_shards(Path(os.fsdecode(directory)), self.fields) as saved:
+            with saved_shards(Path(os.fsdecode(directory)), self._layout) as saved:
                 scratch = ShardedReader(
                     [self._template._reader], self._template._reader, len(self._leaves), 0
                 )
@@ -770,8 +776,11 @@ class ShardedReplayBuffer:
                     for name, value in saved.settings.items():
                         self._set(name, value)
                     room = [int(shard.vitals["capacity"]) for _, shard in self._alive()]
-                    for rows, priority in saved.rows():
-                        self._deal(rows, priority, room)
+                    if self._layout.stacks:
+                        deal_frames(saved.shards, [shard for _, shard in self._alive()], room)
+                    else:
+                        for rows, priority in saved.rows():
+                            self._deal(rows, priority, room)
                     self._set("max_priority", saved.max_priority)
                     self.beta = saved.state["beta"]
                     self._reader.restore(saved.state["reader"])
@@ -852,7 +861,7 @@ def _refuse_unlike(
     _refuse_twice(number, shard, before)
     if not before:
         return
-    _refuse_other_fields(number, shard, before[0].fields)
+    _refuse_other_fields(number, shard, before[0].layout)
     for name in ("alpha", "priority_epsilon"):
         found, expected = shard.vitals[name].item(), before[0].vitals[name].item()
         if found != expected:
@@ -874,10 +883,8 @@ def _say_rows(n: int | None) -> str:
     return "no batch axis" if n is None else f"{n} rows"
 
 
-def _refuse_other_fields(
-    number: int, shard: LocalShard | RemoteShard, fields: dict[str, Any]
-) -> None:
-    found, expected = signature_of(shard.fields), signature_of(fields)
+def _refuse_other_fields(number: int, shard: LocalShard | RemoteShard, layout: Layout) -> None:
+    found, expected = shard.layout.text(), layout.text()
     if found != expected:
         raise ShardError(
             f"shards must have the same fields; shard {number} has {found}, the first {expected}"

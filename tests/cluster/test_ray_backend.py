@@ -70,8 +70,9 @@ def test_actors_are_on_all_nodes_and_learners_draw_from_all(
     assert result.samples_per_insert == pytest.approx(per_insert, rel=0.5)
 
 
-def test_a_checkpoint_goes_on_with_another_number_of_nodes(cluster, monkeypatch, tmp_path):
-    running = started(monkeypatch, tmp_path / "run")
+@pytest.mark.parametrize("env", ["CartPole-v1", "stacked_envs:make"])
+def test_a_checkpoint_goes_on_with_another_number_of_nodes(env, cluster, monkeypatch, tmp_path):
+    running = started(monkeypatch, tmp_path / "run", env=env)
     running.await_updates(100)
     running.stop()
     _, saved = RunDirectory(tmp_path / "run").checkpoint(running.runner.config)

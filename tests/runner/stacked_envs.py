@@ -2,6 +2,7 @@
 
 import gymnasium
 import numpy as np
+import pytest
 from gymnasium.wrappers import FrameStackObservation
 
 STACK = 3
@@ -34,6 +35,25 @@ class Numbered(gymnasium.Env):
 
 def make(padding="reset", stack=STACK):
     return FrameStackObservation(Numbered(), stack, padding_type=padding)
+
+
+def check_stacks(batch, n_step, padding):
+    """Every observation is that of one episode, and everything else fits it."""
+    for row in range(len(batch.reward)):
+        first, last = batch.observation[row], batch.next_observation[row]
+        episode, t = (int(n) for n in first[-1, 0, :2])
+        k = int(last[-1, 0, 1]) - t
+        assert 1 <= k <= n_step and int(last[-1, 0, 0]) == episode
+        for stack, newest in ((first, t), (last, t + k)):
+            for age, frame in enumerate(stack[::-1]):
+                shown = max(1, newest - age) if padding == "reset" else newest - age
+                expected = [[episode, shown, 0], [0, 0, 7]] if shown > 0 else np.zeros((2, 3))
+                np.testing.assert_array_equal(frame, expected)
+        expected = sum(0.99**i * (t + 1 + i) for i in range(k))
+        assert batch.reward[row] == pytest.approx(expected, rel=1e-5)
+        is_whole = np.isclose(batch.discount[row], 0.99**k)
+        assert is_whole or (batch.discount[row] == 0 and episode % 3 != 0)
+        assert k == n_step or not is_whole or episode % 3 == 0
 
 
 class Watched(Numbered):

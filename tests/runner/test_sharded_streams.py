@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import runs
 import torch
+from stacked_envs import check_stacks
 
+from kary_replay import FrameReplayBuffer
 from kary_replay.algorithms import Share
 from kary_replay.errors import CheckpointError
 from kary_replay.runner.backends.memory import SharedMemory
@@ -28,8 +30,8 @@ DRIVER, SITE = Peer(0, HERE), Peer(1, THERE)
 NEW = Checkpoint()
 
 
-def flow_of(part, tmp_path, checkpoint=NEW, **settings):
-    config = runs.config("dqn", "CartPole-v1", tmp_path, backend="process", **settings)
+def flow_of(part, tmp_path, checkpoint=NEW, env="CartPole-v1", **settings):
+    config = runs.config("dqn", env, tmp_path, backend="process", **settings)
     factory = env_factory(config)
     return HostedFlow(config, factory, N_ACTORS, SharedMemory(part), checkpoint)
 
@@ -349,6 +351,77 @@ def test_a_checkpoint_has_all_parts_and_goes_on_with_other_parts(tmp_path):
         source.close()
     finally:
         alone.close()
+
+
+STACKED = "stacked_envs:make"
+
+
+def play(flow, index, n=150):
+    """Let an actor take steps beside the shard of its machine; return its state."""
+    actor = runs.worker(flow, "actor", index)
+    for _ in range(n):
+        actor.work(0.0)
+    state = actor.state_dict()
+    actor.close()
+    return state
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_frames_are_stored_once_on_every_machine(n_step, tmp_path):
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    how = {"env": STACKED, "learning_starts": 3_000, "options": {"n_step": n_step}}
+    pair = Pair(tmp_path / "a", **how)
+    try:
+        for flow, index in ((pair.driver, 0), (pair.driver, 1), (pair.site, 2)):
+            shard = experience(flow)._shard
+            assert isinstance(shard, FrameReplayBuffer) and shard.n_step == n_step
+            state = play(flow, index)
+        pair.exchange()
+        source = source_of(pair.driver)
+        for _ in range(2):
+            n_from = np.zeros(2)
+            for _ in range(20):
+                batch = source.draw()
+                assert batch.observation.flags.c_contiguous and "frames" not in batch
+                check_stacks(batch, n_step, "reset")
+                n_from += np.bincount(batch.handle["shard"], minlength=2)
+                source.learned(batch, np.ones(32))
+            assert (n_from > 100).all()
+            source._ahead = source._shards.batches(32)
+        n_rows = len(transitions(pair.driver)) + len(transitions(pair.site))
+        source.close()
+        experience(pair.driver).save(folder)
+        counters = experience(pair.driver).counters()
+        everything = transitions(pair.driver) | transitions(pair.site)
+    finally:
+        pair.close()
+    alone = flow_of(Part(0, 1.0, TOKEN), tmp_path / "b", Checkpoint(folder, counters), **how)
+    try:
+        experience(alone).begin()
+        assert experience(alone).counters() == counters
+        assert transitions(alone) == everything
+        actor = runs.worker(alone, "actor")
+        actor.load_state_dict(state)  # whose frames are elsewhere now
+        for _ in range(100):
+            actor.work(0.0)
+        actor.close()
+        assert len(transitions(alone)) > n_rows
+        source = source_of(alone)
+        for _ in range(20):
+            check_stacks(source.draw(), n_step, "reset")
+        source.close()
+    finally:
+        alone.close()
+
+
+def transitions(flow):
+    """Return the stacks of all transitions of a machine."""
+    shard = experience(flow)._shard
+    drawn = shard._reader.take(shard._slots.by_age()[0])
+    return {
+        (row.tobytes(), float(r)) for row, r in zip(drawn["frame"], drawn["reward"], strict=True)
+    }
 
 
 def test_a_damaged_checkpoint_is_named_before_any_worker_starts(tmp_path):

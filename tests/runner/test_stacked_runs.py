@@ -12,7 +12,7 @@ from gymnasium.wrappers import (
     TimeLimit,
 )
 from runs import config, hosted, run, worker
-from stacked_envs import STACK, Dimmed, Numbered, make
+from stacked_envs import STACK, Dimmed, Numbered, check_stacks, make
 
 from kary_replay import Field, FrameReplayBuffer, FrameStackWriter, NStepWriter
 from kary_replay.algorithms import ALGORITHMS, DQN
@@ -41,31 +41,12 @@ def flow(request, tmp_path):
     made.close()
 
 
-def check(batch, n_step, padding):
-    """Every observation is that of one episode, and everything else fits it."""
-    for row in range(len(batch.reward)):
-        first, last = batch.observation[row], batch.next_observation[row]
-        episode, t = (int(n) for n in first[-1, 0, :2])
-        k = int(last[-1, 0, 1]) - t
-        assert 1 <= k <= n_step and int(last[-1, 0, 0]) == episode
-        for stack, newest in ((first, t), (last, t + k)):
-            for age, frame in enumerate(stack[::-1]):
-                shown = max(1, newest - age) if padding == "reset" else newest - age
-                expected = [[episode, shown, 0], [0, 0, 7]] if shown > 0 else np.zeros((2, 3))
-                np.testing.assert_array_equal(frame, expected)
-        expected = sum(0.99**i * (t + 1 + i) for i in range(k))
-        assert batch.reward[row] == pytest.approx(expected, rel=1e-5)
-        is_whole = np.isclose(batch.discount[row], 0.99**k)
-        assert is_whole or (batch.discount[row] == 0 and episode % 3 != 0)
-        assert k == n_step or not is_whole or episode % 3 == 0
-
-
 def test_what_is_drawn_is_what_was_seen(flow):
     buffer, options = buffer_of(flow), flow.config.options
     assert isinstance(buffer, FrameReplayBuffer)
     assert (buffer.stack, buffer.n_step) == (STACK, options.n_step)
     batch = buffer.sample(512)
-    check(batch, options.n_step, flow.config.env_options["padding"])
+    check_stacks(batch, options.n_step, flow.config.env_options["padding"])
     assert len(np.unique(batch.index)) > 250
 
 

@@ -29,8 +29,9 @@ from kary_replay.shards import (
     SocketTransport,
 )
 from kary_replay.shards import remote_shard as module
+from kary_replay.shards.layout import HIDDEN
 from kary_replay.shards.messages import HEAD, LONGEST, Kind, pack, unpack
-from kary_replay.shards.service import FOLDERS, HIDDEN
+from kary_replay.shards.service import FOLDERS
 from kary_replay.shards.sockets import WELCOME
 from kary_replay.shards.transport import _There
 from kary_replay.shards.vitals import VITALS_DTYPE

@@ -60,8 +60,8 @@ def _stacking(
         If the buffer has no room for the frames of a transition of each environment.
     """
     stacking = env_factory.stacking
-    # Shards hold whole observations, and actors compute TD errors from these.
-    if stacking is None or config.backend == "ray" or config.publishes_all:
+    # Actors compute TD errors from whole observations.
+    if stacking is None or config.publishes_all:
         return None
     least = 2 * n_envs * (stacking.stack + n_step)  # half of the rows have all their frames
     if least > config.buffer_capacity:

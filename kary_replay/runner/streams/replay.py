@@ -18,6 +18,7 @@ from ...buffers.rate_limiter import RateLimiter
 from ...errors import RateLimiterTimeoutError
 from ...fields import map_leaves
 from ...prefetch.prefetcher import Prefetcher
+from ...shards import ShardService
 from ...types import Batch, Field, UniformShare
 from ..environments.stacking import Stacking
 from .inference import Inference, as_tensors
@@ -98,27 +99,34 @@ class ReplayStream:
         return HostedReplay(self, buffer, limiter)
 
     def _new_buffer(self, shared: bool) -> PrioritizedReplayBuffer:
-        columns = dict(self.columns)
-        settings: dict[str, Any] = {
-            "alpha": self.alpha,
+        options = {
+            **self._options(shared),
             "beta": self.beta,
             "uniform_share": self.uniform_share,
-            "seed": self.seed,
-            "shared": shared,
         }
-        if self.stacking is None:
-            return PrioritizedReplayBuffer(self.capacity, columns, **settings)
+        if self.stacking is not None:
+            return self._frame_buffer(self.capacity, options)
+        return PrioritizedReplayBuffer(self.capacity, dict(self.columns), **options)
+
+    def new_shard(self, capacity: int) -> PrioritizedReplayBuffer:
+        """Return an empty shard of so many rows, which other processes may attach to."""
+        options = self._options(shared=True)
+        if self.stacking is not None:
+            return self._frame_buffer(capacity, options)
+        return ShardService.new_buffer(capacity, dict(self.columns), **options)
+
+    def _options(self, shared: bool) -> dict[str, Any]:
+        return {"alpha": self.alpha, "seed": self.seed, "shared": shared}
+
+    def _frame_buffer(self, capacity: int, options: dict[str, Any]) -> FrameReplayBuffer:
+        assert self.stacking is not None
+        columns = dict(self.columns)
         stacks = {"frame": columns.pop("observation")}
         frame = map_leaves(stacks, lambda field: Field(field.shape[1:], field.dtype))["frame"]
         for name in MADE_OF_FRAMES:
             columns.pop(name, None)
         return FrameReplayBuffer(
-            self.capacity,
-            frame,
-            columns,
-            **self.stacking._asdict(),
-            n_step=self.n_step,
-            **settings,
+            capacity, frame, columns, **self.stacking._asdict(), n_step=self.n_step, **options
         )
 
 

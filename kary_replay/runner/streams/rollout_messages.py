@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ShardError
+from ...shards.layout import signature_of
 from ...shards.messages import Kind, Message, pack, unpack
-from ...shards.service import signature_of
 from .rollout import Rollouts, RolloutStream
 
 __all__ = ["Found", "News", "answer_of", "found_in", "publishing", "put_found", "signature"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ...algorithms import Share
+from ...buffers.frame_replay_buffer import FrameReplayBuffer
 from ...buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
 from ...buffers.rate_limiter import RateLimiter
 from ...errors import EmptyBufferError, ShardError
@@ -23,7 +24,7 @@ from ...shards import RemoteShard, ShardService, SocketTransport
 from ...shards.sharded_replay_buffer import ShardedReplayBuffer
 from ...types import Batch
 from .members import PATIENCE_SECONDS, Connections, MemberAnswerer, Members
-from .replay import ReplaySink, ReplayStream, blank, may
+from .replay import ReplaySink, ReplayStream, blank, may, with_whole_stacks
 from .stream import Checkpoint, Hosted, Medium, Numbers, Part, Peer
 
 __all__ = ["HostedShard", "ShardSink", "ShardSource"]
@@ -137,13 +138,7 @@ class HostedShard(Hosted):
         self, stream: ReplayStream, medium: Medium, part: Part, checkpoint: Checkpoint
     ) -> None:
         self._stream, self._part = stream, part
-        self._shard = ShardService.new_buffer(
-            max(1, -int(-stream.capacity * part.share // 1)),
-            dict(stream.columns),
-            alpha=stream.alpha,
-            seed=stream.seed,
-            shared=True,
-        )
+        self._shard = stream.new_shard(max(1, -int(-stream.capacity * part.share // 1)))
         self._elsewhere, self._drawn = medium.numbers(2), medium.numbers(stream.n_learners)
         self._figures = medium.numbers(len(FIGURES))
         self._figures.array[0] = stream.beta
@@ -254,7 +249,7 @@ class HostedShard(Hosted):
 
         ShardLostError, a ConnectionError, if one cannot be reached.
         """
-        here = PrioritizedReplayBuffer.attach(self._shard.descriptor)
+        here = type(self._shard).attach(self._shard.descriptor)
         try:
             addresses = dict(self._addresses)
             self._reached = {n: self._members.reach(where) for n, where in addresses.items()}
@@ -320,9 +315,19 @@ class ShardSink(ReplaySink):
         return len(self._counts) >= self._limiter.min_size
 
     @property
-    def _target(self) -> ShardedReplayBuffer:
+    def _target(self) -> Any:
         """Where writers add to: they know no more of a shard than of a buffer."""
+        if isinstance(self._buffer, FrameReplayBuffer):
+            return self._buffer
         return ShardedReplayBuffer([self._buffer])
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the writers go on with these steps; with frames they begin anew.
+
+        A checkpoint's frames lie elsewhere in shards than where they were saved.
+        """
+        if not isinstance(self._buffer, FrameReplayBuffer):
+            super().load_state_dict(state)
 
 
 class ShardSource:
@@ -393,7 +398,7 @@ class ShardSource:
                 self._ahead = None
                 time.sleep(EMPTY_SECONDS)
         self._drawn.array[self._number] += self._batch_size
-        return batch
+        return batch if self._stream.stacking is None else with_whole_stacks(batch)
 
     def _next(self, shards: ShardedReplayBuffer) -> Batch:
         if self._ahead is None:

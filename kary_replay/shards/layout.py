@@ -1,0 +1,116 @@
+"""What the rows of a shard are: their fields, and how stacks of frames are made of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..buffers.frame_replay_buffer import FrameReplayBuffer, frames_of_row
+from ..buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
+from ..errors import ShardError
+from ..fields import leaves_of, map_leaves, names_of
+from ..types import Field
+
+__all__ = ["HIDDEN", "Layout", "signature_of"]
+
+# Who added a row, and as the how-manieth. They lie in the rows themselves, so they are there
+# whoever dies: a row that was published before its writer learned of it is not added again. Rows
+# with frames lack them, for these are added where the shard is.
+HIDDEN: dict[str, Field] = {"_writer": Field((), np.uint64), "_sequence": Field((), np.uint64)}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What shards have to have alike, so that batches can be drawn from all of them.
+
+    Parameters
+    ----------
+    fields : dict
+        Of a row as it is stored, without those that shards keep for themselves.
+    stacking : dict, optional
+        The options of a FrameReplayBuffer: stack, n_step and padding.
+    """
+
+    fields: dict[str, Any]
+    stacking: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, buffer: PrioritizedReplayBuffer) -> Layout:
+        """Return the layout of a shard."""
+        if isinstance(buffer, FrameReplayBuffer):
+            names = "stack", "n_step", "padding"
+            return cls(buffer.fields, {name: getattr(buffer, name) for name in names})
+        return cls({name: field for name, field in buffer.fields.items() if name not in HIDDEN})
+
+    @classmethod
+    def read(cls, text: str) -> Layout:
+        """Return the layout that `text` returned; ShardError if it did not."""
+        try:
+            said = json.loads(text)
+            stacking, leaves = said if isinstance(said, list) else (None, said)
+            layout = cls(
+                map_leaves(leaves, lambda leaf: Field(tuple(leaf[0]), np.dtype(leaf[1]))), stacking
+            )
+            if layout.stacks:
+                layout.template().close()
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
+            raise ShardError(f"a shard says that its fields are {text[:200]!r}: {error}") from None
+        return layout
+
+    def text(self) -> str:
+        """Return the layout as text, which both sides compare."""
+        fields = signature_of(self.fields)
+        return f"[{json.dumps(self.stacking)}, {fields}]" if self.stacks else fields
+
+    @property
+    def stacks(self) -> bool:
+        """Whether observations are stacks of frames that are stored once."""
+        return self.stacking is not None
+
+    @property
+    def kind(self) -> type[PrioritizedReplayBuffer]:
+        """The type of the shards."""
+        return FrameReplayBuffer if self.stacks else PrioritizedReplayBuffer
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the leaves."""
+        return names_of([path for path, _ in leaves_of(self.fields)])
+
+    @property
+    def leaves(self) -> list[Field]:
+        """The fields of a row as it is stored, in the order of the names."""
+        return [field for _, field in leaves_of(self.fields)]
+
+    @property
+    def drawn(self) -> list[Field]:
+        """The fields of a row as it is drawn, with all its frames, in the order of the names."""
+        if self.stacking is None:
+            return self.leaves
+        n_frames = frames_of_row(self.stacking["stack"], self.stacking["n_step"])
+        return [
+            Field((n_frames, *field.shape), field.dtype) if path[0] == "frame" else field
+            for path, field in leaves_of(self.fields)
+        ]
+
+    def template(self) -> PrioritizedReplayBuffer:
+        """Return a small buffer without rows, which arranges what is drawn from shards."""
+        if self.stacking is None:
+            return PrioritizedReplayBuffer(1, self.fields)
+        fields = dict(self.fields)
+        frame = fields.pop("frame")
+        del fields["history"]
+        capacity = self.stacking["stack"] + self.stacking["n_step"]
+        made = FrameReplayBuffer(capacity, frame, fields, **self.stacking)
+        if list(made.fields.items()) != list(self.fields.items()):
+            raise ValueError(f"stacks of frames have the fields {made.fields}")
+        return made
+
+
+def signature_of(fields: Mapping[str, Any]) -> str:
+    """Return fields as text, which both sides compare, and from which fields can be made again."""
+    return json.dumps(map_leaves(fields, lambda field: [list(field.shape), field.dtype.str]))
