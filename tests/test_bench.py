@@ -36,6 +36,7 @@ from bench.runs import (
     memory,
     minatar,
     pixels,
+    pong,
     rllib_training,
     runner_ablation,
     runner_run,
@@ -126,6 +127,27 @@ def test_the_page_of_pixels(tmp_path):
     assert "it broke" in page
     assert "| Stable-Baselines3, SubprocVecEnv | 1,000 [1,000–1,000] | 4,000 |" in page
     assert "| 2.00× [1.75–2.50] |" in page  # 3, 2 and 1.5 times
+
+
+def test_the_page_of_pong_is_written_piece_by_piece(tmp_path):
+    output = tmp_path / "pong.json"
+    begun = {"env_steps": 100_000, "updates": 25_000, "seconds": 3_600.0, "memory_bytes": 2**31}
+    pong.note(pong.SB3, {**begun, "curve": [[50_000, 1_800.0, -21.0]]}, output)
+    curve = [[50_000, 360.0, -20.0], [100_000, 720.0, 18.5]]
+    pong.note(pong.OURS, {**begun, "seconds": 800.0, "curve": curve}, output)
+    further = {**begun, "seconds": 7_200.0, "memory_bytes": 0}
+    pong.note(pong.SB3, {**further, "curve": [[50_000, 1_800.0, -21.0], [1, 7_000.0, 3.0]]}, output)
+    _, records = campaign.read(output)
+    assert {record["who"]: pong.is_over(record) for record in records} == {
+        pong.OURS: True,
+        pong.SB3: False,
+    }
+    pong.report(output, tmp_path)
+    page = (tmp_path / "pong.md").read_text()
+    assert "| kary-replay | yes, 18.5 | 0.20 | 100,000 | 125 | 500 | 31.2 | 2.0 |" in page
+    assert "| stable-baselines3 | no, at most 3.0 | 2.00 | 100,000 | 14 | 56 | 3.5 | 2.0 |" in page
+    assert (tmp_path / "images" / "pong.png").exists()
+    assert pong.memory_bytes() > 2**20
 
 
 def test_seconds_until_solved_with_rllib():
