@@ -2,7 +2,7 @@
 
 checkpoint.json          what counts; see checkpoint_files.py
 data-0123456789abcdef/
-shard-0000/          what `PrioritizedReplayBuffer.save` writes, and so on
+shard-0000/          what the buffer's own `save` writes, and so on
 """
 
 from __future__ import annotations
@@ -64,10 +64,14 @@ def saved_shards(folder: Path, layout: Layout) -> Iterator[SavedShards]:
     """Give the shards of a checkpoint, read whole and checked."""
     content = read_manifest(folder)
     with contextlib.ExitStack() as close:
-        shards = [
-            close.enter_context(layout.kind.load(path))
-            for path in _checked(folder, content, layout.text())
-        ]
+        shards = []
+        for path in _checked(folder, content, layout.text()):
+            shards.append(close.enter_context(layout.kind.load(path)))
+            found = Layout.of(shards[-1]).text()
+            if found != layout.text():
+                raise CheckpointError(
+                    f"'{path}' has the fields {found}, the shards {layout.text()}"
+                )
         yield SavedShards(folder, content, shards)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from ..buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
 from ..errors import ShardError
 from ..fields import leaves_of, map_leaves, names_of
 from ..types import Field
+from .messages import LONGEST
 
 __all__ = ["HIDDEN", "Layout", "signature_of"]
 
@@ -21,6 +23,7 @@ __all__ = ["HIDDEN", "Layout", "signature_of"]
 # whoever dies: a row that was published before its writer learned of it is not added again. Rows
 # with frames lack them, for these are added where the shard is.
 HIDDEN: dict[str, Field] = {"_writer": Field((), np.uint64), "_sequence": Field((), np.uint64)}
+STACKING = "stack", "n_step", "padding"  # options of a FrameReplayBuffer
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Layout:
     fields : dict
         Of a row as it is stored, without those that shards keep for themselves.
     stacking : dict, optional
-        The options of a FrameReplayBuffer: stack, n_step and padding.
+        How a FrameReplayBuffer makes stacks: its stack, n_step and padding.
     """
 
     fields: dict[str, Any]
@@ -42,8 +45,7 @@ class Layout:
     def of(cls, buffer: PrioritizedReplayBuffer) -> Layout:
         """Return the layout of a shard."""
         if isinstance(buffer, FrameReplayBuffer):
-            names = "stack", "n_step", "padding"
-            return cls(buffer.fields, {name: getattr(buffer, name) for name in names})
+            return cls(buffer.fields, {name: getattr(buffer, name) for name in STACKING})
         return cls({name: field for name, field in buffer.fields.items() if name not in HIDDEN})
 
     @classmethod
@@ -52,12 +54,16 @@ class Layout:
         try:
             said = json.loads(text)
             stacking, leaves = said if isinstance(said, list) else (None, said)
+            if stacking is not None and set(stacking) != set(STACKING):
+                raise ValueError(f"stacks are made by {', '.join(STACKING)}")
             layout = cls(
                 map_leaves(leaves, lambda leaf: Field(tuple(leaf[0]), np.dtype(leaf[1]))), stacking
             )
-            if layout.stacks:
-                layout.template().close()
-        except (ValueError, TypeError, AttributeError, LookupError) as error:
+            row_nbytes = sum(math.prod(one.shape) * one.dtype.itemsize for one in layout.drawn)
+            if row_nbytes > LONGEST:
+                raise ValueError(f"a row has {row_nbytes} bytes")
+            layout.template().close()
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
             raise ShardError(f"a shard says that its fields are {text[:200]!r}: {error}") from None
         return layout
 

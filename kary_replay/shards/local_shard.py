@@ -82,7 +82,7 @@ class LocalShard:
     def reset(self) -> None:
         """Forget all rows."""
         self.buffer.reset()
-        self._numbered.forget()
+        self._numbered = NumberedRows(self.buffer)
 
     def save(self, directory: Path) -> None:
         """Write the shard to a directory."""

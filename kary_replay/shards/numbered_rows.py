@@ -13,8 +13,6 @@ from ..types import HANDLE_DTYPE
 
 __all__ = ["NumberedRows"]
 
-GONE = 0, -1  # a handle of no row: no slot ever has this generation
-
 
 class NumberedRows:
     """Adds rows to a FrameReplayBuffer whose histories name rows that were added before.
@@ -28,7 +26,7 @@ class NumberedRows:
     -----
     The n-th row has the number n. Whoever sends rows from afar does not know where they will lie,
     but knows their numbers. One thread at a time may add; ``len`` is the number of rows added. It
-    keeps 16 bytes a row.
+    keeps 16 to 32 bytes a row.
     """
 
     def __init__(self, buffer: PrioritizedReplayBuffer) -> None:
@@ -38,10 +36,6 @@ class NumberedRows:
 
     def __len__(self) -> int:
         return self._n
-
-    def forget(self) -> None:
-        """Forget where rows lie, for the shard has forgotten them; numbers go on."""
-        self._handles[: self._n] = GONE
 
     def add(self, columns: dict[str, Any], priority: Any) -> None:
         """Add rows; ShardError, before any is added, if one cannot be.

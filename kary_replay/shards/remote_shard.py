@@ -75,9 +75,10 @@ class RemoteShard:
     -----
     Adds and updates are sent and not waited for. Those that have not been answered when a
     connection is cut are sent again, to whoever answers for the same memory. The shard knows the
-    number of each row's add, and priorities go by handles, so neither happens twice. What a shard
-    refuses is raised by the next call, before it does anything. Any number of threads may use it; a
-    forked child gets a connection of its own.
+    number of each row's add, and priorities go by handles, so neither happens twice. Rows with
+    frames are known to one service alone: if that dies while they are added, the shard counts as
+    lost. What a shard refuses is raised by the next call, before it does anything, or forgotten by
+    a `reset`. Any number of threads may use it; a forked child gets a connection of its own.
     """
 
     reader = None
@@ -90,10 +91,9 @@ class RemoteShard:
         self._lock = threading.RLock()
         self._begin()
         self.signature = ""
-        self.signature = self._greet(self.patience_seconds)
+        self.signature, self._service = self._greet(self.patience_seconds)
         self.layout = Layout.read(self.signature)
-        self.fields, self.names = self.layout.fields, self.layout.names
-        self._drawn = self.layout.drawn
+        self.names, self._drawn = self.layout.names, self.layout.drawn
 
     def _begin(self) -> None:
         """Begin as a writer of its own."""
@@ -104,10 +104,11 @@ class RemoteShard:
         self._refusals: list[Exception] = []
         self._line = self._n_in_vain = 0
 
-    def _greet(self, timeout_seconds: float) -> str:
-        """Learn the shard's fields; ShardError if they are others than before."""
+    def _greet(self, timeout_seconds: float) -> tuple[str, str]:
+        """Learn the shard's fields, and who answers for it; ShardError if they have changed."""
         message = pack(Kind.HELLO, VERSION.encode(), self.signature.encode())
-        return self._understood(self.transport.send(message).result(timeout_seconds)).text(1)
+        answer = self._understood(self.transport.send(message).result(timeout_seconds))
+        return answer.text(1), answer.text(2)
 
     def _understood(self, data: memoryview) -> Message:
         """Return an answer, and remember what the shard says of itself; raise what it raised."""
@@ -371,9 +372,13 @@ class RemoteShard:
             try:
                 left = max(end - time.monotonic(), FEWEST_SECONDS)
                 self.transport.reconnect(left)
-                self._greet(max(end - time.monotonic(), FEWEST_SECONDS))
+                _, service = self._greet(max(end - time.monotonic(), FEWEST_SECONDS))
                 if tuple(self.vitals["identity"]) != identity:
                     self.lose("another shard has taken its place, without its rows")
+                if service != self._service and self.layout.stacks and self._next:
+                    # it does not know which of the rows have come
+                    self.lose("who answered for it has died while rows with frames were added")
+                self._service = service
                 self._line += 1
                 self._n_in_vain += 1
                 if self._n_in_vain > MOST_RECONNECTS:

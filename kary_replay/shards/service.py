@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import tempfile
 import threading
@@ -40,7 +41,8 @@ class ShardService:
     ----------
     buffer : PrioritizedReplayBuffer or FrameReplayBuffer
         The former made by `ShardService.new_buffer`. Or attached to such a one, whose former
-        service has died: this one goes on with the same rows, and knows which adds have come.
+        service has died: this one goes on with the same rows, and, but for rows with frames, knows
+        which adds have come.
 
     Notes
     -----
@@ -61,6 +63,7 @@ class ShardService:
         self._reader = ShardedReader([buffer._reader], buffer._reader, len(self._names), None)
         self._drawing = threading.Lock()
         self._adding = threading.Lock()
+        self._number = secrets.token_hex(8)  # of this service
         self._next = {} if self.layout.stacks else self._known_sequences()
         self._numbered: dict[int, NumberedRows] = {}  # of those who add rows with frames
         self._saved: dict[str, Path] = {}
@@ -119,7 +122,7 @@ class ShardService:
             shutil.rmtree(self._saved.pop(name), ignore_errors=True)
 
     def _hello(self, message: Message) -> list[Any]:
-        """Compare versions and fields, and say which they are here."""
+        """Compare versions and fields, and say which they are here, and who it is that answers."""
         version, signature = message.text(0), message.text(1)
         if version != VERSION:
             raise ShardError(
@@ -130,7 +133,7 @@ class ShardService:
             raise ShardError(
                 f"this shard has the fields {self.signature}, and you have {signature[:2000]}"
             )
-        return [self.signature.encode()]
+        return [self.signature.encode(), self._number.encode()]
 
     def _look(self, message: Message) -> list[Any]:
         """Say nothing but what every answer says."""
@@ -178,7 +181,7 @@ class ShardService:
         if first != len(numbered):
             raise ShardError(
                 f"row {first} does not follow on {len(numbered)} rows of its writer: those before "
-                "were added to a service that is gone, so load the checkpoint anew"
+                "are forgotten, so load the checkpoint anew"
             )
         numbered.add(rows, priority)
 
@@ -199,9 +202,9 @@ class ShardService:
 
     def _reset(self, message: Message) -> list[Any]:
         """Forget all rows. Their writers go on counting where they were."""
-        self.buffer.reset()
-        for numbered in self._numbered.values():
-            numbered.forget()
+        with self._adding:
+            self.buffer.reset()
+            self._numbered.clear()
         return []
 
     def _check(self, message: Message) -> list[Any]:

@@ -751,7 +751,8 @@ class ShardedReplayBuffer:
         Rows keep their priorities, and all have the alpha and priority_epsilon that they were saved
         with. Each shard gets rows as it has room, of all that were saved, the oldest first; if not
         all have room, the oldest are overwritten. Handles from before the save do not hold. Frames
-        that are stored once stay with the rows that need them, and are copied where these part. All
+        that are stored once stay with the rows that need them, and are copied where these part;
+        a FrameStackWriter that went on by a `state_dict` from before would name others. All
         rows are read, and checked, before the first one is added: they need to have room here.
 
         Raises
@@ -848,7 +849,7 @@ def _checked(shard: Any) -> LocalShard | RemoteShard:
         return shard
     if not isinstance(shard, PrioritizedReplayBuffer):
         raise TypeError(
-            "shards must be of the type PrioritizedReplayBuffer or RemoteShard, "
+            "shards must be of the type PrioritizedReplayBuffer, FrameReplayBuffer or RemoteShard, "
             f"got {type(shard).__name__}"
         )
     return LocalShard(shard)

@@ -11,6 +11,7 @@ import pytest
 import kary_replay as kr
 from kary_replay.errors import CheckpointError, ShardError
 from kary_replay.shards import LocalTransport, RemoteShard, ShardService, frame_rows
+from kary_replay.shards.layout import Layout
 from kary_replay.shards.messages import Kind, pack, unpack
 from kary_replay.shards.numbered_rows import NumberedRows
 
@@ -228,6 +229,82 @@ def test_a_load_that_fails_leaves_nothing(tmp_path, rng, monkeypatch):
     monkeypatch.undo()
     shards.load(tmp_path)
     assert [transitions(one) for one in empty] == before
+
+
+class Dies(LocalTransport):
+    """A service that dies after some adds, before it says that they came; another takes over."""
+
+    def __init__(self, service: ShardService, after: int) -> None:
+        super().__init__(service)
+        self._left = after
+
+    def send(self, message: Any) -> Any:
+        pending = super().send(message)
+        if unpack(b"".join(map(bytes, message))).kind is Kind.ADD:
+            self._left -= 1
+            if self._left == 0:
+                self._service = ShardService(self._service.buffer)
+                raise ConnectionError("planted")
+        return pending
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_no_row_comes_twice_if_a_service_dies_during_a_load(after, tmp_path, rng, monkeypatch):
+    monkeypatch.setattr(frame_rows, "CHUNK_ROWS", 20)
+    before = saved(tmp_path, rng)
+    empty = [kr.FrameReplayBuffer(300, FRAME, FIELDS, stack=STACK, alpha=1.0) for _ in range(2)]
+    shards = kr.ShardedReplayBuffer([empty[0], RemoteShard(Dies(ShardService(empty[1]), after))])
+    with pytest.raises(kr.errors.ShardLostError, match="while rows with frames were added"):
+        shards.load(tmp_path)
+    assert len(empty[0]) == 0
+    empty[1].reset()
+    again = kr.ShardedReplayBuffer([empty[0], far(empty[1])])
+    again.load(tmp_path)
+    assert [transitions(one) for one in empty] == before
+
+
+def test_nothing_is_kept_of_loads_that_are_over(tmp_path, rng):
+    saved(tmp_path, rng)
+    empty = [kr.FrameReplayBuffer(300, FRAME, FIELDS, stack=STACK, alpha=1.0) for _ in range(2)]
+    remote = far(empty[1])
+    shards = kr.ShardedReplayBuffer([empty[0], remote])
+    for _ in range(3):
+        shards.load(tmp_path)
+        shards.reset()
+    assert not remote.transport._service._numbered
+    assert [shard.n_sent for shard in shards._shards] == [0, 0]
+
+
+def test_a_saved_shard_of_another_kind_is_named(tmp_path, rng):
+    saved(tmp_path, rng)
+    other = kr.FrameReplayBuffer(50, kr.Field((4,), np.float64), FIELDS, stack=STACK)
+    (shard,) = tmp_path.glob("data-*/shard-0001")
+    other.save(shard)
+    empty = kr.FrameReplayBuffer(300, FRAME, FIELDS, stack=STACK, alpha=1.0)
+    with pytest.raises(CheckpointError, match="shard-0001"):
+        kr.ShardedReplayBuffer([far(empty)]).load(tmp_path)
+    assert len(empty) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"stack": 3, "n_step": 1, "padding": "repeat", "storage_directory": "/tmp"}, {}]',
+        '[{"stack": 3, "n_step": 1}, {}]',
+        '[{"stack": 3, "n_step": 1, "padding": "repeat"}, {"frame": [[4], "<i8"]}]',
+        '[{"stack": 1000000000000, "n_step": 1, "padding": "repeat"}, FIELDS]',
+        '[{"stack": 3, "n_step": 1, "padding": "half"}, FIELDS]',
+        '[{"stack": 2, "n_step": 1, "padding": "repeat"}, FIELDS]',
+        '{"row": [[1000000, 1000000], "<f8"]}',
+        "[" * 100_000,
+        "[3, 4]",
+    ],
+)
+def test_layouts_that_lie_are_refused(text):
+    fields = Layout.of(Played(0, 50).buffer).text().split("}, ", 1)[1][:-1]
+    with pytest.raises(ShardError, match="says that its fields are"):
+        Layout.read(text.replace("FIELDS", fields))
+    Layout.read('[{"stack": 3, "n_step": 1, "padding": "repeat"}, ' + fields + "]")
 
 
 def test_what_does_not_fit_is_refused(tmp_path, rng):

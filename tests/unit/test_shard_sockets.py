@@ -92,7 +92,7 @@ def test_a_wrong_token_is_not_answered(served: Served) -> None:
         stranger.sendall(b"GET / HTTP/1.1\r\n" + b"x" * 40)
         stranger.settimeout(5)
         assert stranger.recv(100) == b""
-    assert len(served.shard().fields) == 2
+    assert len(served.shard().layout.fields) == 2
 
 
 def test_nobody_there() -> None:
@@ -282,7 +282,7 @@ def test_what_a_shard_refuses_is_raised(served: Served) -> None:
     with pytest.raises(ShardError, match="has no setting 'capacity'"):
         shard.settle()
     assert served.buffer.alpha == 1.0
-    assert set(FIELDS) == set(shard.fields)
+    assert set(FIELDS) == set(shard.layout.fields)
 
 
 def test_two_threads_at_once(served: Served, run_threaded) -> None:  # type: ignore[no-untyped-def]

@@ -29,8 +29,8 @@ def off_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> 
     stacking, n_step = None, getattr(config.options, "n_step", 1)
     if getattr(algorithm.writer, "__func__", None) is OffPolicy.writer:  # which takes frames
         stacking = _stacking(config, env_factory, n_envs, n_step)
-    # The first frames of an episode belong to no transition yet.
-    n_bare = n_envs * n_step if stacking else 0
+    # The first frames of an episode belong to no transition yet; on Ray, transitions are counted.
+    n_bare = n_envs * n_step if stacking and config.backend != "ray" else 0
     replay = ReplayStream(
         algorithm.columns(),
         config.buffer_capacity,
