@@ -17,7 +17,8 @@ from typing import Any
 
 GAME, N_ENVS, STACK = "ALE/Pong-v5", 8, 4
 BATCH, STEPS_PER_UPDATE, LEARNING_STARTS, SLOTS = 32, 4, 400, 50_000
-LEARNING_RATE, GAMMA, TARGET, EPSILON = 1e-4, 0.99, 1_000, 0.1
+LEARNING_RATE, GAMMA, EPSILON = 1e-4, 0.99, 0.1
+TARGET = 1_000  # environment steps between two target networks
 
 
 def game(stack: int | None = None, last_axis: bool = False) -> Any:
@@ -96,7 +97,7 @@ def tianshou(job: dict[str, Any]) -> dict[str, Any]:
         policy=DiscreteQLearningPolicy(model=network, action_space=space, eps_training=EPSILON),
         optim=AdamOptimizerFactory(lr=LEARNING_RATE),
         gamma=GAMMA,
-        target_update_freq=TARGET,
+        target_update_freq=TARGET // STEPS_PER_UPDATE,
     )
     once = {"stack_num": STACK, "save_only_last_obs": True, "ignore_obs_next": True}
     collector: Any = Collector(
@@ -143,7 +144,7 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
         "gamma": GAMMA,
         "double": False,
         "dueling": False,
-        "target_interval": TARGET,
+        "target_interval": TARGET // STEPS_PER_UPDATE,
         "exploration_initial": EPSILON,
         "exploration_final": EPSILON,
     }

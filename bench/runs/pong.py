@@ -47,9 +47,11 @@ SETTINGS: dict[str, Any] = {
     "evaluation_episodes": EPISODES,
 }
 OPTIONS: dict[str, Any] = {  # the others are the preset's
-    "n_step": 3,
+    "learning_rate": 2e-4,
+    "n_step": 4,
     "n_atoms": 51,
     "double": False,
+    "target_interval": 250,
     "exploration_fraction": 0.05,
 }
 # https://github.com/DLR-RM/rl-baselines3-zoo, hyperparams/dqn.yml, atari
@@ -234,7 +236,7 @@ def report(results: Path, docs: Path) -> None:
         *machine_text(described),
         f"{pixels_run.GAME} with sticky actions, the network of Mnih et al. (2015), one seed. "
         "Stable-Baselines3 has the settings of RL Baselines3 Zoo for Atari; ours learns a "
-        f"distribution (C51) from three-step returns and priorities, explores for {explores:,} "
+        f"distribution (C51) from four-step returns and priorities, explores for {explores:,} "
         "steps, and has two actors and two learners. Both learn from 32 rows for four steps. The "
         f"hours have in them an evaluation of {EPISODES} greedy episodes after every {INTERVAL:,} "
         f"steps. Who did not get there in {MOST_HOURS:.0f} hours ended. A step is four frames; "

@@ -154,7 +154,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
             **STEADY,
         },
     },
-    # Those of RL Baselines3 Zoo, with priorities.
+    # Those of RL Baselines3 Zoo, with priorities. Its target network moves every 1,000 steps.
     ("dqn", "ALE/*"): {
         **ATARI,
         "samples_per_insert": 8.0,
@@ -162,7 +162,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
             "hidden": (),
             "learning_rate": 1e-4,
             "batch_size": 32,
-            "target_interval": 1_000,
+            "target_interval": 250,
             "tau": 1.0,
             "n_step": 1,
             "exploration_final": 0.01,
@@ -184,14 +184,15 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
             "n_quantiles": 1,
         },
     },
-    # One update for four steps, as in Obando-Ceron & Castro (2021), arXiv:2011.14826.
+    # One update for four steps, and a new target network after 1,000 steps, as in Obando-Ceron &
+    # Castro (2021), arXiv:2011.14826.
     ("dqn", "MinAtar/*"): {
         **MINATAR,
         "options": {
             "hidden": (),
             "learning_rate": 2.5e-4,
             "batch_size": 32,
-            "target_interval": 1_000,
+            "target_interval": 250,
             "tau": 1.0,
             "n_step": 1,
             "exploration_final": 0.01,
@@ -205,7 +206,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
             "hidden": (128,),
             "learning_rate": 2.5e-4,
             "batch_size": 32,
-            "target_interval": 1_000,
+            "target_interval": 250,
             "tau": 1.0,
         },
     },
