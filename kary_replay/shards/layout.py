@@ -54,8 +54,6 @@ class Layout:
         try:
             said = json.loads(text)
             stacking, leaves = said if isinstance(said, list) else (None, said)
-            if stacking is not None and set(stacking) != set(STACKING):
-                raise ValueError(f"stacks are made by {', '.join(STACKING)}")
             layout = cls(
                 map_leaves(leaves, lambda leaf: Field(tuple(leaf[0]), np.dtype(leaf[1]))), stacking
             )
@@ -105,15 +103,11 @@ class Layout:
 
     def template(self) -> PrioritizedReplayBuffer:
         """Return a small buffer without rows, which arranges what is drawn from shards."""
-        if self.stacking is None:
-            return PrioritizedReplayBuffer(1, self.fields)
-        fields = dict(self.fields)
-        frame = fields.pop("frame")
-        del fields["history"]
-        capacity = self.stacking["stack"] + self.stacking["n_step"]
-        made = FrameReplayBuffer(capacity, frame, fields, **self.stacking)
-        if list(made.fields.items()) != list(self.fields.items()):
-            raise ValueError(f"stacks of frames have the fields {made.fields}")
+        options = self.stacking or {}
+        capacity = options["stack"] + options["n_step"] if options else 1
+        checked = self.kind._checked_layout(capacity, self.fields, options)
+        made = self.kind.__new__(self.kind)
+        made._open(checked, seed=0)
         return made
 
 
