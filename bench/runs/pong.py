@@ -39,19 +39,17 @@ COLOURS = {OURS: BLUE, SB3: ORANGE}
 SETTINGS: dict[str, Any] = {
     "total_env_steps": 1_000_000,
     "target_return": GOAL,
-    "learners": 2,
-    "actors": 2,
+    "learners": 1,
+    "actors": 1,
     "learning_starts": 5_000,
     "buffer_capacity": 500_000,
     "evaluation_interval": INTERVAL,
     "evaluation_episodes": EPISODES,
 }
 OPTIONS: dict[str, Any] = {  # the others are the preset's
-    "learning_rate": 2e-4,
-    "n_step": 4,
+    "image_network": "data_efficient",
+    "n_step": 3,
     "n_atoms": 51,
-    "double": False,
-    "target_interval": 250,
     "exploration_fraction": 0.05,
 }
 # https://github.com/DLR-RM/rl-baselines3-zoo, hyperparams/dqn.yml, atari

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .algorithm import Tensors
+from .algorithm import Options, Tensors
 from .networks import MLP, Encoder
 from .off_policy import OffPolicy
 from .spaces import check_actions_are_bounded
@@ -23,17 +23,14 @@ __all__ = ["ActorCritic", "Critics", "mean_error", "regression"]
 class Critics(nn.Module):
     """Some critics Q(s, a) that share an encoder: [B, n]."""
 
-    def __init__(
-        self, observation_space: Any, n_actions: int, hidden: tuple[int, ...], n: int
-    ) -> None:
+    def __init__(self, observation_space: Any, n_actions: int, options: Options, n: int) -> None:
         super().__init__()
-        self.encoder = Encoder(observation_space)
+        self.encoder = Encoder(observation_space, options.image_network)
         # Two stacks of layers, not one of batched products (baddbmm, the first layer a single
         # product). In a recorded update of twins those take 0.95 times as long at 64 units and 64
         # rows, but 1.1 at 256 rows and 1.1 to 1.2 at 256 units.
-        self.q = nn.ModuleList(
-            MLP(self.encoder.n_features + n_actions, hidden, 1) for _ in range(n)
-        )
+        n_inputs = self.encoder.n_features + n_actions
+        self.q = nn.ModuleList(MLP(n_inputs, options.hidden, 1) for _ in range(n))
 
     def forward(self, observation: Any, action: Tensor) -> Tensor:
         inputs = torch.cat([self.encoder(observation), action], 1)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..validation import as_count, as_fraction, as_real
+from .networks import IMAGE_NETWORKS
 from .normalization import Normalization
 from .spaces import check_observations
 from .updates.minimizer import Minimizer, Share
@@ -43,8 +44,16 @@ class Options:
     """Share of the learning rate, 0 to 1, to which it falls linearly over the training."""
     gamma: float = 0.99
     """Discount of one step, 0 to 1."""
+    image_network: Literal["nature", "data_efficient"] = "nature"
+    """Convolutions for images: those of Mnih et al. (2015), or the smaller ones of van Hasselt,
+    Hessel & Aslanides (2019). Without images there are none."""
 
     def __post_init__(self) -> None:
+        if self.image_network not in IMAGE_NETWORKS:
+            raise ValueError(
+                f"image_network must be one of {', '.join(IMAGE_NETWORKS)}, "
+                f"got {self.image_network!r}"
+            )
         if not isinstance(self.hidden, (tuple, list)):
             raise TypeError(
                 f"hidden must be a tuple of widths, such as (64, 64), got {self.hidden!r}"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .actor_critic import ActorCritic, Critics, mean_error, regression
-from .algorithm import Tensors, check_finite
+from .algorithm import Options, Tensors, check_finite
 from .networks import MLP, Encoder
 from .off_policy import OffPolicyOptions
 from .updates.minimizer import Minimizer
@@ -34,10 +34,10 @@ class DDPGOptions(OffPolicyOptions):
 class DeterministicActor(nn.Module):
     """The action μ(s) of an observation: [B, n_actions], from -1 to 1."""
 
-    def __init__(self, observation_space: Any, n_actions: int, hidden: tuple[int, ...]) -> None:
+    def __init__(self, observation_space: Any, n_actions: int, options: Options) -> None:
         super().__init__()
-        self.encoder = Encoder(observation_space)
-        self.mu = MLP(self.encoder.n_features, hidden, n_actions)
+        self.encoder = Encoder(observation_space, options.image_network)
+        self.mu = MLP(self.encoder.n_features, options.hidden, n_actions)
 
     def forward(self, observation: Any) -> Tensor:
         action: Tensor = self.mu(self.encoder(observation)).tanh()
@@ -60,10 +60,10 @@ class DDPG(ActorCritic):
     def build(self) -> None:
         options, spaces = self.options, (self.observation_space, self.n_actions)
         self.actor, self.actor_target = (
-            DeterministicActor(*spaces, options.hidden).to(self.device) for _ in range(2)
+            DeterministicActor(*spaces, options).to(self.device) for _ in range(2)
         )
         self.critic, self.critic_target = (
-            Critics(*spaces, options.hidden, self.n_critics).to(self.device) for _ in range(2)
+            Critics(*spaces, options, self.n_critics).to(self.device) for _ in range(2)
         )
         self.minimizers["critic"] = Minimizer(
             [self.critic], self.critic_loss, options.learning_rate, share=self.share

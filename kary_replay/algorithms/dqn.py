@@ -89,7 +89,7 @@ class QNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.shape = (n_actions, n_outputs) if n_outputs > 1 else (n_actions,)
-        self.encoder = Encoder(observation_space)
+        self.encoder = Encoder(observation_space, options.image_network)
         n_features = self.encoder.n_features
 
         def layers(n_outputs: int) -> MLP | NoisyMLP:

@@ -17,9 +17,17 @@ from torch import Tensor, nn
 
 from .spaces import is_board, is_image
 
-__all__ = ["ACTIVATIONS", "MLP", "Encoder", "initialize", "rectify", "through"]
+__all__ = ["ACTIVATIONS", "IMAGE_NETWORKS", "MLP", "Encoder", "initialize", "rectify", "through"]
 
-IMAGE_FEATURES, DICT_IMAGE_FEATURES, BOARD_FEATURES = 512, 256, 128
+DICT_IMAGE_FEATURES, BOARD_FEATURES = 256, 128
+Layer = tuple[int, int, int]  # channels, width of the window, stride
+# Layers, and features of an image that is alone
+IMAGE_NETWORKS: dict[str, tuple[Sequence[Layer], int]] = {
+    # Mnih et al. (2015), https://doi.org/10.1038/nature14236
+    "nature": (((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512),
+    # van Hasselt, Hessel & Aslanides (2019), arXiv:1906.05243
+    "data_efficient": (((32, 5, 5), (64, 5, 5)), 256),
+}
 Array = npt.NDArray[np.float32]
 Observation = Any  # Tensor [B, ...], or a dict of them
 
@@ -95,25 +103,21 @@ def initialize(module: nn.Module, gain: float) -> None:
                 nn.init.zeros_(layer.bias)
 
 
-class NatureCNN(nn.Module):
-    """The convolutions of Mnih et al. (2015), and a layer of features.
+class ImageCNN(nn.Module):
+    """Convolutions of images, and a layer of features.
 
-    Images without an axis of channels have one channel. https://doi.org/10.1038/nature14236
+    Images without an axis of channels have one channel.
     """
 
-    def __init__(self, shape: tuple[int, ...], n_features: int) -> None:
+    def __init__(self, shape: tuple[int, ...], n_features: int, layers: Sequence[Layer]) -> None:
         super().__init__()
         self.n_features = n_features
         n_channels, *_ = self.shape = shape if len(shape) == 3 else (1, *shape)
-        self.cnn = nn.Sequential(
-            nn.Conv2d(n_channels, 32, 8, 4),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, 4, 2),
-            nn.ReLU(),
-            nn.Conv2d(64, 64, 3, 1),
-            nn.ReLU(),
-            nn.Flatten(),
-        )
+        self.cnn = nn.Sequential()
+        for n_outputs, window, stride in layers:
+            self.cnn.extend((nn.Conv2d(n_channels, n_outputs, window, stride), nn.ReLU()))
+            n_channels = n_outputs
+        self.cnn.append(nn.Flatten())
         with torch.no_grad():
             n_flat = self.cnn(torch.zeros(1, *self.shape)).shape[1]
         self.linear = nn.Sequential(nn.Linear(n_flat, n_features), nn.ReLU())
@@ -170,19 +174,23 @@ class Encoder(nn.Module):
     ----------
     space : gymnasium.Space
         Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these.
+    image_network : str
+        One of ``IMAGE_NETWORKS``.
     """
 
-    def __init__(self, space: Any) -> None:
+    def __init__(self, space: Any, image_network: str = "nature") -> None:
         super().__init__()
         spaces = space.spaces if isinstance(getattr(space, "spaces", None), Mapping) else None
-        n_image = IMAGE_FEATURES if spaces is None else DICT_IMAGE_FEATURES
+        layers, n_image = IMAGE_NETWORKS[image_network]
+        if spaces is not None:
+            n_image = DICT_IMAGE_FEATURES
         self.keys = None if spaces is None else list(spaces)
         self.parts = nn.ModuleList()
         self.n_features = 0
         for part in (space,) if spaces is None else spaces.values():
-            encoder: NatureCNN | BoardCNN | Flatten
+            encoder: ImageCNN | BoardCNN | Flatten
             if is_image(part):
-                encoder = NatureCNN(part.shape, n_image)
+                encoder = ImageCNN(part.shape, n_image, layers)
             elif is_board(part):
                 encoder = BoardCNN(part.shape)
             else:

@@ -108,7 +108,7 @@ class PolicyAndValue(nn.Module):
 
     def __init__(self, observation_space: Any, action_space: Any, options: OnPolicyOptions) -> None:
         super().__init__()
-        self.encoder = Encoder(observation_space)
+        self.encoder = Encoder(observation_space, options.image_network)
         self.distribution = distribution_of(action_space, options.log_std)
         n_features, hidden = self.encoder.n_features, options.hidden
         self.memory, self.length = None, options.rollout_length

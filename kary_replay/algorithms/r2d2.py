@@ -88,7 +88,7 @@ class RecurrentQNetwork(nn.Module):
     def __init__(self, observation_space: Any, n_actions: int, options: R2D2Options) -> None:
         super().__init__()
         self.burn_in = options.burn_in
-        self.encoder = Encoder(observation_space)
+        self.encoder = Encoder(observation_space, options.image_network)
         self.memory = LSTM(self.encoder.n_features, options.lstm_hidden_size)
         n_features = options.lstm_hidden_size
         self.advantage = MLP(n_features, options.hidden, n_actions)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .actor_critic import ActorCritic, Critics, mean_error, regression
-from .algorithm import Tensors, check_above_0, check_finite
+from .algorithm import Options, Tensors, check_above_0, check_finite
 from .networks import MLP, Encoder
 from .off_policy import OffPolicyOptions
 from .updates.minimizer import Minimizer
@@ -48,10 +48,10 @@ class GaussianActor(nn.Module):
     It is given by its mean and the logarithm of its standard deviation, [B, n_actions] each.
     """
 
-    def __init__(self, observation_space: Any, n_actions: int, hidden: tuple[int, ...]) -> None:
+    def __init__(self, observation_space: Any, n_actions: int, options: Options) -> None:
         super().__init__()
-        self.encoder = Encoder(observation_space)
-        self.head = MLP(self.encoder.n_features, hidden, 2 * n_actions)
+        self.encoder = Encoder(observation_space, options.image_network)
+        self.head = MLP(self.encoder.n_features, options.hidden, 2 * n_actions)
 
     def forward(self, observation: Any) -> tuple[Tensor, Tensor]:
         mean, log_std = self.head(self.encoder(observation)).chunk(2, dim=1)
@@ -97,9 +97,9 @@ class SAC(ActorCritic):
 
     def build(self) -> None:
         options, spaces = self.options, (self.observation_space, self.n_actions)
-        self.actor = GaussianActor(*spaces, options.hidden).to(self.device)
+        self.actor = GaussianActor(*spaces, options).to(self.device)
         self.critic, self.critic_target = (
-            Critics(*spaces, options.hidden, 2).to(self.device) for _ in range(2)
+            Critics(*spaces, options, 2).to(self.device) for _ in range(2)
         )
         self.alpha = Temperature(1.0 if options.ent_coef is None else options.ent_coef).to(
             self.device

@@ -11,6 +11,7 @@ gym = pytest.importorskip("gymnasium")
 from algorithm_runs import FAULTS, VECTOR, adam_step, forward, make, make_batch  # noqa: E402
 from torch import nn  # noqa: E402
 
+from kary_replay.algorithms import Options  # noqa: E402
 from kary_replay.algorithms.actor_critic import Critics  # noqa: E402
 
 CONTINUOUS = ["ddpg", "td3", "sac"]
@@ -219,7 +220,7 @@ def test_trained_and_target_networks_begin_as_one(name):
 
 def test_twins_are_two_separate_networks():
     """With the weights of two stock networks they give the same values, bit for bit."""
-    twins = Critics(VECTOR, 2, (16, 8), 2)
+    twins = Critics(VECTOR, 2, Options(hidden=(16, 8)), 2)
     stock = [
         nn.Sequential(nn.Linear(7, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1))
         for _ in range(2)
@@ -238,7 +239,11 @@ def test_twins_are_two_separate_networks():
 def test_initial_weights_are_those_of_torch():
     """Uniform between ±1/√inputs; of 200 networks the largest weight comes close to that."""
     layers = [
-        [layer for layer in Critics(VECTOR, 2, (16, 8), 2).q[1] if hasattr(layer, "weight")]
+        [
+            layer
+            for layer in Critics(VECTOR, 2, Options(hidden=(16, 8)), 2).q[1]
+            if hasattr(layer, "weight")
+        ]
         for _ in range(200)
     ]
     for number, n_inputs in enumerate((7, 16, 8)):

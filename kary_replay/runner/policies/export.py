@@ -284,6 +284,7 @@ COPY = {
     **dict.fromkeys(("a2c", "ppo", "impala", "appo"), _copy_policy_and_value),
 }
 NO_PLACE = {
+    "image_network": "nature",
     "dueling": False,
     "n_atoms": 1,
     "n_quantiles": 1,
