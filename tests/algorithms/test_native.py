@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from algorithm_runs import BOARD, NAMES, make, make_batch, parameters  # noqa: E402
+from gymnasium import spaces  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
@@ -22,6 +23,7 @@ from kary_replay.native import program as native  # noqa: E402
 CLOSE = 1e-6
 # How much more than the least change of what is given may change a gradient, rounding may.
 ROUNDINGS = 8
+SMALL_IMAGE = spaces.Box(0, 255, (2, 40, 37), np.uint8)
 ALGORITHMS = {
     "dqn": ("dqn", {}),
     "dqn with one network": ("dqn", {"double": False}),
@@ -39,6 +41,10 @@ ALGORITHMS = {
         {"observation_space": BOARD, "noisy": True, "dueling": True, "n_atoms": 5},
     ),
     "sac of boards": ("sac", {"observation_space": BOARD}),
+    "dqn of images": (
+        "dqn",
+        {"observation_space": SMALL_IMAGE, "image_network": "data_efficient"},
+    ),
     "ddpg": ("ddpg", {}),
     "td3": ("td3", {}),
     "sac": ("sac", {}),
@@ -53,7 +59,7 @@ SIZES_OF_ALL = [
     for kind in ALGORITHMS
     for hidden, n_rows in (
         [((), 1), ((70, 33), 2), ((), 37), ((16, 8), 64)]
-        if "boards" in kind
+        if "boards" in kind or "images" in kind
         else itertools.product(HIDDEN, [1, 2, 37, 64, 256])
     )
 ]

@@ -5,7 +5,7 @@ import pytest
 
 gymnasium = pytest.importorskip("gymnasium")
 torch = pytest.importorskip("torch")
-from algorithm_runs import BOX, DISCRETE, NAMES, VECTOR, make  # noqa: E402
+from algorithm_runs import BOX, DISCRETE, IMAGE, NAMES, VECTOR, make  # noqa: E402
 from gymnasium import spaces  # noqa: E402
 
 from kary_replay.algorithms import ALGORITHMS, Encoder, UnsuitableSpaceError  # noqa: E402
@@ -134,6 +134,38 @@ def test_the_wrapper_named_for_several_discrete_actions_works(name):
     )
     ALGORITHMS["dqn"].check_spaces(VECTOR, env.action_space)
     assert {env.step(action) for action in range(6)} == {(i, j) for i in range(3) for j in range(2)}
+
+
+@pytest.mark.parametrize(
+    ("name", "n_features", "n_weights"),
+    [("nature", 512, 1_684_128), ("data_efficient", 256, 202_208)],
+)
+def test_networks_for_images_are_those_of_their_papers(name, n_features, n_weights):
+    """Weights and biases, added up by hand; the larger is also that of Stable-Baselines3."""
+    encoder = Encoder(IMAGE, name)
+    assert encoder.n_features == n_features
+    assert sum(parameter.numel() for parameter in encoder.parameters()) == n_weights
+    image = torch.randint(256, (3, *IMAGE.shape), dtype=torch.uint8)
+    features = encoder(image)
+    assert features.shape == (3, n_features) and features.min() == 0 < features.max()
+    brighter = image.clone()
+    brighter[1] = 255 - brighter[1]
+    assert ((encoder(brighter) != features).any(1) == torch.tensor([False, True, False])).all()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_has_the_network_for_images_that_is_asked_for(name):
+    space = BOX if name in ("ddpg", "td3", "sac") else DISCRETE
+    options = ALGORITHMS[name].options_class(image_network="data_efficient")
+    algorithm = ALGORITHMS[name](IMAGE, space, options)
+    windows = [
+        layer.kernel_size
+        for minimizer in algorithm.minimizers.values()
+        for module in minimizer.modules
+        for layer in module.modules()
+        if hasattr(layer, "kernel_size")
+    ]
+    assert set(windows) == {(5, 5)}
 
 
 def test_images_without_an_axis_of_channels_have_one():

@@ -298,6 +298,9 @@ BAD_OPTIONS = {
     "exploration_fraction must be at least 0": {"exploration_fraction": -1.0},
     "max_gradient_norm must be above 0": {"max_gradient_norm": 0.0},
     "hidden must be a tuple of widths": {"hidden": 64},
+    "image_network must be one of nature, data_efficient, got 'resnet'": {
+        "image_network": "resnet"
+    },
     "exploration_noise must be finite and at least 0": {"exploration_noise": -0.1},
     "target_noise must be finite and at least 0": {"target_noise": float("nan")},
     "target_noise_clip must be a real number": {"target_noise_clip": "much"},

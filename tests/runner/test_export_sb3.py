@@ -238,6 +238,7 @@ NO_PLACE = [
     ({"n_atoms": 11}, {}, "n_atoms=11"),
     ({"n_quantiles": 5}, {}, "n_quantiles=5"),
     ({"noisy": True}, {}, "noisy=True"),
+    ({"image_network": "data_efficient"}, {}, "image_network=data_efficient"),
     ({}, {"observation_space": spaces.Discrete(3, start=1)}, "counts from 0"),
     ({}, {"action_space": spaces.Discrete(3, start=1)}, "counts from 0"),
     ({}, {"observation_space": spaces.MultiDiscrete([2, 3])}, "one-hot"),
