@@ -85,7 +85,7 @@ class RunnerConfig:
     actors: int | Literal["auto"] = "auto"
     """Processes that step environments.
 
-    auto: measured, see docs/runner.md; where rollouts are learned from, one for each core."""
+    auto: measured, see docs/runner.md; 1 with backend="serial"."""
     learners: int = 1
     """Processes that train."""
     optimization: Literal["synchronous", "asynchronous"] = "synchronous"

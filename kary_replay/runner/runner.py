@@ -19,8 +19,8 @@ from rich.console import Console
 
 from ..algorithms import UnsuitableSpaceError
 from ..version import VERSION
-from .allocation.cores import Allocation, actors_for, n_cores
-from .allocation.measurement import measured_allocation
+from .allocation.cores import Allocation
+from .allocation.measurement import measured_allocation, numbers_to_try
 from .backends import BACKENDS, Supervisor
 from .callback import RunnerCallback
 from .config import ConfigError, RunnerConfig
@@ -427,9 +427,12 @@ class Runner:
 
     def _suitable_actors(self) -> int:
         """Return how many actors suit the learners, as measured here and now."""
+        if self.config.backend == "serial":  # all take turns, and time is to decide nothing
+            return 1
         if self.config.learns_from == "rollouts":
-            options: Any = self.config.options
-            return actors_for(options.n_envs, self.config.groups, n_cores())
+            *several, most = numbers_to_try(self.config)
+            if not several:
+                return most
         try:
             self._allocation = measured_allocation(
                 self.config, self._env_factory, self._stop.is_set

@@ -3,14 +3,15 @@
 import io
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 from runs import HANG_SECONDS, config
 
-from kary_replay.runner import RunFailedError, Runner, RunnerConfig
+from kary_replay.runner import ConfigError, RunFailedError, Runner, RunnerConfig
 from kary_replay.runner.allocation import measurement
-from kary_replay.runner.allocation.cores import allocate, n_cores
+from kary_replay.runner.allocation.cores import allocate, n_cores, numbers_of_actors
 from kary_replay.runner.backends import supervisor
 
 CASES = {  # steps per actor, updates, steps per update, cores, learners -> actors, and why
@@ -107,7 +108,7 @@ def test_an_environment_that_hangs_while_it_is_measured_is_named(tmp_path, monke
                 "dqn",
                 "faulty_envs:make",
                 tmp_path / "run",
-                env_options={"fault": "hangs", "at": 5},
+                env_options={"fault": "hangs", "at": 1},
                 **settings,
             )
         ).run()
@@ -155,3 +156,82 @@ def test_an_environment_that_breaks_while_it_is_measured_is_named(tmp_path):
     ):
         Runner(config("dqn", "faulty_envs:make", tmp_path / "run", **settings)).run()
     assert not list(tmp_path.iterdir())
+
+
+NUMBERS = {  # environments, groups, cores -> what is tried
+    (1, 1, 16): [1],
+    (8, 1, 1): [1],
+    (8, 1, 2): [1, 2],
+    (8, 2, 16): [1, 2, 4],
+    (12, 1, 16): [1, 2, 4, 12],
+    (12, 1, 11): [1, 2, 4, 6],
+    (16, 1, 16): [1, 2, 4, 8, 16],
+    (3, 1, 3): [1, 3],
+    (35, 1, 40): [1, 5, 35],
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS)
+def test_actors_of_rollouts_have_a_core_and_whole_groups_each(case):
+    assert numbers_of_actors(*case) == NUMBERS[case]
+
+
+IN_TURNS = {  # environment steps per second by the number of actors -> chosen, tried
+    "more gain nothing": ({1: 900.0, 2: 800.0, 4: 2000.0}, 1, [1, 2]),
+    "they gain too little": ({1: 900.0, 2: 920.0, 4: 940.0}, 1, [1, 2, 4]),
+    "little by little": ({1: 900.0, 2: 940.0, 4: 980.0}, 2, [1, 2, 4]),
+    "two are best": ({1: 900.0, 2: 1600.0, 4: 1500.0}, 2, [1, 2, 4]),
+    "the more the better": ({1: 900.0, 2: 1600.0, 4: 2500.0}, 4, [1, 2, 4]),
+    "one has too few groups": ({2: 1600.0, 4: 1500.0}, 2, [1, 2, 4]),
+    "only the most has enough": ({4: 1500.0}, 4, [1, 2, 4]),
+}
+
+
+@pytest.mark.parametrize("case", IN_TURNS)
+def test_actors_of_rollouts_are_tried_as_long_as_more_gain(case, monkeypatch, tmp_path):
+    speeds, chosen, tried = IN_TURNS[case]
+    seen = []
+
+    def measured(config, env_factory, n_actors, interrupted):
+        assert config.options.n_epochs == 1 and config.options.batch_size == config.rows_per_update
+        seen.append(n_actors)
+        if n_actors not in speeds:
+            raise ConfigError("too few groups")
+        return speeds[n_actors], 10.0
+
+    monkeypatch.setattr(measurement, "n_cores", lambda: 4)
+    monkeypatch.setattr(measurement, "_measured", measured)
+    settings = config("ppo", "CartPole-v1", tmp_path / "run", backend="process", actors="auto")
+    settings = replace(settings, options=replace(settings.options, n_envs=8))
+    runner = Runner(settings)
+    assert runner._suitable_actors() == chosen and seen == tried
+    assert runner._allocation.steps_per_actor == speeds[chosen] / chosen
+
+
+def test_nobody_is_tried_who_is_the_only_one(monkeypatch, tmp_path):
+    """With a core less for the policy worker; and in a serial run, where time decides nothing."""
+    monkeypatch.setattr(measurement, "_measured", None)
+    monkeypatch.setattr(measurement, "n_cores", lambda: 2)
+    folder = tmp_path / "run"
+    one = {"actors": "auto", "backend": "process", "policy_workers": 1, "inference": "worker"}
+    for name, settings in (
+        ("ppo", one),
+        ("ppo", {"actors": "auto", "backend": "serial"}),
+        ("dqn", {"actors": "auto", "backend": "serial"}),
+    ):
+        assert Runner(config(name, "CartPole-v1", folder, **settings))._suitable_actors() == 1
+
+
+def test_a_run_of_rollouts_measures_prints_and_takes_what_it_chose(tmp_path, monkeypatch):
+    monkeypatch.setattr(measurement, "MEASURE_SECONDS", 0.2)
+    monkeypatch.setattr(measurement, "n_cores", lambda: 2)
+    console = Console(file=io.StringIO(), width=100, record=True)
+    settings = {"backend": "process", "actors": "auto", "total_env_steps": 600}
+    result = Runner(
+        config("a2c", "CartPole-v1", tmp_path / "run", **settings), console=console
+    ).run()
+    allocation, text = result.allocation, " ".join(console.export_text().split())
+    assert [split.actors for split in allocation.splits] == [1, 2]
+    assert f"→ {allocation.chosen.actors}" in text and allocation.reason in text
+    saved = json.loads((tmp_path / "run" / "checkpoint.json").read_text())
+    assert saved["n_actors"] == allocation.chosen.actors

@@ -9,9 +9,9 @@ import pytest
 import torch
 from runs import config, run, size_of, stopped
 
-from kary_replay.algorithms import PPO, A2COptions, PPOOptions, Share
+from kary_replay.algorithms import PPO, PPOOptions, Share
 from kary_replay.core.ordered import store
-from kary_replay.runner import ConfigError, Runner, RunnerCallback, RunnerConfig
+from kary_replay.runner import ConfigError, Runner, RunnerCallback
 from kary_replay.runner.backends import Supervisor
 from kary_replay.runner.backends.memory import OwnMemory
 from kary_replay.runner.flow import HostedFlow
@@ -386,16 +386,6 @@ def test_settings_without_meaning_are_refused_by_name(settings, message, tmp_pat
 def test_settings_of_rollouts_are_refused_where_there_are_none(tmp_path):
     with pytest.raises(ConfigError, match="that learn from rollouts, and dqn"):
         config("dqn", "CartPole-v1", tmp_path / "run", max_staleness=1)
-
-
-def test_as_many_actors_as_have_a_core_and_the_same_environments(monkeypatch):
-    monkeypatch.setattr("kary_replay.runner.runner.n_cores", lambda: 3)
-    found = {}
-    for n_envs in (1, 2, 3, 4, 8, 12):
-        options = A2COptions(n_envs=n_envs)
-        runner = Runner(RunnerConfig("a2c", "CartPole-v1", options=options, backend="serial"))
-        found[n_envs] = runner._suitable_actors()
-    assert found == {1: 1, 2: 2, 3: 3, 4: 2, 8: 2, 12: 3}
 
 
 def books(flow):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Allocation", "Split", "actors_for", "allocate", "n_cores"]
+__all__ = ["Allocation", "Split", "allocate", "allocate_in_turns", "n_cores", "numbers_of_actors"]
 
 ENOUGH = 0.99  # of the most: one more actor for the last hundredth is not worth its core
+ENOUGH_IN_TURNS = 0.95  # likewise, where it costs the hand-over to one more process, too
 
 
 @dataclass(frozen=True)
 class Split:
-    """What one split of the cores would give, in steps of environments per second."""
+    """What one split of the cores would give, in steps of environments per second.
+
+    Learners that work in turns with actors are in what these collect, and ``learned`` is infinite.
+    """
 
     actors: int
     collected: float
@@ -82,9 +88,38 @@ def allocate(
     return Allocation(steps_per_actor, updates_per_second, splits, chosen, reason)
 
 
-def actors_for(n_envs: int, groups: int, cores: int) -> int:
-    """Return the most actors that have a core and as many groups of environments each.
+def numbers_of_actors(n_envs: int, groups: int, cores: int) -> list[int]:
+    """Return how many actors may share so many environments: a core and whole groups for each.
 
-    For what learns from rollouts: while learners work, actors wait, so these get all cores.
+    For what learns from rollouts: while learners work, actors wait, so these may have all cores.
+    Ascending; of those from 1 to the most, those worth a try, each at least twice the one before,
+    and the most.
     """
-    return next(n for n in range(cores, 0, -1) if n_envs % (n * groups) == 0)
+    possible = [n for n in range(1, cores + 1) if n_envs % (n * groups) == 0]
+    found = possible[:1]
+    for n in possible[1:-1]:
+        if n >= 2 * found[-1]:
+            found.append(n)
+    return [*found, *possible[1:][-1:]]
+
+
+def allocate_in_turns(measured: Mapping[int, tuple[float, float]]) -> Allocation:
+    """Choose the number of actors where learners wait for rollouts, and actors for updates.
+
+    Parameters
+    ----------
+    measured : mapping of int to pairs of float
+        By the number of actors: environment steps and updates per second, all together.
+
+    Returns
+    -------
+    Allocation
+        With the fewest actors that come within 5% of the most.
+    """
+    splits = tuple(Split(n, steps, math.inf) for n, (steps, _) in measured.items())
+    best = max(split.collected for split in splits)
+    chosen = next(split for split in splits if split.collected >= ENOUGH_IN_TURNS * best)
+    actors = "1 actor" if chosen.actors == 1 else f"{chosen.actors} actors"
+    reason = f"of those tried, {actors} and the learners come furthest in turns"
+    steps, updates = measured[chosen.actors]
+    return Allocation(steps / chosen.actors, updates, splits, chosen, reason)
