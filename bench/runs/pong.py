@@ -205,7 +205,8 @@ def note(who: str, outcome: dict[str, Any], output: Path) -> None:
     most = max(outcome.pop("memory_bytes", 0), before.get("memory_bytes", 0))
     stamp = before or {**campaign.stamp(), "versions": machine.versions()}
     kept = {key: stamp[key] for key in ("began", "commit", "versions")}
-    record = {"who": who, **kept, **outcome, "memory_bytes": most}
+    settings = before.get("settings") or {OURS: {**SETTINGS, **OPTIONS}, SB3: ZOO}[who]
+    record = {"who": who, **kept, "settings": settings, **outcome, "memory_bytes": most}
     records = [one for one in records if one["who"] != who]
     campaign.write(output, machine.describe(), [*records, record])
 
@@ -232,20 +233,26 @@ def report(results: Path, docs: Path) -> None:
     head = ["", f"a mean of {GOAL:.0f}", "hours", "env steps"]
     head += ["env steps/s", "frames/s", "updates/s", "memory, GiB"]
     draw(records, docs / "images" / "pong.png")
-    explores = int(OPTIONS["exploration_fraction"] * SETTINGS["total_env_steps"])
+    settings = [
+        [record["who"], ", ".join(f"{name} {value}" for name, value in record["settings"].items())]
+        for record in records
+    ]
     lines = [
         *machine_text(described),
-        f"{pixels_run.GAME} with sticky actions, the network of Mnih et al. (2015), one seed. "
-        "Stable-Baselines3 has the settings of RL Baselines3 Zoo for Atari; ours learns a "
-        f"distribution (C51) from four-step returns and priorities, explores for {explores:,} "
-        "steps, and has two actors and two learners. Both learn from 32 rows for four steps. The "
-        f"hours have in them an evaluation of {EPISODES} greedy episodes after every {INTERVAL:,} "
-        f"steps. Who did not get there in {MOST_HOURS:.0f} hours ended. A step is four frames; "
-        "memory is that of all processes at its most, shared memory counted once.",
+        f"{pixels_run.GAME} with sticky actions, one seed. Stable-Baselines3 has the settings of "
+        "RL Baselines3 Zoo for Atari, and the network of Mnih et al. (2015). Ours has its own: "
+        "smaller convolutions, returns of several steps as a distribution (C51), priorities. Both "
+        "learn from 32 rows for every four steps. The hours have in them an evaluation of "
+        f"{EPISODES} greedy episodes after every {INTERVAL:,} steps. Who did not get there in "
+        f"{MOST_HOURS:.0f} hours ended. A step is four frames; memory is that of all processes at "
+        "its most, shared memory counted once.",
         "",
         *markdown_table(head, rows),
         "![Mean return of evaluations over hours](images/pong.png)",
         "",
+        "## Settings",
+        "",
+        *markdown_table(["", "where they are not the preset's, or the defaults"], settings),
     ]
     write(docs / "pong.md", "Pong", lines)
 
