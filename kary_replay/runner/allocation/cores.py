@@ -89,11 +89,11 @@ def allocate(
 
 
 def numbers_of_actors(n_envs: int, groups: int, cores: int) -> list[int]:
-    """Return how many actors may share so many environments: a core and whole groups for each.
+    """Return how many actors are worth a try for so many environments.
 
     For what learns from rollouts: while learners work, actors wait, so these may have all cores.
-    Ascending; of those from 1 to the most, those worth a try, each at least twice the one before,
-    and the most.
+    Each actor has a core, and as many environments and groups as the others. The numbers ascend,
+    at least twofold each, but for the last, which is the most.
     """
     possible = [n for n in range(1, cores + 1) if n_envs % (n * groups) == 0]
     found = possible[:1]
