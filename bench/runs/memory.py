@@ -34,6 +34,7 @@ SETTINGS: dict[str, Any] = {
     "learning_starts": 100,
     "buffer_capacity": 4_000,
     "samples_per_insert": 64.0,
+    "exploration_spread": 7.0,  # and 0.4 at the end: Kapturowski et al. (2019), as Ape-X
 }
 COMMON: dict[str, Any] = {
     "hidden": [64],
@@ -46,7 +47,7 @@ COMMON: dict[str, Any] = {
     "dueling": True,
     "huber_delta": 10.0,
     "exploration_fraction": 0.2,
-    "exploration_final": 0.05,
+    "exploration_final": 0.4,
 }
 R2D2 = {**COMMON, "batch_size": 32, "lstm_hidden_size": 64, "sequence_length": 48}
 # rows are steps, each of which is learned from as often as with R2D2

@@ -138,7 +138,7 @@ class RunnerConfig:
     """How much environments differ in exploring; Ape-X has 7.
 
     Of N environments the i-th explores by the schedule's value to the power of
-    1 + spread · i / (N - 1)."""
+    1 + spread · i / (N - 1); a single one as the middle of many."""
     max_staleness: int = PRESET
     """Updates that may lie between the choice of an action and the one that learns from it.
 

@@ -125,13 +125,14 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
         "envs_per_actor": 16,
         "options": {**Q_LEARNING, "n_atoms": 1, "n_quantiles": 32},
     },
-    # Rows are sequences.
+    # Rows are sequences. Environments explore differently, as in Kapturowski et al. (2019).
     ("r2d2", "*"): {
+        "exploration_spread": 7.0,
         "envs_per_actor": 16,
         "buffer_capacity": 10_000,
         "learning_starts": 100,
         "samples_per_insert": 64.0,
-        "options": {"learning_rate": 1e-3, "tau": 0.01},
+        "options": {"learning_rate": 1e-3, "tau": 0.01, "exploration_final": 0.4},
     },
     # In both, what matters is rare among the steps: a fall, or the reward for coming to rest. The
     # loss beyond its delta settles on the median of what follows, and ignores it. With a delta of 1

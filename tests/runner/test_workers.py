@@ -66,6 +66,18 @@ def test_actors_explore_by_the_schedule_and_their_rank(spread, flow_of, monkeypa
         actor.close()
 
 
+def test_a_single_environment_explores_as_the_middle_of_many(flow_of, monkeypatch):
+    options = {"exploration_initial": 0.4, "exploration_final": 0.4}
+    alone = {"envs_per_actor": 1, "groups": 1, "samples_per_insert_error": 1e6}
+    flow = flow_of(options=options, exploration_spread=7.0, **alone)
+    actor = worker(flow, "actor")
+    seen = asked_for(actor, monkeypatch)
+    while len(seen) < 3:
+        assert actor.work(0)
+    np.testing.assert_allclose(seen, 0.4**4.5, rtol=1e-5)
+    actor.close()
+
+
 def test_actions_are_explored_as_asked(flow_of):
     """With a network that always wants action 0, the share of the other one is half of epsilon."""
     options = {"exploration_initial": 0.4, "exploration_final": 0.4}

@@ -60,7 +60,8 @@ class Actor:
         # Ape-X (arXiv:1803.00933), section 4.1.
         n_all = seat.n_workers * seat.n_envs
         rank = seat.index * seat.n_envs + np.arange(seat.n_envs)
-        exponent = 1 + (config.exploration_spread or 0.0) * rank / max(1, n_all - 1)
+        place = rank / (n_all - 1) if n_all > 1 else np.full(1, 0.5)
+        exponent = 1 + (config.exploration_spread or 0.0) * place
         self.exponent = exponent.reshape(config.groups, n)
         self.exploration = [np.zeros(n, np.float32) for _ in self.groups]  # asked for
         self.is_asked = [False] * config.groups
