@@ -43,13 +43,15 @@ SETTINGS: dict[str, Any] = {
     "actors": 1,
     "learning_starts": 5_000,
     "buffer_capacity": 200_000,
+    "alpha": 0.5,
     "evaluation_interval": INTERVAL,
     "evaluation_episodes": EPISODES,
 }
 OPTIONS: dict[str, Any] = {  # the others are the preset's
     "image_network": "data_efficient",
-    "learning_rate": 3e-4,
+    "learning_rate": 2.5e-4,  # this, and epsilon: Bellemare, Dabney & Munos (2017)
     "learning_rate_final_share": 0.2,
+    "adam_epsilon": 0.01 / 32,
     "n_step": 5,
     "n_atoms": 51,
     "double": False,

@@ -42,6 +42,8 @@ class Options:
     """Learning rate of Adam, for all networks."""
     learning_rate_final_share: float = 1.0
     """Share of the learning rate, 0 to 1, to which it falls linearly over the training."""
+    adam_epsilon: float = 1e-8
+    """What Adam adds to the root of the mean squared gradient: it damps steps along small ones."""
     gamma: float = 0.99
     """Discount of one step, 0 to 1."""
     image_network: Literal["nature", "data_efficient"] = "nature"
@@ -62,6 +64,7 @@ class Options:
             as_count("a width in hidden", width)
         as_fraction("gamma", self.gamma)
         check_above_0("learning_rate", self.learning_rate)
+        check_above_0("adam_epsilon", self.adam_epsilon)
         as_fraction("learning_rate_final_share", self.learning_rate_final_share)
 
 

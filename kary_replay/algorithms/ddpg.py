@@ -65,11 +65,12 @@ class DDPG(ActorCritic):
         self.critic, self.critic_target = (
             Critics(*spaces, options, self.n_critics).to(self.device) for _ in range(2)
         )
+        settings: dict[str, Any] = {"epsilon": options.adam_epsilon, "share": self.share}
         self.minimizers["critic"] = Minimizer(
-            [self.critic], self.critic_loss, options.learning_rate, share=self.share
+            [self.critic], self.critic_loss, options.learning_rate, **settings
         )
         self.minimizers["actor"] = Minimizer(
-            [self.actor], self.actor_loss, options.learning_rate, share=self.share
+            [self.actor], self.actor_loss, options.learning_rate, **settings
         )
         self.add_target("critic", self.critic_target)
         self.add_target("actor", self.actor_target)

@@ -28,7 +28,6 @@ from .updates.replayed import Replayed
 __all__ = ["OnPolicy", "OnPolicyOptions", "PolicyAndValue"]
 
 ROWS = "observation", "action", "log_prob", "advantage", "return_", "value"
-EPSILON = 1e-5  # of Adam; Andrychowicz et al. (2021), arXiv:2006.05990, and most implementations
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,7 @@ class OnPolicyOptions(Options):
     """Hyperparameters of algorithms that learn from rollouts."""
 
     hidden: tuple[int, ...] = (64, 64)
+    adam_epsilon: float = 1e-5  # Andrychowicz et al. (2021), arXiv:2006.05990
     learning_rate: float = 3e-4
     activation: Literal["tanh", "relu"] = "tanh"
     """What is between the layers."""
@@ -223,7 +223,7 @@ class OnPolicy(Algorithm):
             options.learning_rate,
             max_gradient_norm=options.max_gradient_norm,
             share=self.share,
-            epsilon=EPSILON,
+            epsilon=options.adam_epsilon,
         )
         self.policy = self.network
         self.state_size = 0 if self.network.memory is None else self.network.memory.state_size

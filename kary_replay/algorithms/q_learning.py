@@ -72,6 +72,7 @@ class QLearning(OffPolicy):
             self.loss,
             options.learning_rate,
             max_gradient_norm=options.max_gradient_norm,
+            epsilon=options.adam_epsilon,
             share=self.share,
         )
         self.add_target("q", self.q_target)

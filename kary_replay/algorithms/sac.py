@@ -115,7 +115,11 @@ class SAC(ActorCritic):
             losses["alpha"] = self.alpha, self.alpha_loss
         for name, (module, loss) in losses.items():
             self.minimizers[name] = Minimizer(
-                [module], loss, options.learning_rate, share=self.share
+                [module],
+                loss,
+                options.learning_rate,
+                epsilon=options.adam_epsilon,
+                share=self.share,
             )
         self.add_target("critic", self.critic_target)
         self.policy = self.actor

@@ -178,6 +178,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
         "options": {
             "hidden": (512,),
             "learning_rate": 6.25e-5,
+            "adam_epsilon": 1.5e-4,
             "batch_size": 32,
             "target_interval": 2_000,
             "tau": 1.0,

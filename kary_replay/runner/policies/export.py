@@ -158,6 +158,7 @@ def _model(cls: Any, policy: CheckpointPolicy, whole: Any) -> Any:
         policy_kwargs={
             "net_arch": list(options.hidden),
             "activation_fn": ACTIVATIONS[getattr(options, "activation", "relu")][0],
+            "optimizer_kwargs": {"eps": options.adam_epsilon},
             "normalize_images": has_images,
         },
         **settings(config, whole),
