@@ -7,7 +7,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 gym = pytest.importorskip("gymnasium")
-from algorithm_runs import NAMES, SPACES, make, make_batch, observations, parameters  # noqa: E402
+from algorithm_runs import (  # noqa: E402
+    BOX,
+    DISCRETE,
+    NAMES,
+    SPACES,
+    VECTOR,
+    make,
+    make_batch,
+    observations,
+    parameters,
+)
 
 from kary_replay.algorithms import ALGORITHMS, Options  # noqa: E402
 
@@ -72,6 +82,32 @@ def test_recorded_is_unrecorded(name, space):
         assert torch.equal(parameters(recorded), parameters(plain))
     else:
         torch.testing.assert_close(*map(parameters, (recorded, plain)), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_large_epsilon_damps_steps_along_small_gradients(name):
+    """Adam's first step is the rate times g / (|g| + epsilon)."""
+    moved = []
+    for epsilon in (1e-8, 1e3):
+        algorithm = make(name, adam_epsilon=epsilon)
+        (weights, *_) = [minimizer.flat for minimizer in algorithm.minimizers.values()]
+        before = weights.clone()
+        train(algorithm, 1)
+        moved.append(float((weights - before).abs().max()))
+    assert 0 < moved[1] < 0.05 * moved[0]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_minimizer_has_the_epsilon_that_is_asked_for(name):
+    cls = ALGORITHMS[name]
+    space = BOX if name in ("ddpg", "td3", "sac") else DISCRETE
+    for epsilon in (None, 0.25):
+        given = {} if epsilon is None else {"adam_epsilon": epsilon}
+        algorithm = cls(VECTOR, space, cls.options_class(**given))
+        wanted = epsilon or (1e-5 if cls.learns_from == "rollouts" else 1e-8)
+        assert [one._adam_settings["eps"] for one in algorithm.minimizers.values()] == [
+            wanted
+        ] * len(algorithm.minimizers)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -293,6 +293,7 @@ def test_a_program_without_a_main_guard_is_told_so(tmp_path):
 BAD_OPTIONS = {
     "huber_delta must be finite and above 0, got inf": {"huber_delta": float("inf")},
     "learning_rate must be finite and above 0, got nan": {"learning_rate": float("nan")},
+    "adam_epsilon must be finite and above 0, got 0": {"adam_epsilon": 0},
     "v_min must be below v_max, both finite": {"n_atoms": 51, "v_max": float("inf")},
     "exploration_final must be a probability": {"exploration_final": 1.5},
     "exploration_fraction must be at least 0": {"exploration_fraction": -1.0},
