@@ -11,57 +11,65 @@
 
 namespace kary {
 
-// The order is that of CODES in translation.py.
-enum class Code : std::int64_t {
-    kProduct,
-    kDots,
-    kBatchProduct,
-    kConvolve,
-    kConvolveWeights,
-    kConvolveInputs,
-    kWiden,
-    kPack,
-    kCopy,
-    kSum,
-    kMean,
-    kLeast,
-    kGreatest,
-    kNorm,
-    kGreatestOfRows,
-    kSoftmax,
-    kSoftmaxGradient,
-    kSelect,
-    kPut,
-    kAdd,
-    kSubtract,
-    kMultiply,
-    kDivide,
-    kAddNumber,
-    kMultiplyNumber,
-    kDivideNumber,
-    kNumberMinus,
-    kNegate,
-    kMagnitude,
-    kSquare,
-    kReciprocal,
-    kExponential,
-    kLogarithm,
-    kTangent,
-    kSoftplus,
-    kRelu,
-    kAtLeast,
-    kAtMost,
-    kBetween,
-    kEqual,
-    kNotBelowNumber,
-    kNotAboveNumber,
-    kWhere,
-    kThresholdGradient,
-    kTangentGradient,
-    kSquaredErrorGradient,
-    kSoftplusGradient,
-    kHuberGradient,
-};
+// Operations, and what translation.py calls them.
+#define KARY_CODES(CODE) \
+    CODE(kProduct, "product") \
+    CODE(kDots, "dots") \
+    CODE(kBatchProduct, "batch_product") \
+    CODE(kConvolve, "convolve") \
+    CODE(kConvolveWeights, "convolve_weights") \
+    CODE(kConvolveInputs, "convolve_inputs") \
+    CODE(kWiden, "widen") \
+    CODE(kPack, "pack") \
+    CODE(kCopy, "copy") \
+    CODE(kSum, "sum") \
+    CODE(kMean, "mean") \
+    CODE(kLeast, "least") \
+    CODE(kGreatest, "greatest") \
+    CODE(kNorm, "norm") \
+    CODE(kGreatestOfRows, "greatest_of_rows") \
+    CODE(kSoftmax, "softmax") \
+    CODE(kSoftmaxGradient, "softmax_gradient") \
+    CODE(kSelect, "select") \
+    CODE(kPut, "put") \
+    CODE(kAdd, "add") \
+    CODE(kSubtract, "subtract") \
+    CODE(kMultiply, "multiply") \
+    CODE(kDivide, "divide") \
+    CODE(kAddNumber, "add_number") \
+    CODE(kMultiplyNumber, "multiply_number") \
+    CODE(kDivideNumber, "divide_number") \
+    CODE(kNumberMinus, "number_minus") \
+    CODE(kNegate, "negate") \
+    CODE(kMagnitude, "magnitude") \
+    CODE(kSquare, "square") \
+    CODE(kReciprocal, "reciprocal") \
+    CODE(kExponential, "exponential") \
+    CODE(kLogarithm, "logarithm") \
+    CODE(kTangent, "tangent") \
+    CODE(kSoftplus, "softplus") \
+    CODE(kRelu, "relu") \
+    CODE(kAtLeast, "at_least") \
+    CODE(kAtMost, "at_most") \
+    CODE(kBetween, "between") \
+    CODE(kEqual, "equal") \
+    CODE(kNotBelowNumber, "not_below_number") \
+    CODE(kNotAboveNumber, "not_above_number") \
+    CODE(kWhere, "where") \
+    CODE(kThresholdGradient, "threshold_gradient") \
+    CODE(kTangentGradient, "tangent_gradient") \
+    CODE(kSquaredErrorGradient, "squared_error_gradient") \
+    CODE(kSoftplusGradient, "softplus_gradient") \
+    CODE(kHuberGradient, "huber_gradient")
+
+#define KARY_CODE(code, name) code,
+enum class Code : std::int64_t { KARY_CODES(KARY_CODE) };
+#undef KARY_CODE
+
+#define KARY_NAME(code, name) name,
+constexpr const char* kCodes[] = {KARY_CODES(KARY_NAME)};
+#undef KARY_NAME
+constexpr int kNumberOfCodes = sizeof(kCodes) / sizeof(*kCodes);
 
 constexpr int kWords = 21;
 

@@ -3,8 +3,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-__all__ = ["SETS", "WORDS", "Program", "Sequence", "adam", "approach", "in_use", "use"]
+__all__ = ["CODES", "SETS", "WORDS", "Program", "Sequence", "adam", "approach", "in_use", "use"]
 
+CODES: tuple[str, ...]
 SETS: tuple[str, ...]
 WORDS: int
 

@@ -19,6 +19,8 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 cdef extern from "program.hpp" namespace "kary" nogil:
     const int kWords
     const int kNumberOfSets
+    const int kNumberOfCodes
+    const char** kCodes
 
     cppclass Code:
         pass
@@ -49,8 +51,10 @@ cdef extern from "program.hpp" namespace "kary" nogil:
 
     const Set kSets[]
 
-__all__ = ["SETS", "WORDS", "Program", "Sequence", "adam", "approach", "in_use", "use"]
+__all__ = ["CODES", "SETS", "WORDS", "Program", "Sequence", "adam", "approach", "in_use", "use"]
 
+CODES = tuple(kCodes[i].decode() for i in range(kNumberOfCodes))
+"""The operations by name; their codes are the places here."""
 WORDS = kWords
 SETS = tuple(kSets[i].name.decode() for i in range(kNumberOfSets) if kSets[i].usable())
 """The sets of vector instructions that this processor can run, the best first."""

@@ -18,64 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...native.program import WORDS, Program
+from ...native.program import CODES, WORDS, Program
 from .tape import active
 
 __all__ = ["NativeProgram", "UntranslatableError", "translated"]
 
 aten: Any = torch.ops.aten
 Node = Any  # torch.fx.Node, whose arguments have types that are too wide to work with
-# The order is that of the codes in native/program.hpp.
-CODES = [
-    "product",
-    "dots",
-    "batch_product",
-    "convolve",
-    "convolve_weights",
-    "convolve_inputs",
-    "widen",
-    "pack",
-    "copy",
-    "sum",
-    "mean",
-    "least",
-    "greatest",
-    "norm",
-    "greatest_of_rows",
-    "softmax",
-    "softmax_gradient",
-    "select",
-    "put",
-    "add",
-    "subtract",
-    "multiply",
-    "divide",
-    "add_number",
-    "multiply_number",
-    "divide_number",
-    "number_minus",
-    "negate",
-    "magnitude",
-    "square",
-    "reciprocal",
-    "exponential",
-    "logarithm",
-    "tangent",
-    "softplus",
-    "relu",
-    "at_least",
-    "at_most",
-    "between",
-    "equal",
-    "not_below_number",
-    "not_above_number",
-    "where",
-    "threshold_gradient",
-    "tangent_gradient",
-    "squared_error_gradient",
-    "softplus_gradient",
-    "huber_gradient",
-]
 LANE = 16  # numbers in the widest vector; buffers begin at multiples of it
 # operations whose results depend on the shapes of tensors, and not on their values
 OF_SHAPES = {
