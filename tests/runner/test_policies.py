@@ -12,6 +12,7 @@ from runs import SMALL, config, hosted, run, stopped, worker
 
 from kary_replay.runner import ConfigError, Runner, RunnerConfig, play
 from kary_replay.runner.messages import Evaluated
+from kary_replay.runner.policies import checkpoint_policy as policies
 from kary_replay.runner.policies.checkpoint_policy import checkpoint_policy
 from kary_replay.runner.policies.export import export
 from kary_replay.runner.records.run_directory import RunDirectory, load_state
@@ -308,3 +309,25 @@ def test_evaluation_episodes_that_do_not_end_are_cut_off_and_that_is_said(backen
         == max(result.evaluations, key=lambda found: found.mean_return).returns
     )
     assert "cut off after evaluation_max_steps=50 steps" in capfd.readouterr().out
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(tmp_path, monkeypatch):
+    """As by a run that goes on: its next checkpoint takes the place of the one before."""
+    run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=300)
+    named, read, seen = tmp_path / "run" / "checkpoint.json", policies.saved_algorithm, []
+
+    def replaced(folder, *others):
+        if not seen:
+            later = folder.with_name(folder.name + "b")
+            folder.rename(later)
+            content = json.loads(named.read_text())
+            named.write_text(json.dumps({**content, "folder": later.name}))
+        seen.append(folder.name)
+        return read(folder, *others)
+
+    monkeypatch.setattr(policies, "saved_algorithm", replaced)
+    assert checkpoint_policy(tmp_path / "run").algorithm is not None
+    assert seen == [seen[0], seen[0] + "b"]
+    shutil.rmtree(named.with_name(seen[1]))
+    with pytest.raises(ConfigError, match="which is gone"):
+        checkpoint_policy(tmp_path / "run")

@@ -81,12 +81,13 @@ def checkpoint_policy(
         was_evaluated = evaluated is not None or next(found.evaluations(), None) is not None
         missing = f"{which}_policy.pt is missing" if was_evaluated else "none was evaluated"
     needs_checkpoint = evaluated is None or found.has_checkpoint
-    folder = found.checkpoint(config)[0] if needs_checkpoint else None
+    if needs_checkpoint:  # before an environment is made
+        found.read_checkpoint(config, lambda folder: folder)
     factory = env_factory(config)
-    if folder is None:
-        algorithm = config.new_algorithm(factory)
+    if needs_checkpoint:
+        algorithm = _last_algorithm(found, config, factory)
     else:
-        algorithm = saved_algorithm(folder, config, factory)
+        algorithm = config.new_algorithm(factory)
     if evaluated is not None:
         vectors = published(algorithm, config.publishes_all)
         if sum(vector.numel() for vector in vectors) != len(evaluated.parameters):
@@ -106,7 +107,12 @@ def checkpoint_algorithm(policy: CheckpointPolicy) -> Algorithm:
         If the run has no checkpoint, or one of other networks than the configuration makes.
     """
     directory, config = RunDirectory.existing(policy.path)
-    return saved_algorithm(directory.checkpoint(config)[0], config, policy.env_factory)
+    return _last_algorithm(directory, config, policy.env_factory)
+
+
+def _last_algorithm(found: RunDirectory, config: RunnerConfig, factory: EnvFactory) -> Algorithm:
+    """Return the algorithm of the last checkpoint, which a run may replace meanwhile."""
+    return found.read_checkpoint(config, lambda folder: saved_algorithm(folder, config, factory))
 
 
 def saved_algorithm(folder: Path, config: RunnerConfig, factory: EnvFactory) -> Algorithm:

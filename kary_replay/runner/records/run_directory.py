@@ -15,15 +15,16 @@ The policies and checkpoint.json are replaced in one step.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, TypeVar
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ __all__ = ["EPISODES", "EVALUATIONS", "PolicyName", "RunDirectory", "load_state"
 FORMAT = 1
 EPISODES, EVALUATIONS = "episodes.jsonl", "evaluations.jsonl"
 PolicyName = Literal["best", "last"]
+T = TypeVar("T")
 
 
 class RunDirectory:
@@ -170,6 +172,30 @@ class RunDirectory:
         found = cls(path)
         found.written_by = content.pop("version", None)
         return found, from_json(content)
+
+    def read_checkpoint(self, config: RunnerConfig, read: Callable[[Path], T]) -> T:
+        """Return what is read in the folder of the last checkpoint.
+
+        In a run that goes on, a later one may replace it meanwhile: then it is read there.
+
+        Raises
+        ------
+        ConfigError
+            As `checkpoint` does.
+        """
+        while True:
+            before = self._named_checkpoint()
+            try:
+                return read(self.checkpoint(config)[0])
+            except (ConfigError, OSError):
+                if self._named_checkpoint() == before:
+                    raise
+
+    def _named_checkpoint(self) -> str:
+        """Return what says which checkpoint is the last one; empty if there is none."""
+        with contextlib.suppress(OSError):
+            return (self.path / "checkpoint.json").read_text()
+        return ""
 
     def checkpoint(self, config: RunnerConfig) -> tuple[Path, dict[str, Any]]:
         """Return the folder and the counters of the last checkpoint.
