@@ -70,8 +70,9 @@ ZOO: dict[str, Any] = {
     "exploration_final_eps": 0.01,
 }
 ZOO_STEPS = 10_000_000
-# https://github.com/google/dopamine, baselines/atari/data/pong.json, one run of each: the first
-# 250,000 steps over which the mean return, of training, reached the goal
+# https://github.com/google/dopamine, baselines/atari/data/pong.json: when the mean return of
+# 250,000 steps of training first reached the goal, in one of several runs: the first, but for
+# Rainbow's last
 PUBLISHED = {"IQN": 3.25, "Rainbow": 4.25, "DQN": 25.75, "C51": 26.75}
 
 
@@ -254,7 +255,7 @@ def report(results: Path, docs: Path) -> None:
         "",
         *markdown_table(head, rows),
         "What others have published for the game with sticky actions ([Castro et al. "
-        "2018](https://arxiv.org/abs/1812.06110), one run of each, the network of Mnih et al.): "
+        "2018](https://arxiv.org/abs/1812.06110), one of several runs each): "
         + ", ".join(f"{name} {steps} million steps" for name, steps in PUBLISHED.items())
         + f" until a mean of {GOAL:.0f}.",
         "",

@@ -51,7 +51,7 @@ class Options:
     Hessel & Aslanides (2019). Without images there are none."""
 
     def __post_init__(self) -> None:
-        if self.image_network not in IMAGE_NETWORKS:
+        if self.image_network not in tuple(IMAGE_NETWORKS):
             raise ValueError(
                 f"image_network must be one of {', '.join(IMAGE_NETWORKS)}, "
                 f"got {self.image_network!r}"

@@ -39,6 +39,7 @@ class R2D2Options(QLearningOptions):
     n_step: int = 5
     gamma: float = 0.997
     dueling: bool = True
+    exploration_final: float = 0.4
     lstm_hidden_size: int = 64
     """Units of the LSTM that remembers the episode."""
     sequence_length: int = 80

@@ -132,7 +132,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
         "buffer_capacity": 10_000,
         "learning_starts": 100,
         "samples_per_insert": 64.0,
-        "options": {"learning_rate": 1e-3, "tau": 0.01, "exploration_final": 0.4},
+        "options": {"learning_rate": 1e-3, "tau": 0.01},
     },
     # In both, what matters is rare among the steps: a fall, or the reward for coming to rest. The
     # loss beyond its delta settles on the median of what follows, and ignores it. With a delta of 1

@@ -76,7 +76,7 @@ class RunResult:
     evaluations: list[Evaluation] = field(default_factory=list)
     """All of them, in order."""
     allocation: Allocation | None = None
-    """What was measured to choose the number of actors; None where it was given."""
+    """What was measured to choose the number of actors; None where nothing was."""
     interrupted: bool = False
     """Whether Ctrl-C, SIGTERM or `Runner.stop` ended it early."""
     samples_per_insert: float = float("nan")
@@ -427,10 +427,8 @@ class Runner:
 
     def _suitable_actors(self) -> int:
         """Return how many actors suit the learners, as measured here and now."""
-        if self.config.backend == "serial":  # all take turns, and time is to decide nothing
-            return 1
         if self.config.learns_from == "rollouts":
-            *several, most = numbers_to_try(self.config)
+            *several, most = numbers_to_try(self.config, self._env_factory)
             if not several:
                 return most
         try:

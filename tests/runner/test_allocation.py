@@ -3,15 +3,15 @@
 import io
 import json
 import math
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
 from runs import HANG_SECONDS, config
 
-from kary_replay.runner import ConfigError, RunFailedError, Runner, RunnerConfig
+from kary_replay.algorithms import PPOOptions
+from kary_replay.runner import RunFailedError, Runner, RunnerConfig
 from kary_replay.runner.allocation import measurement
-from kary_replay.runner.allocation.cores import allocate, n_cores, numbers_of_actors
+from kary_replay.runner.allocation.cores import allocate, n_cores
 from kary_replay.runner.backends import supervisor
 
 CASES = {  # steps per actor, updates, steps per update, cores, learners -> actors, and why
@@ -158,22 +158,45 @@ def test_an_environment_that_breaks_while_it_is_measured_is_named(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-NUMBERS = {  # environments, groups, cores -> what is tried
-    (1, 1, 16): [1],
-    (8, 1, 1): [1],
-    (8, 1, 2): [1, 2],
-    (8, 2, 16): [1, 2, 4],
-    (12, 1, 16): [1, 2, 4, 12],
-    (12, 1, 11): [1, 2, 4, 6],
-    (16, 1, 16): [1, 2, 4, 8, 16],
-    (3, 1, 3): [1, 3],
-    (35, 1, 40): [1, 5, 35],
+NUMBERS = {  # environments, cores, other settings -> what is tried
+    "one environment": (1, 16, {}, [1]),
+    "one core": (8, 1, {}, [1]),
+    "two cores": (8, 2, {}, [1, 2]),
+    "groups": (8, 16, {"groups": 2}, [1, 2, 4]),
+    "twelve": (12, 16, {}, [1, 2, 4, 12]),
+    "not all cores": (12, 11, {}, [1, 2, 4, 6]),
+    "many": (16, 16, {}, [1, 2, 4, 8, 16]),
+    "odd": (35, 40, {}, [1, 5, 35]),
+    "a core for the policy worker": (8, 2, {"inference": "worker", "policy_workers": 1}, [1]),
+    "as many groups as policy workers": (8, 2, {"inference": "worker", "policy_workers": 2}, [2]),
+    "learners with groups of their own": (
+        12,
+        4,
+        {"learners": 3, "optimization": "asynchronous", "max_staleness": 3},
+        [3],
+    ),
+    "actors do not wait": (8, 4, {"max_staleness": 1}, [4]),
+    "few updates": (8, 4, {"total_env_steps": 10_000}, [4]),
+    "no number has a flow": (8, 4, {"inference": "worker", "policy_workers": 9}, [1]),
 }
 
 
+def of_rollouts(directory, n_envs=8, **settings):
+    """Return settings of a run that measures; its rollouts are of 6 steps."""
+    settings = {"backend": "process", "actors": "auto", "total_env_steps": 10**6, **settings}
+    options = PPOOptions(n_envs=n_envs, rollout_length=6, batch_size=6)
+    return RunnerConfig("ppo", "CartPole-v1", options=options, directory=str(directory), **settings)
+
+
 @pytest.mark.parametrize("case", NUMBERS)
-def test_actors_of_rollouts_have_a_core_and_whole_groups_each(case):
-    assert numbers_of_actors(*case) == NUMBERS[case]
+def test_actors_of_rollouts_have_a_core_and_a_flow(case, monkeypatch, tmp_path):
+    n_envs, cores, settings, numbers = NUMBERS[case]
+    monkeypatch.setattr(measurement, "n_cores", lambda: cores)
+    runner = Runner(of_rollouts(tmp_path / "run", n_envs, **settings))
+    assert measurement.numbers_to_try(runner.config, runner._env_factory) == numbers
+    if len(numbers) == 1:
+        monkeypatch.setattr(measurement, "_measured", None)
+        assert runner._suitable_actors() == numbers[0]
 
 
 IN_TURNS = {  # environment steps per second by the number of actors -> chosen, tried
@@ -182,8 +205,6 @@ IN_TURNS = {  # environment steps per second by the number of actors -> chosen, 
     "little by little": ({1: 900.0, 2: 940.0, 4: 980.0}, 2, [1, 2, 4]),
     "two are best": ({1: 900.0, 2: 1600.0, 4: 1500.0}, 2, [1, 2, 4]),
     "the more the better": ({1: 900.0, 2: 1600.0, 4: 2500.0}, 4, [1, 2, 4]),
-    "one has too few groups": ({2: 1600.0, 4: 1500.0}, 2, [1, 2, 4]),
-    "only the most has enough": ({4: 1500.0}, 4, [1, 2, 4]),
 }
 
 
@@ -193,43 +214,23 @@ def test_actors_of_rollouts_are_tried_as_long_as_more_gain(case, monkeypatch, tm
     seen = []
 
     def measured(config, env_factory, n_actors, interrupted):
-        assert config.options.n_epochs == 1 and config.options.batch_size == config.rows_per_update
+        assert config.options.n_epochs == 1 and config.options.batch_size == 6
         seen.append(n_actors)
-        if n_actors not in speeds:
-            raise ConfigError("too few groups")
         return speeds[n_actors], 10.0
 
     monkeypatch.setattr(measurement, "n_cores", lambda: 4)
     monkeypatch.setattr(measurement, "_measured", measured)
-    settings = config("ppo", "CartPole-v1", tmp_path / "run", backend="process", actors="auto")
-    settings = replace(settings, options=replace(settings.options, n_envs=8))
-    runner = Runner(settings)
+    runner = Runner(of_rollouts(tmp_path / "run"))
     assert runner._suitable_actors() == chosen and seen == tried
     assert runner._allocation.steps_per_actor == speeds[chosen] / chosen
-
-
-def test_nobody_is_tried_who_is_the_only_one(monkeypatch, tmp_path):
-    """With a core less for the policy worker; and in a serial run, where time decides nothing."""
-    monkeypatch.setattr(measurement, "_measured", None)
-    monkeypatch.setattr(measurement, "n_cores", lambda: 2)
-    folder = tmp_path / "run"
-    one = {"actors": "auto", "backend": "process", "policy_workers": 1, "inference": "worker"}
-    for name, settings in (
-        ("ppo", one),
-        ("ppo", {"actors": "auto", "backend": "serial"}),
-        ("dqn", {"actors": "auto", "backend": "serial"}),
-    ):
-        assert Runner(config(name, "CartPole-v1", folder, **settings))._suitable_actors() == 1
 
 
 def test_a_run_of_rollouts_measures_prints_and_takes_what_it_chose(tmp_path, monkeypatch):
     monkeypatch.setattr(measurement, "MEASURE_SECONDS", 0.2)
     monkeypatch.setattr(measurement, "n_cores", lambda: 2)
     console = Console(file=io.StringIO(), width=100, record=True)
-    settings = {"backend": "process", "actors": "auto", "total_env_steps": 600}
-    result = Runner(
-        config("a2c", "CartPole-v1", tmp_path / "run", **settings), console=console
-    ).run()
+    monkeypatch.setattr(measurement, "ENOUGH_UPDATES", 1)
+    result = Runner(of_rollouts(tmp_path / "run", total_env_steps=600), console=console).run()
     allocation, text = result.allocation, " ".join(console.export_text().split())
     assert [split.actors for split in allocation.splits] == [1, 2]
     assert f"→ {allocation.chosen.actors}" in text and allocation.reason in text

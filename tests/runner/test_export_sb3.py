@@ -189,6 +189,15 @@ def test_a_model_of_rollouts_goes_on_learning(algorithm, tmp_path, monkeypatch):
     assert not torch.equal(before, model.policy.state_dict()["action_net.weight"])
 
 
+@pytest.mark.parametrize("algorithm", ["dqn", "ppo"])
+def test_adams_epsilon_comes_along(algorithm, tmp_path, monkeypatch):
+    """And a choice of the network for images does not stand in the way, where there are none."""
+    options = {"adam_epsilon": 3e-4, "image_network": "data_efficient"}
+    untrained(tmp_path / "run", algorithm, monkeypatch, **options)
+    _, model = exported(tmp_path / "run", algorithm)
+    assert model.policy.optimizer.defaults["eps"] == 3e-4
+
+
 def test_q_targets_come_along(tmp_path, monkeypatch):
     untrained(tmp_path / "run", "dqn", monkeypatch)
     policy, model = exported(tmp_path / "run", "dqn")
@@ -238,7 +247,11 @@ NO_PLACE = [
     ({"n_atoms": 11}, {}, "n_atoms=11"),
     ({"n_quantiles": 5}, {}, "n_quantiles=5"),
     ({"noisy": True}, {}, "noisy=True"),
-    ({"image_network": "data_efficient"}, {}, "image_network=data_efficient"),
+    (
+        {"image_network": "data_efficient"},
+        {"observation_space": spaces.Box(0, 255, (3, 40, 40), np.uint8)},
+        "image_network=data_efficient",
+    ),
     ({}, {"observation_space": spaces.Discrete(3, start=1)}, "counts from 0"),
     ({}, {"action_space": spaces.Discrete(3, start=1)}, "counts from 0"),
     ({}, {"observation_space": spaces.MultiDiscrete([2, 3])}, "one-hot"),

@@ -328,6 +328,11 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(tmp_path, m
     monkeypatch.setattr(policies, "saved_algorithm", replaced)
     assert checkpoint_policy(tmp_path / "run").algorithm is not None
     assert seen == [seen[0], seen[0] + "b"]
+    content = named.read_bytes()
+    named.write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(ConfigError, match="has no checkpoint to go on from"):
+        checkpoint_policy(tmp_path / "run")
+    named.write_bytes(content)
     shutil.rmtree(named.with_name(seen[1]))
     with pytest.raises(ConfigError, match="which is gone"):
         checkpoint_policy(tmp_path / "run")

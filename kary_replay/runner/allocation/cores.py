@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Allocation", "Split", "allocate", "allocate_in_turns", "n_cores", "numbers_of_actors"]
+__all__ = [
+    "Allocation",
+    "Split",
+    "actors_for",
+    "allocate",
+    "allocate_in_turns",
+    "n_cores",
+    "worth_a_try",
+]
 
 ENOUGH = 0.99  # of the most: one more actor for the last hundredth is not worth its core
 ENOUGH_IN_TURNS = 0.95  # likewise, where it costs the hand-over to one more process, too
@@ -88,19 +96,18 @@ def allocate(
     return Allocation(steps_per_actor, updates_per_second, splits, chosen, reason)
 
 
-def numbers_of_actors(n_envs: int, groups: int, cores: int) -> list[int]:
-    """Return how many actors are worth a try for so many environments.
+def actors_for(n_envs: int, groups: int, cores: int) -> int:
+    """Return the most actors that have a core and as many groups of environments each."""
+    return next(n for n in range(cores, 0, -1) if n_envs % (n * groups) == 0)
 
-    For what learns from rollouts: while learners work, actors wait, so these may have all cores.
-    Each actor has a core, and as many environments and groups as the others. The numbers ascend,
-    at least twofold each, but for the last, which is the most.
-    """
-    possible = [n for n in range(1, cores + 1) if n_envs % (n * groups) == 0]
-    found = possible[:1]
-    for n in possible[1:-1]:
+
+def worth_a_try(numbers: Sequence[int]) -> list[int]:
+    """Return those of ascending numbers that are at least twice the one before, and the last."""
+    found = list(numbers[:1])
+    for n in numbers[1:-1]:
         if n >= 2 * found[-1]:
             found.append(n)
-    return [*found, *possible[1:][-1:]]
+    return [*found, *numbers[1:][-1:]]
 
 
 def allocate_in_turns(measured: Mapping[int, tuple[float, float]]) -> Allocation:

@@ -11,14 +11,15 @@ from typing import Any, cast
 from ..backends import BACKENDS, Supervisor
 from ..config import ConfigError, RunnerConfig
 from ..environments.env_factory import EnvFactory
-from ..flow import HostedFlow
+from ..flow import HostedFlow, flow_of
 from ..streams import Checkpoint
-from .cores import Allocation, allocate, allocate_in_turns, n_cores, numbers_of_actors
+from .cores import Allocation, actors_for, allocate, allocate_in_turns, n_cores, worth_a_try
 
 __all__ = ["measured_allocation", "numbers_to_try"]
 
 MEASURE_SECONDS = 0.3
 LEAST_UPDATES = 3  # before the measurement, and the least that it lasts
+ENOUGH_UPDATES = 300  # of a run, so that a measurement takes a small part of its time
 TURN_SECONDS = 0.02  # between two looks at how far the workers are
 
 
@@ -71,41 +72,55 @@ def _in_turns(
 ) -> Allocation:
     """Measure several numbers of actors that fill rollouts, as long as more gain, and choose.
 
-    Updates go through a rollout once and in one batch: what learners do is the same for any number
-    of actors, and with a large network it takes minutes.
+    Updates go through a rollout once: the learners' part is the same for any number of actors.
     """
     options = cast("Any", config.options)
-    once = {"n_epochs": 1, "batch_size": config.rows_per_update}
-    known = {field.name for field in dataclasses.fields(options)}
+    if hasattr(options, "n_epochs"):
+        options = dataclasses.replace(options, n_epochs=1)
     short = dataclasses.replace(
-        config,
-        options=dataclasses.replace(options, **{k: v for k, v in once.items() if k in known}),
-        total_env_steps=2**53,
-        evaluate="never",
-        target_return=None,
+        config, options=options, total_env_steps=2**53, evaluate="never", target_return=None
     )
-    numbers = numbers_to_try(config)
     measured: dict[int, tuple[float, float]] = {}
     most = 0.0
-    for n in numbers:
-        try:
-            measured[n] = _measured(short, env_factory, n, interrupted)
-        except ConfigError:  # too few groups for what an update, or a learner of its own, takes
-            if n == numbers[-1] and not measured:
-                raise
-            continue
-        steps, _ = measured[n]
+    for n in numbers_to_try(config, env_factory):
+        steps, updates = _measured(short, env_factory, n, interrupted)
+        measured[n] = steps, updates
         if steps < most or interrupted():
             break
         most = steps
     return allocate_in_turns(measured)
 
 
-def numbers_to_try(config: RunnerConfig) -> list[int]:
-    """Return how many actors may fill the rollouts of a run: if it is one number, that it is."""
+def numbers_to_try(config: RunnerConfig, env_factory: EnvFactory) -> list[int]:
+    """Return the numbers of actors for rollouts among which a measurement is to choose.
+
+    Only the most that have a core each, and a flow, if it would not pay: where actors do not wait
+    for learners, and in runs of few updates.
+    """
     options = cast("Any", config.options)
+    n_envs, groups = int(options.n_envs), config.groups
     cores = max(1, n_cores() - (config.policy_workers or 0))
-    return numbers_of_actors(options.n_envs, config.groups, cores)
+    numbers = [
+        n
+        for n in range(1, n_envs // groups + 1)
+        if n_envs % (n * groups) == 0 and _has_flow(config, env_factory, n)
+    ]
+    with_cores = [n for n in numbers if n <= cores] or numbers[:1]
+    if not with_cores:  # the run says what is wrong
+        return [actors_for(n_envs, groups, cores)]
+    in_turns = config.max_staleness == 0
+    if not in_turns or config.total_env_steps < ENOUGH_UPDATES * config.rows_per_update:
+        return with_cores[-1:]
+    return worth_a_try(with_cores)
+
+
+def _has_flow(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> bool:
+    """Return whether so many actors have groups enough for updates, learners, policy workers."""
+    try:
+        flow_of(config, env_factory, n_actors)
+    except ConfigError:
+        return False
+    return True
 
 
 def _measured(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ...version import VERSION
-from ..allocation.cores import numbers_of_actors
+from ..allocation.cores import actors_for
 from ..allocation.nodes import next_node, spread
 from ..config import ConfigError, RunnerConfig
 from ..failures import START_SECONDS
@@ -522,7 +522,7 @@ def n_actors_for(config: RunnerConfig, n_cpus: int) -> int:
     if config.learns_from == "replay":
         return n_cpus
     options: Any = config.options
-    return numbers_of_actors(options.n_envs, config.groups, n_cpus)[-1]
+    return actors_for(options.n_envs, config.groups, n_cpus)
 
 
 def close_all(ray: Any, sites: Sequence[RemoteSite]) -> None:

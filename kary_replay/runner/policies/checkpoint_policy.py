@@ -81,8 +81,8 @@ def checkpoint_policy(
         was_evaluated = evaluated is not None or next(found.evaluations(), None) is not None
         missing = f"{which}_policy.pt is missing" if was_evaluated else "none was evaluated"
     needs_checkpoint = evaluated is None or found.has_checkpoint
-    if needs_checkpoint:  # before an environment is made
-        found.read_checkpoint(config, lambda folder: folder)
+    if needs_checkpoint and not found.has_checkpoint:
+        found.checkpoint(config)  # says so before an environment is made
     factory = env_factory(config)
     if needs_checkpoint:
         algorithm = _last_algorithm(found, config, factory)

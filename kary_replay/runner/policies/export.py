@@ -117,6 +117,11 @@ def _check(policy: CheckpointPolicy) -> None:
             raise ConfigError(
                 f"Stable-Baselines3 takes images from 0 to 255 with few channels, got {part}"
             )
+        if is_image(part) and config.options.image_network != "nature":
+            raise ConfigError(
+                f"Stable-Baselines3's {MODELS[config.algorithm]} has no place for networks with "
+                f"image_network={config.options.image_network}: train with image_network=nature"
+            )
         if is_image(part) and len(part.shape) == 2:
             raise ConfigError(
                 f"Stable-Baselines3 takes images with an axis of channels, got {part}: train with "
@@ -285,7 +290,6 @@ COPY = {
     **dict.fromkeys(("a2c", "ppo", "impala", "appo"), _copy_policy_and_value),
 }
 NO_PLACE = {
-    "image_network": "nature",
     "dueling": False,
     "n_atoms": 1,
     "n_quantiles": 1,

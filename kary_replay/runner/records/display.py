@@ -206,18 +206,19 @@ def allocation_table(allocation: Allocation) -> Table:
         caption=allocation.reason,
         caption_justify="left",
     )
-    for name in ("actors", "actors collect", "learners keep up with", "so together"):
+    in_turns = math.isinf(allocation.chosen.learned)
+    sides = () if in_turns else ("actors collect", "learners keep up with")
+    for name in ("actors", *sides, "so together"):
         table.add_column(name, justify="right")
     at = allocation.splits.index(allocation.chosen)
     first = max(0, min(at - SPLITS // 2, len(allocation.splits) - SPLITS))
     for split in allocation.splits[first : first + SPLITS]:
         chosen = split is allocation.chosen
         mark = "→ " if chosen else ""
+        apart = () if in_turns else (split.collected, split.learned)
         table.add_row(
             f"{mark}{split.actors}",
-            number(split.collected),
-            number(split.learned),
-            number(split.env_steps_per_second),
+            *map(number, (*apart, split.env_steps_per_second)),
             style="bold" if chosen else "dim",
         )
     return table

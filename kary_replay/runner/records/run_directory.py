@@ -191,11 +191,11 @@ class RunDirectory:
                 if self._named_checkpoint() == before:
                     raise
 
-    def _named_checkpoint(self) -> str:
+    def _named_checkpoint(self) -> bytes:
         """Return what says which checkpoint is the last one; empty if there is none."""
         with contextlib.suppress(OSError):
-            return (self.path / "checkpoint.json").read_text()
-        return ""
+            return (self.path / "checkpoint.json").read_bytes()
+        return b""
 
     def checkpoint(self, config: RunnerConfig) -> tuple[Path, dict[str, Any]]:
         """Return the folder and the counters of the last checkpoint.
