@@ -131,7 +131,13 @@ def test_the_page_of_pixels(tmp_path):
 
 def test_the_page_of_pong_is_written_piece_by_piece(tmp_path):
     output = tmp_path / "pong.json"
-    begun = {"env_steps": 100_000, "updates": 25_000, "seconds": 3_600.0, "memory_bytes": 2**31}
+    begun = {
+        "settings": pong.ZOO,
+        "env_steps": 100_000,
+        "updates": 25_000,
+        "seconds": 3_600.0,
+        "memory_bytes": 2**31,
+    }
     pong.note(pong.SB3, {**begun, "curve": [[50_000, 1_800.0, -21.0]]}, output)
     curve = [[50_000, 360.0, -20.0], [100_000, 720.0, 18.5]]
     pong.note(pong.OURS, {**begun, "seconds": 800.0, "curve": curve}, output)

@@ -97,13 +97,17 @@ def ours(folder: Path, seconds: float) -> dict[str, Any]:
 
 def of_run(folder: Path) -> dict[str, Any]:
     """Return what has come of a run of ours that is in a folder."""
-    saved = json.loads((folder / "checkpoint.json").read_text())
+    saved, config = (
+        json.loads((folder / name).read_text()) for name in ("checkpoint.json", "config.json")
+    )
     lines = (folder / "evaluations.jsonl").read_text().splitlines()
     curve = [
         [one["env_steps"], one["wall_seconds"], one["mean_return"]]
         for one in map(json.loads, lines)
     ]
+    given = {**config, **config["options"]}
     return {
+        "settings": {name: given[name] for name in (*SETTINGS, *OPTIONS)},
         "env_steps": saved["env_steps"],
         "updates": saved["updates"],
         "seconds": saved["seconds"],
@@ -152,7 +156,7 @@ def sb3(folder: Path, seconds: float) -> dict[str, Any]:
     left = ZOO_STEPS - model.num_timesteps
     model.learn(left, callback=Pieces(), log_interval=None, reset_num_timesteps=False)
     done["seconds"] += time.perf_counter() - began
-    done |= {"env_steps": model.num_timesteps, "updates": model._n_updates}
+    done |= {"settings": ZOO, "env_steps": model.num_timesteps, "updates": model._n_updates}
     model.save(model_file)
     model.save_replay_buffer(replay_file)
     state.write_text(json.dumps(done))
@@ -211,8 +215,7 @@ def note(who: str, outcome: dict[str, Any], output: Path) -> None:
     most = max(outcome.pop("memory_bytes", 0), before.get("memory_bytes", 0))
     stamp = before or {**campaign.stamp(), "versions": machine.versions()}
     kept = {key: stamp[key] for key in ("began", "commit", "versions")}
-    settings = before.get("settings") or {OURS: {**SETTINGS, **OPTIONS}, SB3: ZOO}[who]
-    record = {"who": who, **kept, "settings": settings, **outcome, "memory_bytes": most}
+    record = {"who": who, **kept, **outcome, "memory_bytes": most}
     records = [one for one in records if one["who"] != who]
     campaign.write(output, machine.describe(), [*records, record])
 
