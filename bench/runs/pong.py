@@ -37,25 +37,23 @@ SAMPLE_SECONDS = 60.0  # between two looks at the memory
 OURS, SB3 = "kary-replay", "stable-baselines3"
 COLOURS = {OURS: BLUE, SB3: ORANGE}
 SETTINGS: dict[str, Any] = {
-    "total_env_steps": 2_000_000,
+    "total_env_steps": 2_500_000,
     "target_return": GOAL,
     "learners": 1,
     "actors": 1,
     "learning_starts": 5_000,
     "buffer_capacity": 200_000,
-    "alpha": 0.5,
     "evaluation_interval": INTERVAL,
     "evaluation_episodes": EPISODES,
 }
 OPTIONS: dict[str, Any] = {  # the others are the preset's
     "image_network": "data_efficient",
-    "learning_rate": 2.5e-4,  # this, and epsilon: Bellemare, Dabney & Munos (2017)
+    "learning_rate": 3e-4,
     "learning_rate_final_share": 0.2,
-    "adam_epsilon": 0.01 / 32,
     "n_step": 5,
     "n_atoms": 51,
     "double": False,
-    "exploration_fraction": 0.025,
+    "exploration_fraction": 0.02,
 }
 # https://github.com/DLR-RM/rl-baselines3-zoo, hyperparams/dqn.yml, atari
 ZOO: dict[str, Any] = {
