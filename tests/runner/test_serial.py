@@ -144,7 +144,8 @@ def test_looking_at_how_training_goes_changes_nothing(algorithm, tmp_path, monke
         assert figures["td_error"] > 0 and figures[f"gradient_norm/{losses[0]}"] > 0
         assert 0 < report.env_steps <= 600
     if "epsilon" in own:
-        assert figures["epsilon"] == pytest.approx(0.05 if algorithm != "rainbow" else 0)
+        last = {"rainbow": 0.0, "r2d2": 0.4}.get(algorithm, 0.05)
+        assert figures["epsilon"] == pytest.approx(last)
 
 
 def messages_of(algorithm, path, monkeypatch, **settings):
