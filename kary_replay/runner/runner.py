@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rich.console import Console
 from ..algorithms import UnsuitableSpaceError
 from ..version import VERSION
 from .allocation.cores import Allocation
-from .allocation.measurement import measured_allocation, numbers_to_try
+from .allocation.measurement import measured_allocation, measured_in_turns, numbers_to_try
 from .backends import BACKENDS, Supervisor
 from .callback import RunnerCallback
 from .config import ConfigError, RunnerConfig
@@ -427,14 +428,15 @@ class Runner:
 
     def _suitable_actors(self) -> int:
         """Return how many actors suit the learners, as measured here and now."""
+        where = self.config, self._env_factory
+        measure = partial(measured_allocation, *where)
         if self.config.learns_from == "rollouts":
-            *several, most = numbers_to_try(self.config, self._env_factory)
-            if not several:
-                return most
+            numbers = numbers_to_try(*where)
+            if len(numbers) == 1:
+                return numbers[0]
+            measure = partial(measured_in_turns, *where, numbers)
         try:
-            self._allocation = measured_allocation(
-                self.config, self._env_factory, self._stop.is_set
-            )
+            self._allocation = measure(self._stop.is_set)
         except WorkerFailedError as error:
             nothing = "Nothing has been created: it was to be measured how many actors suit."
             raise RunFailedError(f"{error}\n{nothing}") from error.__cause__

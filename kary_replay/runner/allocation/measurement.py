@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from ..backends import BACKENDS, Supervisor
@@ -15,7 +15,7 @@ from ..flow import HostedFlow, flow_of
 from ..streams import Checkpoint
 from .cores import Allocation, actors_for, allocate, allocate_in_turns, n_cores, worth_a_try
 
-__all__ = ["measured_allocation", "numbers_to_try"]
+__all__ = ["measured_allocation", "measured_in_turns", "numbers_to_try"]
 
 MEASURE_SECONDS = 0.3
 LEAST_UPDATES = 3  # before the measurement, and the least that it lasts
@@ -26,26 +26,16 @@ TURN_SECONDS = 0.02  # between two looks at how far the workers are
 def measured_allocation(
     config: RunnerConfig, env_factory: EnvFactory, interrupted: Callable[[], bool]
 ) -> Allocation:
-    """Measure what actors and learners do in a second, and choose how many actors there are to be.
+    """Measure an actor and a learner, which do not wait for each other, and choose.
 
-    Streams and workers are made for the measurement alone.
+    The learner has its share of a batch, and its threads; what learners lose by averaging gradients
+    is left out. Each of the two has a core of its own where there are two. Streams and workers are
+    made for the measurement alone.
 
     Raises
     ------
     WorkerFailedError
         If the environment hangs, or fails as often as would end the run; if the learner fails.
-    """
-    measure = _apart if config.learns_from == "replay" else _in_turns
-    return measure(config, env_factory, interrupted)
-
-
-def _apart(
-    config: RunnerConfig, env_factory: EnvFactory, interrupted: Callable[[], bool]
-) -> Allocation:
-    """Measure an actor and a learner, which do not wait for each other, and choose.
-
-    The learner has its share of a batch, and its threads; what learners lose by averaging gradients
-    is left out. Each of the two has a core of its own where there are two.
     """
     n_rows, options = config.rows_per_update // config.learners, cast("Any", config.options)
     alone = dataclasses.replace(
@@ -67,12 +57,16 @@ def _apart(
     return allocate(steps, updates, per_update, cores, config.learners, config.learner_threads)
 
 
-def _in_turns(
-    config: RunnerConfig, env_factory: EnvFactory, interrupted: Callable[[], bool]
+def measured_in_turns(
+    config: RunnerConfig,
+    env_factory: EnvFactory,
+    numbers: Sequence[int],
+    interrupted: Callable[[], bool],
 ) -> Allocation:
-    """Measure several numbers of actors that fill rollouts, as long as more gain, and choose.
+    """Measure some numbers of actors that fill rollouts, as long as more gain, and choose.
 
     Updates go through a rollout once: the learners' part is the same for any number of actors.
+    Otherwise as `measured_allocation`.
     """
     options = cast("Any", config.options)
     if hasattr(options, "n_epochs"):
@@ -82,7 +76,7 @@ def _in_turns(
     )
     measured: dict[int, tuple[float, float]] = {}
     most = 0.0
-    for n in numbers_to_try(config, env_factory):
+    for n in numbers:
         steps, updates = _measured(short, env_factory, n, interrupted)
         measured[n] = steps, updates
         if steps < most or interrupted():
@@ -100,14 +94,11 @@ def numbers_to_try(config: RunnerConfig, env_factory: EnvFactory) -> list[int]:
     options = cast("Any", config.options)
     n_envs, groups = int(options.n_envs), config.groups
     cores = max(1, n_cores() - (config.policy_workers or 0))
-    numbers = [
-        n
-        for n in range(1, n_envs // groups + 1)
-        if n_envs % (n * groups) == 0 and _has_flow(config, env_factory, n)
-    ]
-    with_cores = [n for n in numbers if n <= cores] or numbers[:1]
-    if not with_cores:  # the run says what is wrong
-        return [actors_for(n_envs, groups, cores)]
+    whole = [n for n in range(1, n_envs // groups + 1) if n_envs % (n * groups) == 0]
+    with_cores = [n for n in whole if n <= cores and _has_flow(config, env_factory, n)]
+    if not with_cores:  # if there is none at all, the run says what is wrong
+        more = (n for n in whole if n > cores and _has_flow(config, env_factory, n))
+        return [next(more, actors_for(n_envs, groups, cores))]
     in_turns = config.max_staleness == 0
     if not in_turns or config.total_env_steps < ENOUGH_UPDATES * config.rows_per_update:
         return with_cores[-1:]
