@@ -93,15 +93,16 @@ def _check(policy: CheckpointPolicy) -> None:
     config, algorithm = policy.config, policy.algorithm
     if config.algorithm not in COPY:
         raise ConfigError(f"Stable-Baselines3 has no {config.algorithm}, only {', '.join(COPY)}")
-    for name, without in NO_PLACE.items():
+    space = algorithm.observation_space
+    parts = space.spaces.values() if isinstance(space, spaces.Dict) else [space]
+    images = {"image_network": "nature"} if any(map(is_image, parts)) else {}
+    for name, without in {**NO_PLACE, **images}.items():
         if getattr(config.options, name, without) != without:
             value = getattr(config.options, name)
             raise ConfigError(
                 f"Stable-Baselines3's {MODELS[config.algorithm]} has no place for networks with "
                 f"{name}={value}: train with {name}={without}"
             )
-    space = algorithm.observation_space
-    parts = space.spaces.values() if isinstance(space, spaces.Dict) else [space]
     for part in [*parts, algorithm.action_space]:
         if isinstance(part, spaces.Discrete) and part.start != 0:
             raise ConfigError(f"Stable-Baselines3 has no place for {part}: it counts from 0")
@@ -116,11 +117,6 @@ def _check(policy: CheckpointPolicy) -> None:
         ):
             raise ConfigError(
                 f"Stable-Baselines3 takes images from 0 to 255 with few channels, got {part}"
-            )
-        if is_image(part) and config.options.image_network != "nature":
-            raise ConfigError(
-                f"Stable-Baselines3's {MODELS[config.algorithm]} has no place for networks with "
-                f"image_network={config.options.image_network}: train with image_network=nature"
             )
         if is_image(part) and len(part.shape) == 2:
             raise ConfigError(
