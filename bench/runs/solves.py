@@ -5,7 +5,9 @@
 
 A run takes all of the preset's steps. It solves its task if an evaluation of so many greedy
 episodes, with seeds of their own, reaches the threshold; it ends well if the mean of the last five
-evaluations does. HalfCheetah takes longer than all others together and runs only if it is named:
+evaluations does. Policies are evaluated after the run: an evaluator that works meanwhile leaves out
+those that it does not get to on a busy machine, and the last five may then begin early.
+HalfCheetah takes longer than all others together and runs only if it is named:
 `make solves-nightly`. How long a run takes is in the results, but not on the page: here others may
 use the machine. bench/runs/convergence compares seconds.
 """
@@ -66,6 +68,7 @@ def train(task: str, seed: int) -> dict[str, Any]:
             algorithm,
             env,
             seed=seed,
+            evaluate="after",
             evaluation_episodes=episodes,
             directory=f"{folder}/run",
         )

@@ -75,8 +75,8 @@ NORMALIZED: dict[str, Any] = {
 # far away. Layers of 64 learn to land with some seeds only.
 LANDING: dict[str, Any] = {
     **NORMALIZED,
-    "total_env_steps": 600_000,
-    "evaluation_interval": 30_000,
+    "total_env_steps": 1_000_000,
+    "evaluation_interval": 50_000,
     "options": {
         **STEADY,
         "hidden": (128, 128),
@@ -299,6 +299,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
         "total_env_steps": 150_000,
         "evaluation_interval": 5_000,
         "options": {
+            **STEADY,
             "n_envs": 4,
             "rollout_length": 1024,
             "learning_rate": 1e-3,
