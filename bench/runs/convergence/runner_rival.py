@@ -24,7 +24,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pendulum_td3": {"total_env_steps": 8_000},
     "pendulum_sac": {"total_env_steps": 8_000},
     "cartpole_ppo": {"total_env_steps": 100_000},
-    "pendulum_ppo": {"total_env_steps": 150_000},
+    # the others' learning rate does not fall
+    "pendulum_ppo": {"total_env_steps": 150_000, "options": {"learning_rate_final_share": 1.0}},
     # the preset has Adam, and a learning rate that falls to 0 over these steps
     "cartpole_a2c": {"total_env_steps": 500_000},
 }
@@ -61,9 +62,11 @@ COMMON = {"actors": "auto", "learners": 1, "learner_threads": 1}
 
 def settings(name: str, units: int) -> dict[str, Any]:
     """Return everything that is set for a task; `options` are those of the algorithm."""
-    wide = WIDE.get(name, {}) if units == 256 else {}
-    options = {"hidden": [units, units], **wide.get("options", {})}
-    return {**COMMON, **SETTINGS[name], **wide, "options": options}
+    rows = [SETTINGS[name], WIDE.get(name, {}) if units == 256 else {}]
+    options: dict[str, Any] = {"hidden": [units, units]}
+    for row in rows:
+        options |= row.get("options", {})
+    return {**COMMON, **rows[0], **rows[1], "options": options}
 
 
 def configured(task: Task, chosen: dict[str, Any]) -> RunnerConfig:
