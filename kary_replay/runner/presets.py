@@ -320,7 +320,11 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
         },
     },
     ("ppo", "LunarLander-v3"): LANDING,
-    ("ppo", "LunarLanderContinuous-v3"): LANDING,
+    # an entropy bonus keeps the noise on the thrust, and policies hover
+    ("ppo", "LunarLanderContinuous-v3"): {
+        **LANDING,
+        "options": {**LANDING["options"], "ent_coef": 0.0},
+    },
     ("ppo", "HalfCheetah-v5"): {
         **NORMALIZED,
         "total_env_steps": 1_000_000,
