@@ -320,10 +320,17 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
         },
     },
     ("ppo", "LunarLander-v3"): LANDING,
-    # an entropy bonus keeps the noise on the thrust, and policies hover
+    # Policies hover if there is a bonus for entropy, which keeps the noise on the thrust, or less
+    # of a future.
     ("ppo", "LunarLanderContinuous-v3"): {
         **LANDING,
-        "options": {**LANDING["options"], "ent_coef": 0.0},
+        "options": {
+            **LANDING["options"],
+            "learning_rate": 5e-4,
+            "gamma": 0.999,
+            "gae_lambda": 0.98,
+            "ent_coef": 0.0,
+        },
     },
     ("ppo", "HalfCheetah-v5"): {
         **NORMALIZED,
