@@ -83,12 +83,22 @@ class OnPolicyOptions(Options):
             raise TypeError(f"vtrace must be True or False, got {self.vtrace!r}")
         for name in ("rho_bar", "c_bar"):
             check_above_0(name, getattr(self, name))
+        if not self.vtrace and (self.rho_bar, self.c_bar) != (1.0, 1.0):
+            raise ValueError(
+                f"rho_bar={self.rho_bar} and c_bar={self.c_bar} need vtrace=True: they are the "
+                "bounds of its weights"
+            )
         as_fraction("gae_lambda", self.gae_lambda)
         for name in ("ent_coef", "vf_coef"):
             check_finite(name, getattr(self, name))
         check_finite("log_std", self.log_std, -float("inf"))
+        if not -20 <= self.log_std <= 20:
+            raise ValueError(
+                f"log_std must be from -20 to 20, got {self.log_std}: it is the logarithm of what "
+                "the noise begins with, as a share of the actions' range"
+            )
         check_above_0("max_gradient_norm", self.max_gradient_norm)
-        if self.activation not in ACTIVATIONS:
+        if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
             raise ValueError(
                 f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}"
             )

@@ -483,10 +483,13 @@ def _check_rollouts(config: RunnerConfig) -> None:
             f"least {least}, got {config.max_staleness}: while some environments are learned from, "
             "those that wait become older, and would be dropped"
         )
-    if config.total_env_steps < config.rows_per_update:
+    n_slots = 2 if config.max_staleness > 2 * least else 1
+    needed = n_slots * options.n_envs * options.rollout_length
+    if config.total_env_steps < needed:
         raise ConfigError(
-            f"total_env_steps={config.total_env_steps} must be at least "
-            f"{config.rows_per_update}, the steps of one update: nothing would be learned"
+            f"total_env_steps={config.total_env_steps} must be at least {needed}, the steps that "
+            f"n_envs={options.n_envs} environments may take before the first update: perhaps "
+            "nothing would be learned"
         )
     steps = getattr(options, "batch_size", config.rows_per_update)
     if config.optimization == "asynchronous":
@@ -519,7 +522,10 @@ def _check_rollouts(config: RunnerConfig) -> None:
             "needs: choose another number of learners or another batch size"
         )
     if options.n_envs % config.groups:
-        raise ConfigError(f"groups must divide n_envs={options.n_envs}, got {config.groups}")
+        raise ConfigError(
+            f"groups must divide n_envs={options.n_envs}, so that each has as many environments, "
+            f"got {config.groups}: choose another number of groups or of environments"
+        )
     if config.actors != "auto" and options.n_envs % (config.actors * config.groups):
         raise ConfigError(
             f"actors · groups = {config.actors * config.groups} must divide "

@@ -471,7 +471,8 @@ def test_old_data_are_corrected_for_once(name):
         "truncated": torch.zeros(1, 4000, dtype=torch.bool),
         "log_prob": torch.from_numpy(np.log(np.where(action, mu, 1 - mu))).float(),
     }
-    algorithm.options = replace(algorithm.options, rho_bar=100.0, c_bar=100.0)
+    if algorithm.options.vtrace:
+        algorithm.options = replace(algorithm.options, rho_bar=100.0, c_bar=100.0)
     (piece,) = algorithm.pieces(algorithm.evaluated(batch))
     inputs = [piece[key] for key in ("observation", "action", "log_prob", "advantage")]
     inputs += [piece["return_"], piece["value"], *piece["schedules"].values()]

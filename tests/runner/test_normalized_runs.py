@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from runs import config, hosted, parameters, run, worker
 
-from kary_replay.algorithms import Share
+from kary_replay.algorithms import PPO, Share
 from kary_replay.algorithms.normalization import moments_of
 from kary_replay.runner import ConfigError, Runner, play
 from kary_replay.runner.backends.memory import OwnMemory
@@ -142,8 +142,8 @@ def test_statistics_are_those_of_all_that_actors_have_seen(tmp_path, monkeypatch
     assert (total[0] == flow.board.env_steps).all()
     # What the learner has taken up is what it publishes, and what the actors then act by.
     actors[1].work(0)
-    vectors = [one.algorithm.normalization.vector for one in (learner, actors[1])]
-    assert torch.equal(*vectors) and not torch.equal(vectors[0], vectors[0].round())
+    seen = [one.algorithm.normalization.vector for one in (learner, actors[1])]
+    assert torch.equal(*seen) and not torch.equal(seen[0], seen[0].round())
     flow.close()
 
 
@@ -162,6 +162,41 @@ def test_rewards_are_scaled_by_discounted_returns_which_begin_anew_with_episodes
     once = np.cumsum(settings.options.gamma ** np.arange(20))
     np.testing.assert_allclose(sums, np.concatenate([once, once, once[:1]])[:, None].repeat(2, 1))
     flow.close()
+
+
+def test_returns_begin_anew_where_an_episode_cannot_be_played_again(tmp_path):
+    flow = hosted(config("ppo", "CartPole-v1", tmp_path / "run", **BOTH))
+    actor = worker(flow, "actor")
+    for _ in range(9):
+        assert actor.work(0)
+    state = actor.state_dict()
+    flow.close()
+    state["groups"][1]["actions"][0] = None  # as of an episode that is too long
+    flow = hosted(config("ppo", "CartPole-v1", tmp_path / "again", **BOTH))
+    again = worker(flow, "actor")
+    again.load_state_dict(state)
+    expected = np.array(state["returns"])
+    assert expected[1, 0] > 0
+    expected[1, 0] = 0.0
+    np.testing.assert_array_equal(again.returns, expected)
+    flow.close()
+
+
+def test_figures_are_of_observations_normalized_as_the_update_had_them(tmp_path, monkeypatch):
+    seen, update, figures = [], PPO.update, PPO.figures
+
+    def update_and_note(self, batch):
+        seen.append(batch["observation"].clone())
+        return update(self, batch)
+
+    def note_and_tell(self, batch):
+        seen.append(batch["observation"].clone())
+        return figures(self, batch)
+
+    monkeypatch.setattr(PPO, "update", update_and_note)
+    monkeypatch.setattr(PPO, "figures", note_and_tell)
+    run("ppo", "CartPole-v1", tmp_path / "run", total_env_steps=40, **BOTH)
+    assert len(seen) == 2 and torch.equal(*seen)
 
 
 def test_rewards_of_0_and_constant_observations_are_defined(tmp_path):

@@ -5,6 +5,7 @@ import json
 import pytest
 from runs import config, parameters, run, same, stopped
 
+from kary_replay.algorithms import PPO
 from kary_replay.runner import ConfigError, Runner
 
 EVALUATED = {"evaluate": "during", "evaluation_interval": 200, "evaluation_episodes": 2}
@@ -89,6 +90,17 @@ def test_going_on_for_longer_is_as_good_as_having_begun_for_longer(tmp_path):
     run("dqn", "CartPole-v1", tmp_path / "long", constant, total_env_steps=800, **settings)
     Runner.resume(tmp_path / "short", total_env_steps=800).run()
     assert same(parameters(tmp_path / "short"), parameters(tmp_path / "long"))
+
+
+def test_schedules_are_those_of_the_longer_run_from_its_first_update_on(tmp_path, monkeypatch):
+    seen, update = [], PPO.update
+    monkeypatch.setattr(
+        PPO, "update", lambda self, batch: seen.append(self.progress) or update(self, batch)
+    )
+    run("ppo", "CartPole-v1", tmp_path / "run", total_env_steps=400)
+    seen.clear()
+    Runner.resume(tmp_path / "run", total_env_steps=4_000).run()
+    assert seen[:2] == pytest.approx([0.1, 0.11])
 
 
 def test_an_interrupted_run_is_not_finished(tmp_path):

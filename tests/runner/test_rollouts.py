@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from runs import config, run, size_of, stopped
+from runs import config, hosted, run, size_of, stopped, worker
 
 from kary_replay.algorithms import PPO, PPOOptions, Share
 from kary_replay.core.ordered import store
@@ -16,6 +16,7 @@ from kary_replay.runner.backends import Supervisor
 from kary_replay.runner.backends.memory import OwnMemory
 from kary_replay.runner.flow import HostedFlow
 from kary_replay.runner.streams import Checkpoint, RolloutStream
+from kary_replay.runner.streams.board import BoardStream
 from kary_replay.runner.streams.rollout import Rollouts, RolloutWriter
 
 LENGTH, N_ENVS = 3, 2
@@ -293,6 +294,38 @@ def test_what_newer_parameters_did_is_forgotten_with_them(tmp_path):
     assert again.figures["dropped_steps"] == (LENGTH + 1) * N_ENVS
 
 
+def test_what_was_used_since_the_learner_was_saved_is_dropped_and_counted(tmp_path):
+    """A checkpoint's rollouts are written last: the learner and the board may be of before."""
+    pipe = Pipe(n_groups=2, max_staleness=1)
+    for group in range(2):
+        pipe.fill(group, 10)
+    learner, counters = pipe.sources[0].state_dict(), {"updates": 0}
+    pipe.draw()
+    pipe.add(0, 20)
+    pipe.hosted.save(tmp_path)
+    again = Pipe(Checkpoint(tmp_path, counters), n_groups=2, max_staleness=1)
+    again.sources[0].load_state_dict(learner)
+    assert again.figures["dropped_steps"] == 2 * LENGTH * N_ENVS
+    board = BoardStream({"actor": 1, "learner": 1})
+    counted = board.host(OwnMemory(), Checkpoint(None, {"actor_env_steps": [2 * LENGTH * N_ENVS]}))
+    again.hosted.meet({"board": counted})
+    assert counted.source().env_steps == (2 * LENGTH + 1) * N_ENVS
+    again.sources[0].load_state_dict(again.sources[0].state_dict())
+    assert again.figures["dropped_steps"] == 2 * LENGTH * N_ENVS
+
+
+@pytest.mark.parametrize(("n_together", "max_staleness"), [(1, 1), (1, 2), (1, 3), (2, 1)])
+def test_nothing_gets_too_old_while_it_waits(n_together, max_staleness):
+    """However far actors are ahead of the learner."""
+    pipe = Pipe(n_groups=2, n_together=n_together, max_staleness=max_staleness)
+    for _ in range(20):
+        for group in range(2):
+            while pipe.sink.may_choose(group):
+                pipe.fill(group, 10)
+        pipe.draw()
+    assert pipe.figures["dropped_steps"] == 0
+
+
 def test_a_writer_that_was_reset_begins_its_rollout_anew():
     pipe = Pipe(n_groups=1)
     pipe.add(0, 10)
@@ -369,6 +402,7 @@ REFUSED = [
     ({"prefetch": 1}, "prefetch is a setting"),
     ({"envs_per_actor": 4}, "n_envs of the options is over all actors"),
     ({"max_staleness": -1}, "max_staleness must be"),
+    ({"max_staleness": 1, "total_env_steps": 60}, "total_env_steps=60 must be at least 80"),
     ({"publish_interval": 2}, "publish_interval must be 1"),
     ({"actors": 3, "groups": 1}, "actors · groups = 3 must divide n_envs=4"),
     ({"groups": 3}, "groups must divide n_envs=4"),
@@ -421,6 +455,21 @@ def test_a_run_of_processes_learns_from_every_step(learners, max_staleness, book
     assert figures["max_staleness"] <= max_staleness and figures["dropped_steps"] == 0
 
 
+def test_a_learner_that_goes_on_alone_publishes_what_it_learned(tmp_path):
+    """Else its actors would act by ever older parameters, and their rollouts be dropped."""
+    how = {"backend": "process", "learners": 2, "optimization": "asynchronous"}
+    settings = config("ppo", "CartPole-v1", tmp_path / "run", groups=1, max_staleness=2, **how)
+    flow = hosted(settings, 2)
+    _, second = (worker(flow, "learner", index) for index in range(2))
+    actor = worker(flow, "actor", 1)
+    for _ in range(5):
+        while not second.work(0.0):
+            assert actor.work(0.0)
+    assert second.parameters.newest()[1] == 5
+    assert flow.figures["dropped_steps"] == 0
+    flow.close()
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_killed_actors_leave_no_rollout_in_halves(groups, books_of, tmp_path, monkeypatch):
     """Every step is learned from once, or dropped and counted, and nobody waits for ever."""
@@ -469,7 +518,7 @@ def test_a_run_goes_on_with_another_number_of_actors(before, after, tmp_path):
     assert result.env_steps >= 2_000 and result.updates > 25
 
 
-def test_periodic_checkpoints_of_groups_can_be_gone_on_with(tmp_path):
+def test_periodic_checkpoints_of_groups_can_be_gone_on_with(books_of, tmp_path):
     """Whatever moment they are of: one group may be a rollout ahead of another one."""
     directory, copies = tmp_path / "run", []
 
@@ -491,3 +540,6 @@ def test_periodic_checkpoints_of_groups_can_be_gone_on_with(tmp_path):
     assert copies
     for copy in copies:
         assert Runner.resume(copy).run().env_steps >= 3_000
+        learned, rest, env_steps, updates, _ = books_of[-1]
+        assert learned == updates * settings.rows_per_update
+        assert env_steps == learned + rest

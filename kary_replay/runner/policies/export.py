@@ -202,7 +202,8 @@ def _rollout_settings(config: Any, whole: Any) -> dict[str, Any]:
             "clip_range": options.clip_range,
             "clip_range_vf": options.clip_range_vf,
             "normalize_advantage": options.normalize_advantage,
-            "target_kl": options.target_kl,
+            # SB3 stops above 1.5 times this
+            "target_kl": None if options.target_kl is None else options.target_kl / 1.5,
         }
     return {
         "n_steps": config.rows_per_update,

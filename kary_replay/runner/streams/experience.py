@@ -87,5 +87,11 @@ class Source(Protocol):
     def advance(self, progress: float) -> None:
         """Set what changes with the share of the run that is done, 0 to 1."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what tells how far the learner has read."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there; the stream may have been saved later than the learner."""
+
     def close(self) -> None:
         """End what `prepare` began."""

@@ -95,7 +95,7 @@ class Parameters:
 
     Notes
     -----
-    One worker publishes, any number ask for the newest. Either costs a copy of the vector; no lock
+    Any number of workers publish and ask for the newest. Either costs a copy of the vector; no lock
     is held while it is made.
     """
 

@@ -290,6 +290,13 @@ class ReplaySource:
         beta = self._stream.beta
         self._buffer.beta = beta + progress * (1 - beta)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: rows may be drawn again."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
     def close(self) -> None:
         """End the thread that draws ahead."""
         if isinstance(self._prefetcher, Prefetcher):

@@ -20,6 +20,7 @@ import torch
 from ...algorithms import Algorithm, Share
 from ...core.ordered import load, store
 from ...types import Batch, Field
+from .board import STEPS
 from .columns import arrays_in, leaves, n_numbers, nested, put
 from .inference import Inference
 from .looking import found_within
@@ -78,8 +79,9 @@ class RolloutStream:
 
     @property
     def n_slots(self) -> int:
-        """Rollouts for which each group has room."""
-        return min(2, self.max_staleness + 1)
+        """Rollouts for which each group has room: two if neither gets too old while it waits."""
+        updates = -(-self.n_groups // (self.n_parts * self.n_together))  # until all have been used
+        return 2 if self.max_staleness >= 2 * updates - 1 else 1
 
     def host(self, medium: Medium, checkpoint: Checkpoint) -> HostedRollouts:
         """Make room for the rollouts, and take up those that a checkpoint has.
@@ -275,6 +277,14 @@ class HostedRollouts(Hosted):
 
     def __init__(self, rollouts: Rollouts) -> None:
         self._rollouts = rollouts
+
+    def meet(self, streams: Mapping[str, Hosted]) -> None:
+        """Count what a checkpoint's rollouts have that its board has not: they were saved later."""
+        board, rollouts = streams["board"].source(), self._rollouts
+        n_done = (
+            rollouts.counts[WRITTEN].sum() * rollouts.stream.n_envs + rollouts.counts[LOST].sum()
+        )
+        board.row(STEPS, 0).env_steps += max(0, int(n_done) - board.env_steps)
 
     def sink(self) -> RolloutSink:
         """Return the actors' end."""
@@ -514,6 +524,21 @@ class RolloutSource:
 
     def advance(self, progress: float) -> None:
         """Do nothing: nothing changes with the share of the run that is done."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is used of each group, and what was too old."""
+        counts = self._rollouts.counts
+        return {name: counts[name].tolist() for name in (USED, EXPIRED)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Count what has been used since as dropped: these parameters have not learned from it."""
+        rollouts, stream = self._rollouts, self._rollouts.stream
+        if self._share.index or len(state.get(USED, ())) != stream.n_groups:
+            return
+        for group in stream.groups_of(self._part):
+            n_used = rollouts.number(group, USED) - state[USED][group]
+            n_expired = rollouts.number(group, EXPIRED) - state[EXPIRED][group]
+            rollouts.add(group, EXPIRED, max(0, n_used * rollouts.n_steps - n_expired))
 
     def close(self) -> None:
         """Do nothing."""

@@ -474,6 +474,13 @@ class ShardSource:
             shards.n_refused,
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: rows may be drawn again."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
     def close(self) -> None:
         """Let go of the connections; the shard of this machine is its host's."""
         self._tell()

@@ -163,10 +163,12 @@ class Actor:
         self.turn = state["turn"]
         if self.statistics is not None:
             self.returns[...] = state["returns"]
+            for group, so_far in zip(self.groups, self.returns, strict=True):
+                so_far[group.begins] = 0.0  # where an episode could not be played again
         if self.algorithm.state_size:
             self.state = [carried.numpy() for carried in state["state"]]
             for group, carried in zip(self.groups, self.state, strict=True):
-                carried[group.begins] = 0.0  # where an episode could not be played again
+                carried[group.begins] = 0.0  # there, too
         self.started = True
         for turn, exploration in enumerate(state["exploration"]):
             if exploration is not None:

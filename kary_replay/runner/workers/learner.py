@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ...types import Batch
@@ -29,7 +30,8 @@ class Learner:
     ----------
     seat : Seat
         With the streams "experience", to read from, "learning" and "parameters"; and "statistics",
-        to read from, if observations or rewards are normalized. The first learner publishes.
+        to read from, if observations or rewards are normalized. The first learner publishes for
+        all that do their updates together.
 
     Notes
     -----
@@ -65,7 +67,7 @@ class Learner:
         self.has_finished = False
         # What the stream had before `finish` published out of turn: a run that goes on from a
         # checkpoint of now must begin with that, in order to be the same as one that never ended.
-        self.in_turn: tuple[np.ndarray[Any, Any], int] | None = None
+        self.in_turn: tuple[npt.NDArray[Any], int] | None = None
         if self.is_first:
             self.publish()
 
@@ -90,16 +92,22 @@ class Learner:
         self.row.updates = following
         has_settings = following % self.algorithm.settings_interval == 0
         if has_settings:
+            self._report_if_due(tensors, error)  # normalized as the update was
             self._advance()
             self._normalize()
-        if self.is_first and following % self.config.publish_interval == 0:
+        # Where learners do not wait for each other, the first may stand still while others go on.
+        publishes = self.is_first or not self.is_together
+        if publishes and following % self.config.publish_interval == 0:
             self.publish()
         self.experience.release(self.n_updates)
-        if has_settings and self.is_first and time.monotonic() >= self.next_figures:
+        return True
+
+    def _report_if_due(self, tensors: Mapping[str, Any], error: npt.NDArray[Any]) -> None:
+        """Report now and then how training goes."""
+        if self.is_first and time.monotonic() >= self.next_figures:
             self.next_figures = time.monotonic() + FIGURES_SECONDS
             figures = {"td_error": float(error.mean()), **self.algorithm.figures(tensors)}
             self.seat.report(Trained(self.seat.board.env_steps, figures))
-        return True
 
     def _advance(self) -> None:
         """Set what changes with the share of the run that is done."""
@@ -176,6 +184,8 @@ class Learner:
             "algorithm": state,
             "updates": self.n_updates,
             "progress": self.algorithm.progress,
+            "total_env_steps": self.config.total_env_steps,
+            "experience": self.experience.state_dict(),
             "published": torch.from_numpy(newest[0]),
             "published_after": newest[1],
         }
@@ -185,9 +195,11 @@ class Learner:
         self.algorithm.load_state_dict(state["algorithm"])
         self.row.updates = state["updates"] if self.is_together or self.is_first else 0
         self.learning.begin(self.algorithm)
-        if "progress" in state:  # which 0.1.0 did not have
-            self.experience.advance(state["progress"])
-        self.algorithm.advance(state.get("progress", 0.0))
+        total = self.config.total_env_steps  # perhaps more than there were to be
+        progress = state.get("progress", 0.0) * (state.get("total_env_steps", total) / total)
+        self.experience.load_state_dict(state.get("experience", {}))
+        self.experience.advance(progress)
+        self.algorithm.advance(progress)
         if self.is_first:
             if self.is_together:
                 self.learning.announce(state["updates"])
