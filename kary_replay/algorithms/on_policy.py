@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..fields import fields_of_space
 from ..types import Field
-from ..validation import as_count, as_fraction
+from ..validation import as_count, as_fraction, as_real
 from .algorithm import Algorithm, Options, Tensors, check_above_0, check_finite
 from .distributions import distribution_of
 from .networks import ACTIVATIONS, MLP, Encoder, initialize
@@ -91,8 +91,7 @@ class OnPolicyOptions(Options):
         as_fraction("gae_lambda", self.gae_lambda)
         for name in ("ent_coef", "vf_coef"):
             check_finite(name, getattr(self, name))
-        check_finite("log_std", self.log_std, -float("inf"))
-        if not -20 <= self.log_std <= 20:
+        if not -20 <= as_real("log_std", self.log_std) <= 20:
             raise ValueError(
                 f"log_std must be from -20 to 20, got {self.log_std}: it is the logarithm of what "
                 "the noise begins with, as a share of the actions' range"

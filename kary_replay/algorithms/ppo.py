@@ -56,12 +56,12 @@ class PPOOptions(OnPolicyOptions):
             envs = "n_envs" if self.envs_per_update is None else "envs_per_update"
             rows = self.rows_per_update
             divisors = [n for n in range(1, rows + 1) if rows % n == 0]
-            below = max((n for n in divisors if n < self.batch_size), default=rows)
-            above = min((n for n in divisors if n > self.batch_size), default=rows)
-            near = " or ".join(map(str, dict.fromkeys((below, above))))
+            below = [n for n in divisors if n < self.batch_size][-1:]
+            above = [n for n in divisors if n > self.batch_size][:1]
             raise ValueError(
                 f"batch_size must divide {envs} · rollout_length = {rows}, so that all steps have "
-                f"as many rows, got {self.batch_size}: {near} would do"
+                f"as many rows, got {self.batch_size}: {' or '.join(map(str, below + above))} "
+                "would do"
             )
         if self.lstm_hidden_size and self.batch_size % self.rollout_length:
             raise ValueError(

@@ -20,6 +20,7 @@ from ..core.shared_memory import is_supported
 from ..prefetch.prefetcher import MAX_DEPTH
 from ..types import UniformShare
 from .presets import preset
+from .streams.rollout import rollouts_of_a_group
 
 __all__ = [
     "FOREIGN",
@@ -476,15 +477,15 @@ def _check_rollouts(config: RunnerConfig) -> None:
             f"got {config.learners}: choose another number of learners or of environments"
         )
     together = options.envs_per_update or options.n_envs
-    least = -(-options.n_envs // together) - 1
-    if config.max_staleness < least:
+    updates = math.ceil(options.n_envs / together)  # which learn from all environments
+    if config.max_staleness < updates - 1:
         raise ConfigError(
             f"envs_per_update={together} of n_envs={options.n_envs} needs max_staleness of at "
-            f"least {least}, got {config.max_staleness}: while some environments are learned from, "
-            "those that wait become older, and would be dropped"
+            f"least {updates - 1}, got {config.max_staleness}: while some environments are learned "
+            "from, those that wait become older, and would be dropped"
         )
-    n_slots = 2 if config.max_staleness > 2 * least else 1
-    needed = n_slots * options.n_envs * options.rollout_length
+    room = rollouts_of_a_group(config.max_staleness, updates)
+    needed = room * options.n_envs * options.rollout_length
     if config.total_env_steps < needed:
         raise ConfigError(
             f"total_env_steps={config.total_env_steps} must be at least {needed}, the steps that "

@@ -142,8 +142,8 @@ def test_statistics_are_those_of_all_that_actors_have_seen(tmp_path, monkeypatch
     assert (total[0] == flow.board.env_steps).all()
     # What the learner has taken up is what it publishes, and what the actors then act by.
     actors[1].work(0)
-    seen = [one.algorithm.normalization.vector for one in (learner, actors[1])]
-    assert torch.equal(*seen) and not torch.equal(seen[0], seen[0].round())
+    vectors = [one.algorithm.normalization.vector for one in (learner, actors[1])]
+    assert torch.equal(*vectors) and not torch.equal(vectors[0], vectors[0].round())
     flow.close()
 
 

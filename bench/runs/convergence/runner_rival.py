@@ -62,11 +62,9 @@ COMMON = {"actors": "auto", "learners": 1, "learner_threads": 1}
 
 def settings(name: str, units: int) -> dict[str, Any]:
     """Return everything that is set for a task; `options` are those of the algorithm."""
-    rows = [SETTINGS[name], WIDE.get(name, {}) if units == 256 else {}]
-    options: dict[str, Any] = {"hidden": [units, units]}
-    for row in rows:
-        options |= row.get("options", {})
-    return {**COMMON, **rows[0], **rows[1], "options": options}
+    usual, wide = SETTINGS[name], WIDE.get(name, {}) if units == 256 else {}
+    options = {"hidden": [units, units], **usual.get("options", {}), **wide.get("options", {})}
+    return {**COMMON, **usual, **wide, "options": options}
 
 
 def configured(task: Task, chosen: dict[str, Any]) -> RunnerConfig:

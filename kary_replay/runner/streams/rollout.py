@@ -36,6 +36,14 @@ WRITTEN, LOST, USED, EXPIRED = COUNTS = "written", "lost", "used", "expired"
 SAVE_TRIES = 10  # to copy a group's rollouts while no learner gives their places back
 
 
+def rollouts_of_a_group(max_staleness: int, updates: int) -> int:
+    """Return for how many rollouts a group has room: two if neither gets too old while it waits.
+
+    One of each group is used up in so many updates.
+    """
+    return 2 if max_staleness >= 2 * updates - 1 else 1
+
+
 @dataclass(frozen=True)
 class RolloutStream:
     """Rollouts of groups of environments, oldest first, by policies that are not too old.
@@ -79,9 +87,9 @@ class RolloutStream:
 
     @property
     def n_slots(self) -> int:
-        """Rollouts for which each group has room: two if neither gets too old while it waits."""
-        updates = -(-self.n_groups // (self.n_parts * self.n_together))  # until all have been used
-        return 2 if self.max_staleness >= 2 * updates - 1 else 1
+        """Rollouts for which each group has room."""
+        updates = math.ceil(self.n_groups / (self.n_parts * self.n_together))
+        return rollouts_of_a_group(self.max_staleness, updates)
 
     def host(self, medium: Medium, checkpoint: Checkpoint) -> HostedRollouts:
         """Make room for the rollouts, and take up those that a checkpoint has.
@@ -280,11 +288,9 @@ class HostedRollouts(Hosted):
 
     def meet(self, streams: Mapping[str, Hosted]) -> None:
         """Count what a checkpoint's rollouts have that its board has not: they were saved later."""
-        board, rollouts = streams["board"].source(), self._rollouts
-        n_done = (
-            rollouts.counts[WRITTEN].sum() * rollouts.stream.n_envs + rollouts.counts[LOST].sum()
-        )
-        board.row(STEPS, 0).env_steps += max(0, int(n_done) - board.env_steps)
+        board, counts = streams["board"].source(), self._rollouts.counts
+        n_done = int(counts[WRITTEN].sum() * self._rollouts.stream.n_envs + counts[LOST].sum())
+        board.row(STEPS, 0).env_steps += max(0, n_done - board.env_steps)
 
     def sink(self) -> RolloutSink:
         """Return the actors' end."""

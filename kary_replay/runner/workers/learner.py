@@ -196,6 +196,7 @@ class Learner:
         self.row.updates = state["updates"] if self.is_together or self.is_first else 0
         self.learning.begin(self.algorithm)
         total = self.config.total_env_steps  # perhaps more than there were to be
+        # 0.1.0 had none of these three
         progress = state.get("progress", 0.0) * (state.get("total_env_steps", total) / total)
         self.experience.load_state_dict(state.get("experience", {}))
         self.experience.advance(progress)
