@@ -125,7 +125,7 @@ bench-full: $(VENV)/built rivals-try
 
 # Rivals whose requirements clash have environments of their own, which share torch and NumPy with
 # the main one.
-RIVALS := rllib torchrl sbx reverb
+RIVALS := rllib torchrl sbx reverb sample_factory
 BOX2D = $(PIP_INSTALL) "gymnasium[box2d]>=1.0"  # for LunarLander
 
 rivals: $(RIVALS:%=.venv-rivals/%/installed)
@@ -141,7 +141,7 @@ PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
 	main=$$($(BIN)/python -c '$(PURELIB)') && its_own=$$($(@D)/bin/python -c '$(PURELIB)') && \
 		echo "import site; site.addsitedir('$$main')" > $$its_own/main.pth
 	$(BIN)/python -m pip --python $(@D)/bin/python install --quiet \
-		$(if $(filter reverb,$*),,--constraint constraints.txt) --requirement $<
+		$(if $(filter reverb sample_factory,$*),,--constraint constraints.txt) --requirement $<
 	touch $@
 
 # Do the presets solve their tasks? It takes minutes; the nightly one takes longer than the others

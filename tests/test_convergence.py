@@ -144,6 +144,24 @@ def test_a_budget_may_end_between_two_snapshots():
     assert [evaluation.env_steps for evaluation in course.outcome.curve] == [110, 160]
 
 
+needs_sample_factory = pytest.mark.skipif(
+    not remote.installed("sample_factory"), reason="Sample Factory is not installed: make rivals"
+)
+
+
+@needs_sample_factory
+@pytest.mark.parametrize("serial_mode", [False, True])
+def test_a_short_run_of_sample_factory(serial_mode):
+    """Its learner keeps a policy at about every multiple of so many steps."""
+    (job,) = convergence.jobs(["cartpole_ppo"], ["sample_factory"], [8], 1, 2_000)
+    record = convergence.execute({**job, "settings": {"serial_mode": serial_mode}})
+    assert "error" not in record, record["error"]
+    first, last = record["curve"][0], record["curve"][-1]
+    assert 1_000 <= first["env_steps"] < 1_256 and first["updates"] > 0
+    assert last["env_steps"] >= 1_000 and last["wall_seconds"] <= record["trained_seconds"]
+    assert record["startup_seconds"] > 0 and record["settings"]["serial_mode"] == serial_mode
+
+
 needs_sbx = pytest.mark.skipif(
     not remote.installed("sbx"), reason="SBX is not installed: make rivals"
 )

@@ -28,6 +28,7 @@ RIVALS = {  # environment -> class that wraps it
     "reverb": "bench.rivals.reverb_buffer:ReverbBuffer",
     "ray": "bench.rivals.ray_actor:RayActorBuffer",
 }
+TRAINERS = ("sample_factory",)  # environments of those that only train, and have no class here
 LIVES_IN = {"ray": "rllib"}  # rivals in the environment of another one
 BUFFERS = ("rllib", "torchrl")  # those whose replay buffers are compared
 LEFT_OUT, NOT_INSTALLED = "left out", "not installed: make rivals"
@@ -47,6 +48,11 @@ class MissingRivalError(Exception):
 
 class RemoteError(RuntimeError):
     """Something failed in the rival's process."""
+
+
+def is_apart(rival: str) -> bool:
+    """Return whether a rival lives in an environment of its own."""
+    return rival in RIVALS or rival in TRAINERS
 
 
 def python(environment: str) -> Path:

@@ -360,7 +360,8 @@ class Runner:
         if evaluate != "never" and not (self._stop.is_set() or monitor.reached_target):
             which = "policies that were kept" if evaluate == "after" else "last policy"
             monitor.say(f"evaluating the {which}")
-            self._take(monitor, supervisor.finish_optional())
+            for reports in supervisor.finish_optional():
+                self._take(monitor, reports)
 
     def _take(self, monitor: Monitor, reports: list[Any]) -> None:
         """Keep what workers report, and tell the callback."""

@@ -23,7 +23,7 @@ os.environ["RAY_AUTH_MODE"] = "disabled"  # a cluster of this test alone, on loo
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 # By default Ray makes its workers give way to everything else here, as to the tests beside these.
-os.environ["RAY_worker_niceness"] = "0"
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (as Ray spells it)
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 
 STORE_BYTES = 80 * 2**20

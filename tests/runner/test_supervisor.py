@@ -5,6 +5,7 @@ import os
 import threading
 import time
 
+import numpy as np
 import pytest
 from runs import config, hosted
 
@@ -13,7 +14,14 @@ from kary_replay.runner.backends import ProcessBackend, Supervisor
 from kary_replay.runner.backends import supervisor as supervisor_module
 from kary_replay.runner.backends.backend import save_worker
 from kary_replay.runner.failures import WorkerFailedError
-from kary_replay.runner.messages import Problem, Saved, Started
+from kary_replay.runner.messages import (
+    Evaluated,
+    Evaluation,
+    Finished,
+    Problem,
+    Saved,
+    Started,
+)
 from kary_replay.runner.records.run_directory import RunDirectory
 
 
@@ -150,9 +158,45 @@ def test_an_evaluator_that_is_to_be_started_anew_at_the_end_is_missed(
     supervisor.start()
     of_kind(supervisor, "evaluator").handle.death = Problem("killed", was_killed=True)
     supervisor.poll(0)
-    supervisor.finish_optional()
+    list(supervisor.finish_optional())
     missing = "evaluator-0 had failed: the run ends without its last evaluations"
     assert missing in capsys.readouterr().out
+
+
+class LateEvaluator(Worker):
+    """Reports an evaluation, and the next one, or that it has finished, when that one was taken."""
+
+    def __init__(self, found):
+        super().__init__()
+        self.found, self.given, self.looks = found, 0, 0
+
+    def reports(self):
+        self.looks += "finish" in self.orders
+        assert self.looks < 200, "nothing was taken before the end"
+        if self.looks and self.given == len(self.found):
+            self.given += 1
+            self.answers.append(_evaluated(self.given) if self.given < 4 else Finished())
+        return super().reports()
+
+
+def _evaluated(updates):
+    return Evaluated(Evaluation(100, updates, 1.0, 9.0, (9.0,), 0), np.zeros(1, np.float32))
+
+
+@pytest.mark.parametrize("enough", [1, 9])
+def test_late_evaluations_are_given_as_they_come_and_end_when_interrupted(
+    supervisor_of, monkeypatch, enough
+):
+    found = []
+    supervisor, workers = supervisor_of(evaluate="after"), {"evaluator": LateEvaluator(found)}
+    monkeypatch.setattr(
+        supervisor._backend, "start", lambda role, *arguments: workers.get(role.kind, Worker())
+    )
+    supervisor.start()
+    supervisor._interrupted = lambda: len(found) >= enough
+    for reports in supervisor.finish_optional():
+        found += [report.evaluation.updates for report in reports]
+    assert found == [1, 2, 3][:enough]
 
 
 def test_an_actor_that_others_kill_before_it_is_ready_is_started_again(supervisor, monkeypatch):

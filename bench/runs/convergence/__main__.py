@@ -63,8 +63,8 @@ def describe(record: dict[str, Any]) -> str:
 
 
 def execute(job: dict[str, Any]) -> dict[str, Any]:
-    """Train in a new process: RLlib's in its own environment, all others in this one."""
-    if job["rival"] in remote.RIVALS:
+    """Train in a new process, in the rival's own environment if it has one."""
+    if remote.is_apart(job["rival"]):
         return campaign.run(job, WORKER, remote.python(job["rival"]))
     return campaign.run(job, WORKER)
 
@@ -85,7 +85,7 @@ def add_options(parser: argparse.ArgumentParser, output: Path) -> None:
 
 def is_there(rival: str) -> bool:
     """Return whether a rival can run, and say so if it cannot."""
-    if rival not in remote.RIVALS or remote.installed(rival):
+    if not remote.is_apart(rival) or remote.installed(rival):
         return True
     print(f"{rival} is {remote.LEFT_OUT}, {remote.NOT_INSTALLED}")
     return False

@@ -80,6 +80,24 @@ class Evaluation:
     confirmed_return: float | None = None
 
 
+def evaluated(
+    judge: Judge,
+    act: Callable[[torch.Tensor], torch.Tensor],
+    when: tuple[int, int, float],
+    threshold: float,
+) -> Evaluation:
+    """Evaluate a policy of these steps, updates and seconds: by all episodes if twenty are good."""
+    env_steps, updates, seconds = when
+    returns = judge.returns(act, SCREENING_SEEDS)
+    confirmed = None
+    if returns.mean() >= threshold:
+        more = judge.returns(act, CONFIRMING_SEEDS)
+        confirmed = round(float(np.concatenate([returns, more]).mean()), 2)
+    return Evaluation(
+        env_steps, updates, round(seconds, 4), round(float(returns.mean()), 2), confirmed
+    )
+
+
 @dataclass
 class Outcome:
     """What a run reports; the conductor adds who it was."""
@@ -178,14 +196,8 @@ class Course:
             with torch.no_grad():
                 for target, parameter in zip(self._targets, parameters, strict=True):
                     target.copy_(parameter)
-            returns = self._judge.returns(self._greedy, SCREENING_SEEDS)
-            confirmed = None
-            if returns.mean() >= self._task.threshold:
-                more = self._judge.returns(self._greedy, CONFIRMING_SEEDS)
-                confirmed = round(float(np.concatenate([returns, more]).mean()), 2)
-            evaluation = Evaluation(
-                env_steps, updates, round(seconds, 4), round(float(returns.mean()), 2), confirmed
-            )
+            when = env_steps, updates, seconds
+            evaluation = evaluated(self._judge, self._greedy, when, self._task.threshold)
             self.outcome.add(evaluation, self._task.threshold)
             if self.outcome.solved:
                 break

@@ -34,6 +34,7 @@ NAMES = {
     "tianshou": "Tianshou",
     "rllib": "RLlib",
     "cleanrl": "CleanRL's way",
+    "sample_factory": "Sample Factory",
     "runner": "kary-replay",
 }
 COLOURS = {
@@ -42,6 +43,7 @@ COLOURS = {
     "tianshou": ORANGE,
     "rllib": SKY,
     "cleanrl": YELLOW,
+    "sample_factory": ORANGE,
     "runner": BLUE,
 }
 LANDING = RESULTS / "convergence_lunarlander_256.json"
@@ -99,6 +101,7 @@ def table(records: Sequence[Record]) -> list[str]:
                     f"{bold}{seconds(median)}{bold} [{seconds(low)}–{seconds(high)}]",
                     f"{len(solved)}/{len(runs)}",
                     f"{steps:,.0f}" if steps is not None else "–",
+                    speed(runs),
                     f"{updates:,.0f}" if updates is not None else "–",
                     startup(runs),
                     faster(fastest, times(runs), with_interval=rival == "runner"),
@@ -110,11 +113,19 @@ def table(records: Sequence[Record]) -> list[str]:
         "seconds to threshold",
         "solved",
         "env steps",
+        "steps/s",
         "updates",
         "start-up, s",
         "faster than the best rival",
     ]
     return markdown_table(header, rows)
+
+
+def speed(runs: Sequence[Record]) -> str:
+    """Write the median of environment steps in a second, updates included."""
+    lasts = [run["curve"][-1] for run in runs if run["curve"]]
+    speeds = [last["env_steps"] / last["wall_seconds"] for last in lasts]
+    return f"{np.median(speeds):,.0f}" if speeds else "–"
 
 
 def startup(runs: Sequence[Record]) -> str:

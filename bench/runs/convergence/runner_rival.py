@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.runs.convergence.protocol import CONFIRMING_SEEDS, SCREENING_SEEDS, Evaluation, Outcome
 from bench.runs.convergence.tasks import Task
-from kary_replay.runner import Runner, RunnerConfig
+from kary_replay.runner import Runner, RunnerCallback, RunnerConfig
 
 # The presets (kary_replay/runner/presets.py), with other networks. The runner evaluates after
 # training and so goes on when a task is solved: it is given fewer steps than the others. Its
@@ -91,12 +91,29 @@ def configured(task: Task, chosen: dict[str, Any]) -> RunnerConfig:
     )
 
 
+class Enough(RunnerCallback):
+    """Ends the evaluations after a run with the first policy that has solved the task."""
+
+    runner: Runner
+
+    def __init__(self, threshold: float) -> None:
+        self.threshold = threshold
+
+    def on_evaluation(self, evaluation: Any) -> None:
+        outcome = Outcome()
+        outcome.add(judged(evaluation, self.threshold), self.threshold)
+        if outcome.solved:
+            self.runner.stop()
+
+
 def train(name: str, task: Task, seed: int, chosen: dict[str, Any]) -> Outcome:
-    """Train for all steps; the runner keeps snapshots and plays their episodes afterwards."""
+    """Train for all steps; the runner keeps snapshots and evaluates them in order afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         config = replace(configured(task, chosen), seed=seed, directory=str(Path(folder) / "run"))
         called = time.time()
-        result = Runner(config).run()
+        enough = Enough(task.threshold)
+        runner = enough.runner = Runner(config, callback=enough)
+        result = runner.run()
     used = {
         **chosen,
         "total_env_steps": config.total_env_steps,

@@ -36,22 +36,29 @@ TASKS = {
     "cartpole_a2c": Task("a2c", "CartPole-v1", 475.0, 500_000, 5_000),
 }
 UNITS = (64, 256)
-RIVALS = ("sb3", "sbx", "tianshou", "rllib", "cleanrl", "runner")
+RIVALS = ("sb3", "sbx", "tianshou", "rllib", "cleanrl", "sample_factory", "runner")
 # what its tuned examples have settings for; it has no DDPG and no TD3
 RLLIB = ("cartpole_dqn", "pendulum_sac")
+# whose batches are whole rollouts; Pendulum's are of 64 steps, and its rollouts of 1,024
+SAMPLE_FACTORY = ("cartpole_ppo",)
 
 
 # who has these algorithms; the others have those that learn from replay
-ON_POLICY_RIVALS = {"ppo": ("sb3", "sbx", "cleanrl", "runner"), "a2c": ("sb3", "runner")}
+ON_POLICY_RIVALS = {
+    "ppo": ("sb3", "sbx", "cleanrl", "sample_factory", "runner"),
+    "a2c": ("sb3", "runner"),
+}
 ON_POLICY_TASKS = tuple(name for name, task in TASKS.items() if task.algorithm in ON_POLICY_RIVALS)
+ON_POLICY_ONLY = ("cleanrl", "sample_factory")
 OFF_POLICY_TASKS = tuple(name for name in TASKS if name not in ON_POLICY_TASKS)
 
 
 def takes_part(rival: str, task: str) -> bool:
     """Whether a rival runs a task."""
     if task in ON_POLICY_TASKS:
-        return rival in ON_POLICY_RIVALS[TASKS[task].algorithm]
-    return rival != "cleanrl" and (rival != "rllib" or task in RLLIB)
+        there = rival != "sample_factory" or task in SAMPLE_FACTORY
+        return there and rival in ON_POLICY_RIVALS[TASKS[task].algorithm]
+    return rival not in ON_POLICY_ONLY and (rival != "rllib" or task in RLLIB)
 
 
 # who trains with whose settings, where they are the same for all: ours in one process, where acting

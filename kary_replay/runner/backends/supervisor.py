@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
@@ -214,8 +214,11 @@ class Supervisor:
         self._await(Finished, members, lambda: time.monotonic() >= deadline)
         return self._taken()
 
-    def finish_optional(self) -> list[Any]:
-        """Have the other workers finish, however long that takes, unless they die or hang."""
+    def finish_optional(self) -> Iterator[list[Any]]:
+        """Have the other workers finish, however long that takes, unless they die or hang.
+
+        Yield what they report as it comes: who takes it may interrupt the run.
+        """
         members = [member for member in self._members if member.role.on_failure == "continue"]
         self._order(members, "finish")
         self._receive(0)
@@ -223,9 +226,10 @@ class Supervisor:
             if member.restart_at is not None and member.restart_at < math.inf:
                 what = member.role.provides
                 self._warn(f"{member.name} had failed: the run ends without its last {what}")
-        if not self._interrupted():
-            self._await(Finished, members, self._interrupted)
-        return self._taken()
+        while not self._interrupted() and any(member.owes is Finished for member in members):
+            self._await(Finished, members, lambda: self._interrupted() or bool(self._reports))
+            yield self._taken()
+        yield self._taken()
 
     def stop(self) -> None:
         """End all workers: ask them first, then kill them."""
