@@ -226,8 +226,9 @@ def _panel(axes: Axes, task: Task, records: Sequence[Record]) -> None:
 def draw(records: Sequence[Record], units: int, path: Path) -> None:
     """One panel per task; the last place holds the legend."""
     names = [name for name in TASKS if chosen(records, task=name)]
-    n_columns = min(3, len(names) + 1)
-    n_rows = -(-(len(names) + 1) // n_columns)
+    n_panels = len(names) + 1
+    n_rows = -(-n_panels // 3)
+    n_columns = -(-n_panels // n_rows)
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(
             n_rows,
