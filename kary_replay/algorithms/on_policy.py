@@ -65,6 +65,8 @@ class OnPolicyOptions(Options):
     """Longer gradients are scaled down to this length."""
     log_std: float = 0.0
     """Logarithm of the policy's standard deviation at first, where actions go from -1 to 1."""
+    orthogonal_init: bool = True
+    """Begin with orthogonal weights and a nearly even policy; False: with torch's weights."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,8 +81,10 @@ class OnPolicyOptions(Options):
                     f"envs_per_update must be at most n_envs={self.n_envs}, "
                     f"got {self.envs_per_update}"
                 )
-        if type(self.vtrace) is not bool:
-            raise TypeError(f"vtrace must be True or False, got {self.vtrace!r}")
+        for name in ("vtrace", "orthogonal_init"):
+            value = getattr(self, name)
+            if type(value) is not bool:
+                raise TypeError(f"{name} must be True or False, got {value!r}")
         for name in ("rho_bar", "c_bar"):
             check_above_0(name, getattr(self, name))
         if not self.vtrace and (self.rho_bar, self.c_bar) != (1.0, 1.0):
@@ -127,11 +131,12 @@ class PolicyAndValue(nn.Module):
         n_outputs = self.distribution.n_outputs
         self.pi = MLP(n_features, hidden, n_outputs, options.activation)
         self.v = MLP(n_features, hidden, 1, options.activation)
-        initialize(self, 2**0.5)
-        if self.memory is not None:
-            initialize(self.memory, 1.0)
-        initialize(self.pi[-1], 0.01)
-        initialize(self.v[-1], 1.0)
+        if options.orthogonal_init:
+            initialize(self, 2**0.5)
+            if self.memory is not None:
+                initialize(self.memory, 1.0)
+            initialize(self.pi[-1], 0.01)
+            initialize(self.v[-1], 1.0)
 
     def forward(self, observation: Any) -> tuple[Tensor, Tensor]:
         """Return the parameters of the distribution of actions, [B, n_outputs], and values, [B]."""

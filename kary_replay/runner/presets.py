@@ -351,6 +351,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
             "vf_coef": 0.58096,
             "max_gradient_norm": 0.8,
             "log_std": -2.0,
+            "orthogonal_init": False,
         },
     },
     ("impala", "*"): ASYNCHRONOUS,

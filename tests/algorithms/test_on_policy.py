@@ -603,6 +603,7 @@ BAD = [
         "batch_size must divide envs_per_update · rollout_length = 18",
     ),
     ("impala", {"vtrace": 1}, "vtrace must be True or False"),
+    ("ppo", {"orthogonal_init": "no"}, "orthogonal_init must be True or False"),
     ("impala", {"rho_bar": 0.0}, "rho_bar"),
 ]
 
@@ -611,6 +612,22 @@ BAD = [
 def test_hyperparameters_without_meaning_are_refused(name, options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         make(name, **options)
+
+
+@pytest.mark.parametrize("lstm_hidden_size", [None, 8])
+def test_weights_begin_orthogonal_or_as_torch_has_them(lstm_hidden_size):
+    shared = {"hidden": (32, 32), "lstm_hidden_size": lstm_hidden_size, "batch_size": 24}
+    even, other = (
+        make("ppo", VECTOR, orthogonal_init=first, **shared).network for first in (True, False)
+    )
+    for last, gain in ((even.pi[-1], 0.01), (even.v[-1], 1.0)):
+        products = last.weight @ last.weight.T
+        torch.testing.assert_close(products, gain**2 * torch.eye(len(products)))
+        assert not last.bias.any()
+    for last in (other.pi[-1], other.v[-1]):
+        bound = 32**-0.5  # uniform, which has a standard deviation of bound / √3
+        assert last.weight.abs().max() <= bound and last.bias.abs().max() <= bound
+        assert 0.3 * bound < last.weight.std() < 0.9 * bound and last.bias.any()
 
 
 def test_actions_that_nobody_can_draw_are_refused():
