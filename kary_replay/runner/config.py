@@ -145,9 +145,9 @@ class RunnerConfig:
 
     For algorithms that learn from rollouts; what is older is dropped. With 0 actors wait for each
     update."""
-    normalize_observations: bool = False
+    normalize_observations: bool = PRESET
     """Shift and scale observations to mean 0 and standard deviation 1 over all that actors saw."""
-    normalize_rewards: bool = False
+    normalize_rewards: bool = PRESET
     """Divide rewards by the standard deviation of the discounted returns that actors saw."""
     publish_interval: int = 1
     """Updates between two publications of parameters to the actors."""
@@ -157,7 +157,7 @@ class RunnerConfig:
     After it they are played with copies of the parameters that were made during it."""
     evaluation_interval: int = PRESET
     """Environment steps between two evaluations."""
-    evaluation_episodes: int = 20
+    evaluation_episodes: int = PRESET
     """Episodes of one evaluation, with the same seeds every time."""
     evaluation_max_steps: int = 27_000
     """Steps after which an evaluation episode is cut off, for some never end.

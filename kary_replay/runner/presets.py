@@ -10,7 +10,12 @@ __all__ = ["PRESETS", "REPLAY", "ROLLOUTS", "preset"]
 
 # What every run has unless a row below or the user says otherwise. samples_per_insert: the batch
 # size, one update per step.
-COMMON: dict[str, Any] = {"total_env_steps": 1_000_000}
+COMMON: dict[str, Any] = {
+    "total_env_steps": 1_000_000,
+    "normalize_observations": False,
+    "normalize_rewards": False,
+    "evaluation_episodes": 20,
+}
 REPLAY: dict[str, Any] = {
     **COMMON,
     "envs_per_actor": 8,
@@ -64,17 +69,10 @@ ASYNCHRONOUS: dict[str, Any] = {
     "options": {"n_envs": 16, "envs_per_update": 8},
 }
 
-# Observations and rewards of about the size that networks begin with. Actors go on while there is
-# an update.
-NORMALIZED: dict[str, Any] = {
-    "max_staleness": 1,
-    "normalize_observations": True,
-    "normalize_rewards": True,
-}
 # With a gamma of 0.99, a policy that has learned not to crash hovers: what landing brings is too
 # far away. Layers of 64 learn to land with some seeds only.
 LANDING: dict[str, Any] = {
-    **NORMALIZED,
+    "max_staleness": 1,  # actors go on while there is an update
     "total_env_steps": 1_000_000,
     "evaluation_interval": 50_000,
     "options": {
@@ -307,7 +305,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
         },
     },
     ("ppo", "Acrobot-v1"): {
-        **NORMALIZED,
+        "max_staleness": 1,
         "total_env_steps": 150_000,
         "evaluation_interval": 10_000,
         "options": {
@@ -333,7 +331,8 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
         },
     },
     ("ppo", "HalfCheetah-v5"): {
-        **NORMALIZED,
+        "normalize_observations": True,
+        "normalize_rewards": True,
         "total_env_steps": 1_000_000,
         "evaluation_interval": 50_000,
         "options": {

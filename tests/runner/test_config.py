@@ -335,6 +335,16 @@ def test_config_json_has_every_setting(algorithm, env):
     assert from_json(json.loads(json.dumps(as_json(settings)))) == settings
 
 
+@pytest.mark.parametrize(("algorithm", "env"), PRESETS)
+def test_a_preset_is_what_a_run_has(algorithm, env):
+    """A setting with a default of its own would keep that."""
+    row = {**PRESETS[algorithm, env]}
+    options = row.pop("options", {})
+    settings = RunnerConfig(algorithm, env.replace("*", "Nowhere-v0"))
+    assert {name: getattr(settings, name) for name in row} == row
+    assert {name: getattr(settings.options, name) for name in options} == options
+
+
 CHANGED = {  # what was changed in a run's directory: file, how, and what the message has
     "format": (
         "config.json",
