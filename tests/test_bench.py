@@ -608,7 +608,7 @@ def test_make_rivals_knows_every_rival_with_an_environment():
     theirs = {*remote.RIVALS, *remote.TRAINERS} - set(remote.LIVES_IN)
     assert set(made[1].split()) == theirs
     assert set(remote.BUFFERS) < set(remote.RIVALS)
-    for name in remote.RIVALS:
+    for name in (*remote.RIVALS, *remote.TRAINERS):
         environment = remote.LIVES_IN.get(name, name)
         assert (ROOT / "bench" / "rivals" / f"requirements-{environment}.txt").exists()
 

@@ -14,14 +14,7 @@ from kary_replay.runner.backends import ProcessBackend, Supervisor
 from kary_replay.runner.backends import supervisor as supervisor_module
 from kary_replay.runner.backends.backend import save_worker
 from kary_replay.runner.failures import WorkerFailedError
-from kary_replay.runner.messages import (
-    Evaluated,
-    Evaluation,
-    Finished,
-    Problem,
-    Saved,
-    Started,
-)
+from kary_replay.runner.messages import Evaluated, Evaluation, Finished, Problem, Saved, Started
 from kary_replay.runner.records.run_directory import RunDirectory
 
 

@@ -91,18 +91,18 @@ def configured(task: Task, chosen: dict[str, Any]) -> RunnerConfig:
     )
 
 
-class Enough(RunnerCallback):
-    """Ends the evaluations after a run with the first policy that has solved the task."""
+class UntilSolved(RunnerCallback):
+    """Judges evaluations as they come, and ends them with the first policy that is good enough."""
 
     runner: Runner
 
     def __init__(self, threshold: float) -> None:
-        self.threshold = threshold
+        self.threshold, self.outcome = threshold, Outcome()
 
     def on_evaluation(self, evaluation: Any) -> None:
-        outcome = Outcome()
-        outcome.add(judged(evaluation, self.threshold), self.threshold)
-        if outcome.solved:
+        if not self.outcome.solved:  # some more may be on their way
+            self.outcome.add(judged(evaluation, self.threshold), self.threshold)
+        if self.outcome.solved:
             self.runner.stop()
 
 
@@ -111,23 +111,17 @@ def train(name: str, task: Task, seed: int, chosen: dict[str, Any]) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         config = replace(configured(task, chosen), seed=seed, directory=str(Path(folder) / "run"))
         called = time.time()
-        enough = Enough(task.threshold)
-        runner = enough.runner = Runner(config, callback=enough)
-        result = runner.run()
+        judge = UntilSolved(task.threshold)
+        judge.runner = Runner(config, callback=judge)
+        result = judge.runner.run()
     used = {
         **chosen,
         "total_env_steps": config.total_env_steps,
         "options": asdict(config.options),
         **{name: found for name in SHOWN if (found := getattr(config, name)) is not None},
     }
-    outcome = Outcome(
-        started=called + result.startup_seconds, trained_seconds=result.wall_seconds, settings=used
-    )
-    for found in result.evaluations:
-        outcome.add(judged(found, task.threshold), task.threshold)
-        if outcome.solved:
-            break
-    return outcome
+    began = called + result.startup_seconds
+    return replace(judge.outcome, started=began, trained_seconds=result.wall_seconds, settings=used)
 
 
 def judged(found: Any, threshold: float) -> Evaluation:

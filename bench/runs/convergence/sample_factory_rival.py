@@ -8,9 +8,7 @@ which are evaluated after the run, as with ours: it may have processes of its ow
 
 from __future__ import annotations
 
-import contextlib
 import pickle
-import sys
 import tempfile
 import time
 from copy import deepcopy
@@ -50,7 +48,10 @@ CLIPS_NO_VALUES = 1e9
 
 def settings(name: str, units: int) -> dict[str, Any]:
     """Return everything that is set for a task."""
-    return {**COMMON, **sb3_rival.settings(name, units), "train_for_env_steps": STEPS[name]}
+    theirs = sb3_rival.settings(name, units)
+    for falls in ("clip_range_final_share", "clip_range_steps"):  # as it cannot here
+        theirs.pop(falls, None)
+    return {**COMMON, **theirs, "train_for_env_steps": STEPS[name]}
 
 
 class FirstStep(gym.Wrapper):  # type: ignore[type-arg]
@@ -149,7 +150,7 @@ def actions(n_states: int, network: Any, observations: torch.Tensor) -> torch.Te
 
 def train(name: str, task: Task, seed: int, chosen: dict[str, Any]) -> Outcome:
     """Train for all steps, then evaluate the snapshots in order, up to the first good one."""
-    with tempfile.TemporaryDirectory() as made, contextlib.redirect_stdout(sys.stderr):
+    with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         argv = arguments(task, seed, chosen, folder)
         cfg = parse_full_cfg(parse_sf_args(argv)[0], argv)

@@ -37,11 +37,13 @@ TASKS = {
 }
 UNITS = (64, 256)
 RIVALS = ("sb3", "sbx", "tianshou", "rllib", "cleanrl", "sample_factory", "runner")
-# what its tuned examples have settings for; it has no DDPG and no TD3
-RLLIB = ("cartpole_dqn", "pendulum_sac")
-# whose batches are whole rollouts; Pendulum's are of 64 steps, and its rollouts of 1,024
-SAMPLE_FACTORY = ("cartpole_ppo",)
-
+# rivals that run these tasks alone
+ONLY = {
+    # what its tuned examples have settings for; it has no DDPG and no TD3
+    "rllib": ("cartpole_dqn", "pendulum_sac"),
+    # its batches are whole rollouts; Pendulum's are of 64 steps, and its rollouts of 1,024
+    "sample_factory": ("cartpole_ppo",),
+}
 
 # who has these algorithms; the others have those that learn from replay
 ON_POLICY_RIVALS = {
@@ -49,16 +51,16 @@ ON_POLICY_RIVALS = {
     "a2c": ("sb3", "runner"),
 }
 ON_POLICY_TASKS = tuple(name for name, task in TASKS.items() if task.algorithm in ON_POLICY_RIVALS)
-ON_POLICY_ONLY = ("cleanrl", "sample_factory")
 OFF_POLICY_TASKS = tuple(name for name in TASKS if name not in ON_POLICY_TASKS)
 
 
 def takes_part(rival: str, task: str) -> bool:
     """Whether a rival runs a task."""
+    if task not in ONLY.get(rival, TASKS):
+        return False
     if task in ON_POLICY_TASKS:
-        there = rival != "sample_factory" or task in SAMPLE_FACTORY
-        return there and rival in ON_POLICY_RIVALS[TASKS[task].algorithm]
-    return rival not in ON_POLICY_ONLY and (rival != "rllib" or task in RLLIB)
+        return rival in ON_POLICY_RIVALS[TASKS[task].algorithm]
+    return rival != "cleanrl"
 
 
 # who trains with whose settings, where they are the same for all: ours in one process, where acting
