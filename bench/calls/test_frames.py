@@ -1,4 +1,4 @@
-"""Stacks of four Atari frames stored once, against rows that hold both whole stacks."""
+"""Stacks of four Atari frames stored once, against whole ones, and against other buffers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import kary_replay as kr
 from bench.harness import resident
 from bench.harness.timing import Record
 from bench.rivals.frames import ONCE, PIXELS, TWICE, Once, Twice
+from bench.rivals.frames_elsewhere import Cpprb, Sb3, Tianshou
 
 SLOTS, SHORT_SLOTS = 100_000, 5_000  # 6 GB of whole stacks, and a twentieth of it
 MILLION = 1_000_000
 BAR = 7_600  # bytes per transition
+# by what bench.harness.resident calls them
+ELSEWHERE = {"sb3 frames": Sb3, "tianshou frames": Tianshou, "cpprb frames": Cpprb}
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +29,7 @@ def n_rows(short: bool, smoke: bool) -> int:
 @pytest.fixture(scope="module")
 def buffers(n_rows: int) -> Iterator[SimpleNamespace]:
     built = SimpleNamespace(once=Once(n_rows), three=Once(n_rows, n_step=3), twice=Twice(n_rows))
+    built.elsewhere = [kind(n_rows) for kind in ELSEWHERE.values()]
     yield built
     vars(built).clear()
     gc.collect()
@@ -33,7 +37,7 @@ def buffers(n_rows: int) -> Iterator[SimpleNamespace]:
 
 @pytest.mark.parametrize("size", [32, 256])
 def test_sample(compare, buffers, size, n_rows):
-    rivals = [buffers.three.sample(size), buffers.twice.sample(size)]
+    rivals = [rival.sample(size) for rival in (buffers.three, buffers.twice, *buffers.elsewhere)]
     compare.times(
         "frames: sample", {"slots": n_rows, "batch": size}, buffers.once.sample(size), rivals
     )
@@ -42,13 +46,6 @@ def test_sample(compare, buffers, size, n_rows):
 def test_add(compare, buffers, n_rows):
     rivals = [buffers.three.add(), buffers.twice.add()]
     compare.times("frames: add", {"slots": n_rows, "environments": 8}, buffers.once.add(), rivals)
-
-
-RIVALS = {  # with their thriftiest settings, which the classes name
-    "SB3 ReplayBuffer, optimize_memory_usage": "sb3 frames",
-    "Tianshou PrioritizedReplayBuffer, frames once": "tianshou frames",
-    "cpprb PrioritizedReplayBuffer, frames once": "cpprb frames",
-}
 
 
 def test_memory(compare, benchmark, n_rows):
@@ -69,8 +66,8 @@ def test_memory(compare, benchmark, n_rows):
         f"{ONCE}, resident": [resident.growth("frames", n_rows) / n_rows],
         f"{TWICE}, resident": [resident.growth("stacks", n_rows) / n_rows],
         **{
-            f"{name}, resident": [resident.growth(key, n_rows) / n_rows]
-            for name, key in RIVALS.items()
+            f"{kind.name}, resident": [resident.growth(key, n_rows) / n_rows]
+            for key, kind in ELSEWHERE.items()
         },
     }
     record = Record(

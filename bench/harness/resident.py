@@ -21,9 +21,9 @@ BUFFERS = {
     "sb3": ("bench.rivals.sb3_buffer", "Sb3Buffer"),
     "frames": ("bench.rivals.frames", "Once"),
     "stacks": ("bench.rivals.frames", "Twice"),
-    "sb3 frames": ("bench.rivals.frame_memory", "Sb3"),
-    "tianshou frames": ("bench.rivals.frame_memory", "Tianshou"),
-    "cpprb frames": ("bench.rivals.frame_memory", "Cpprb"),
+    "sb3 frames": ("bench.rivals.frames_elsewhere", "Sb3"),
+    "tianshou frames": ("bench.rivals.frames_elsewhere", "Tianshou"),
+    "cpprb frames": ("bench.rivals.frames_elsewhere", "Cpprb"),
 }
 
 

@@ -114,7 +114,7 @@ STORING = {  # docs/storing_benchmarks.md
     ),
     "frames: sample": (
         "Draw stacks of four 84 × 84 frames and the next stacks: every frame stored once, against "
-        "both stacks stored whole."
+        "both stacks stored whole, and against other buffers (SB3's draws by equal chances)."
     ),
     "frames: add": "Add one step of eight environments, the frames once or as whole stacks.",
     "frames: memory": (

@@ -1,9 +1,11 @@
-"""What an Atari transition costs in other buffers with their thriftiest settings."""
+"""Stacks of four frames of 84 × 84 pixels in other buffers, with their thriftiest settings."""
 
 from __future__ import annotations
 
 import numpy as np
 from gymnasium import spaces
+
+from bench.harness.timing import Contender
 
 CHUNK = 1_000
 STACKED, PIXELS = (4, 84, 84), (84, 84)
@@ -16,6 +18,8 @@ def stacks(n: int) -> np.ndarray:
 
 class Sb3:
     """ReplayBuffer with `optimize_memory_usage`: each stack once."""
+
+    name = "SB3 ReplayBuffer, optimize_memory_usage"
 
     def __init__(self, slots: int) -> None:
         from stable_baselines3.common.buffers import ReplayBuffer
@@ -33,9 +37,15 @@ class Sb3:
             obs, following = seen[i % 16 : i % 16 + 1], seen[(i + 1) % 16 : (i + 1) % 16 + 1]
             self.buffer.add(obs, following, np.zeros((1, 1)), np.ones(1), np.zeros(1, bool), [{}])
 
+    def sample(self, batch: int) -> Contender:
+        """A draw by equal chances, as torch tensors."""
+        return Contender(self.name, self.buffer.sample, lambda n: [(batch,)] * n)
+
 
 class Tianshou:
     """PrioritizedReplayBuffer with the three options that make it keep each frame once."""
+
+    name = "Tianshou PrioritizedReplayBuffer, frames once"
 
     def __init__(self, slots: int) -> None:
         from tianshou.data import Batch, PrioritizedReplayBuffer
@@ -54,9 +64,14 @@ class Tianshou:
             }
             self.buffer.add(Batch(obs=seen[i % 16], **step))
 
+    def sample(self, batch: int) -> Contender:
+        return Contender(self.name, self.buffer.sample, lambda n: [(batch,)] * n)
+
 
 class Cpprb:
     """PrioritizedReplayBuffer with `next_of` and `stack_compress`: each frame once."""
+
+    name = "cpprb PrioritizedReplayBuffer, frames once"
 
     def __init__(self, slots: int) -> None:
         from cpprb import PrioritizedReplayBuffer
@@ -75,3 +90,6 @@ class Cpprb:
             self.buffer.add(obs=window[..., :4], act=0, rew=1.0, next_obs=window[..., 1:], done=end)
             if end:
                 self.buffer.on_episode_end()
+
+    def sample(self, batch: int) -> Contender:
+        return Contender(self.name, self.buffer.sample, lambda n: [(batch,)] * n)
