@@ -92,6 +92,11 @@ class OnPolicyOptions(Options):
                 f"rho_bar={self.rho_bar} and c_bar={self.c_bar} need vtrace=True: they are the "
                 "bounds of its weights"
             )
+        if self.c_bar > self.rho_bar:
+            raise ValueError(
+                f"c_bar must be at most rho_bar={self.rho_bar}, got {self.c_bar}: with a greater "
+                "one V-trace need not converge"
+            )
         as_fraction("gae_lambda", self.gae_lambda)
         for name in ("ent_coef", "vf_coef"):
             check_finite(name, getattr(self, name))

@@ -37,7 +37,9 @@ class PPOOptions(OnPolicyOptions):
     normalize_advantage: bool = True
     """Shift and scale the advantages of each step to mean 0 and standard deviation 1."""
     target_kl: float | None = None
-    """End an update early when the policy has moved so far, in nats; None: never."""
+    """End an update early when the policy has moved so far, in nats; None: never.
+
+    The step of the optimizer that finds it is the last one that is taken."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

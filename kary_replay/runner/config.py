@@ -370,7 +370,8 @@ def _check_inference(config: RunnerConfig) -> None:
         for name in ("policy_workers", "inference_device"):
             if getattr(config, name) is not None:
                 raise ConfigError(
-                    f"{name} is for inference='worker', got inference='local': leave it out"
+                    f"{name} is for inference='worker', got inference='local': set that, or leave "
+                    f"{name} out"
                 )
         return
     _check(config, "policy_workers", *AT_LEAST_1)
@@ -477,8 +478,18 @@ def _check_rollouts(config: RunnerConfig) -> None:
             f"got {config.learners}: choose another number of learners or of environments"
         )
     together = options.envs_per_update or options.n_envs
+    is_asynchronous = config.optimization == "asynchronous"
     updates = math.ceil(options.n_envs / together)  # which learn from all environments
-    if config.max_staleness < updates - 1:
+    if is_asynchronous:
+        updates *= config.learners  # which all count
+        if config.max_staleness < updates:
+            raise ConfigError(
+                f"optimization='asynchronous' with learners={config.learners} and updates from "
+                f"{together} of n_envs={options.n_envs} environments needs max_staleness of at "
+                f"least {updates}, got {config.max_staleness}: the others' updates come in "
+                "between, and what has waited for too many would be dropped"
+            )
+    elif config.max_staleness < updates - 1:
         raise ConfigError(
             f"envs_per_update={together} of n_envs={options.n_envs} needs max_staleness of at "
             f"least {updates - 1}, got {config.max_staleness}: while some environments are learned "
@@ -493,19 +504,14 @@ def _check_rollouts(config: RunnerConfig) -> None:
             "nothing would be learned"
         )
     steps = getattr(options, "batch_size", config.rows_per_update)
-    if config.optimization == "asynchronous":
-        if config.rows_per_update % steps:
-            raise ConfigError(
-                f"batch_size={steps} must divide the {config.rows_per_update} rows that each of "
-                f"learners={config.learners} learns from: choose another one"
-            )
-        if config.max_staleness < config.learners:
-            raise ConfigError(
-                f"optimization='asynchronous' needs max_staleness of at least learners="
-                f"{config.learners}, got {config.max_staleness}: the others' updates come in "
-                "between"
-            )
-    parts = config.learners if config.optimization == "synchronous" else 1
+    rows = config.rows_per_update
+    if is_asynchronous and rows % steps:
+        others = sorted({math.gcd(rows, steps), rows} - {1})
+        raise ConfigError(
+            f"batch_size={steps} must divide the {rows} rows that each of "
+            f"learners={config.learners} learns from: {' or '.join(map(str, others))} would do"
+        )
+    parts = 1 if is_asynchronous else config.learners
     if getattr(options, "normalize_advantage", False) and steps == parts:
         raise ConfigError(
             f"normalize_advantage=True needs a batch_size above learners={config.learners}, got "

@@ -605,6 +605,7 @@ BAD = [
     ("impala", {"vtrace": 1}, "vtrace must be True or False"),
     ("ppo", {"orthogonal_init": "no"}, "orthogonal_init must be True or False"),
     ("impala", {"rho_bar": 0.0}, "rho_bar"),
+    ("impala", {"rho_bar": 0.5, "c_bar": 0.6}, "c_bar must be at most rho_bar=0.5, got 0.6"),
 ]
 
 

@@ -204,6 +204,7 @@ IN_TURNS = {  # environment steps per second by the number of actors -> chosen, 
     "they gain too little": ({1: 900.0, 2: 920.0, 4: 940.0}, 1, [1, 2, 4]),
     "little by little": ({1: 900.0, 2: 940.0, 4: 980.0}, 2, [1, 2, 4]),
     "two are best": ({1: 900.0, 2: 1600.0, 4: 1500.0}, 2, [1, 2, 4]),
+    "the run would be over sooner": ({1: 1e15, 2: 2e15}, 1, [1]),
     "the more the better": ({1: 900.0, 2: 1600.0, 4: 2500.0}, 4, [1, 2, 4]),
 }
 
@@ -230,6 +231,7 @@ def test_a_run_of_rollouts_measures_prints_and_takes_what_it_chose(tmp_path, mon
     monkeypatch.setattr(measurement, "n_cores", lambda: 2)
     console = Console(file=io.StringIO(), width=100, record=True)
     monkeypatch.setattr(measurement, "ENOUGH_UPDATES", 1)
+    monkeypatch.setattr(measurement, "WORTH_TRIES", 0)
     result = Runner(of_rollouts(tmp_path / "run", total_env_steps=600), console=console).run()
     allocation, text = result.allocation, " ".join(console.export_text().split())
     assert [split.actors for split in allocation.splits] == [1, 2]

@@ -18,6 +18,7 @@ from kary_replay.runner import ConfigError, Runner
 from kary_replay.runner.backends import Supervisor
 from kary_replay.runner.backends.memory import OwnMemory, SharedMemory
 from kary_replay.runner.streams import Checkpoint, InferenceStream
+from kary_replay.runner.streams import parameters as published
 
 CONTINUOUS = "ddpg", "td3", "sac"
 SPACE = gymnasium.spaces.Dict(
@@ -70,6 +71,34 @@ def answer(source, number=0, updates=7):
 
 def explored(n=3):
     return np.arange(n, dtype=np.float32)
+
+
+class Underway:
+    """Stands for parameters that have been published, and are being written whenever one looks."""
+
+    def __init__(self, looks):
+        self.version, self.looks, self.vector = 1, looks, np.zeros(0, np.float32)
+
+    def newest(self):
+        self.looks -= 1
+        return None if self.looks >= 0 else (self.vector, 7)
+
+
+@pytest.mark.parametrize(("looks", "updates"), [(0, 7), (3, 7), (99, 0)])
+def test_who_comes_later_does_not_act_by_weights_of_its_own(looks, updates, monkeypatch):
+    """It waits while the first parameters that it sees are being written, but not for ever."""
+    monkeypatch.setattr(published, "FIRST_TRIES", 10)
+    spaces = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)
+    algorithm = ALGORITHMS["ppo"](*spaces, ALGORITHMS["ppo"].options_class(hidden=(4,)))
+    vectors = published.published(algorithm, False)
+    parameters = Underway(looks)
+    parameters.vector = published.as_vector(vectors) + 1
+    newest = published.Newest(algorithm, parameters, False, (0,))
+    assert newest.take_up() == updates
+    assert (published.as_vector(vectors) == parameters.vector).all() == (updates == 7)
+    parameters.version, parameters.looks = 2, 1
+    if updates:  # it has some by now
+        assert newest.take_up() == 7 and parameters.looks == 0
 
 
 def test_all_that_have_asked_are_answered_together():

@@ -69,7 +69,7 @@ def counters(directory):
     return json.loads((directory / "checkpoint.json").read_text())
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "ddpg", "td3", "sac"])
+@pytest.mark.parametrize("algorithm", ["dqn", "ddpg", "td3", "sac", "ppo", "a2c"])
 def test_play_and_export_normalize_as_the_evaluations_did(algorithm, tmp_path):
     pytest.importorskip("stable_baselines3")
     path, env = tmp_path / "run", ENVS.get(algorithm, "Pendulum-v1")
@@ -121,6 +121,24 @@ def test_exported_critics_are_those_of_the_checkpoint(ent_coef, initial_priority
         worth = ours.alpha() / factor
     coefficient = model.ent_coef_tensor if ent_coef else model.log_ent_coef.exp()
     torch.testing.assert_close(coefficient.detach().reshape(1), worth)
+
+
+@pytest.mark.parametrize(("algorithm", "clip"), [("ppo", 0.3), ("ppo", None), ("a2c", None)])
+def test_exported_losses_weigh_their_parts_as_ours(algorithm, clip, tmp_path):
+    """Rewards are raw there: a policy's part of the loss grows with them, and values' twice."""
+    sb3 = pytest.importorskip("stable_baselines3")
+    path, own = tmp_path / "run", {"ent_coef": 0.01, "vf_coef": 0.4, "max_gradient_norm": 0.6}
+    if algorithm == "ppo":
+        own |= {"normalize_advantage": clip is not None, "clip_range_vf": clip}
+    run(algorithm, "Pendulum-v1", path, own, total_env_steps=200, **EVALUATED, **BOTH)
+    scale = 1 / float(checkpoint_algorithm(checkpoint_policy(path)).normalization.reward_factor)
+    assert scale > 1.5
+    model = getattr(sb3, algorithm.upper()).load(export(path))
+    grows = 1 if clip else scale
+    found = model.ent_coef, model.max_grad_norm, model.vf_coef * scale**2
+    assert found == pytest.approx((0.01 * grows, 0.6 * grows, 0.4 * grows))
+    if clip:
+        assert model.clip_range_vf(1.0) == pytest.approx(clip * scale)
 
 
 def test_statistics_are_those_of_all_that_actors_have_seen(tmp_path, monkeypatch):

@@ -326,6 +326,36 @@ def test_nothing_gets_too_old_while_it_waits(n_together, max_staleness):
     assert pipe.figures["dropped_steps"] == 0
 
 
+@pytest.mark.parametrize(("n_learners", "max_staleness"), [(2, 4), (2, 6), (2, 7), (4, 8)])
+def test_nothing_gets_too_old_among_learners_of_their_own(n_learners, max_staleness):
+    """However far actors are ahead; each learner learns from half of its groups at a time."""
+    n_groups = 2 * n_learners
+    pipe = Pipe(n_groups=n_groups, n_together=1, n_parts=n_learners, max_staleness=max_staleness)
+
+    def fill():
+        for group in range(n_groups):
+            while pipe.sink.may_choose(group):
+                pipe.fill(group, 10)
+
+    sources = []
+    for index in range(n_learners):
+        source = pipe.hosted.source()
+        source.blank(0)
+        source.prepare(0, torch.device("cpu"), 0, Share(), index)
+        sources.append(source)
+    fill()
+    for source in sources:
+        assert source.may_draw(0, 0.0)
+        source.draw()
+    for update in range(50):  # all have one under way, and end theirs by turns
+        source = sources[update % n_learners]
+        source.release(update + 1)
+        fill()
+        assert source.may_draw(0, 0.0)
+        source.draw()
+    assert pipe.figures["dropped_steps"] == 0
+
+
 def test_a_writer_that_was_reset_begins_its_rollout_anew():
     pipe = Pipe(n_groups=1)
     pipe.add(0, 10)

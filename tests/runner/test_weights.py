@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from runs import config, run, size_of, stopped
+from runs import config, hosted, run, size_of, stopped, worker
 
 from kary_replay.algorithms import ALGORITHMS
 from kary_replay.runner import ConfigError, Runner
@@ -14,7 +14,7 @@ from kary_replay.runner.flow import HostedFlow
 from kary_replay.runner.streams import Checkpoint, WeightStream, weights
 from kary_replay.runner.streams.weights import Weights, weights_of
 
-N_WEIGHTS = 1_003
+N_WEIGHTS = 1_001
 
 
 @pytest.fixture(autouse=True)
@@ -86,10 +86,35 @@ def test_the_weights_at_the_beginning_are_those_of_the_first():
     assert all_are(one, 6.0) and all_are(two, 6.0)
 
 
+def test_target_networks_that_copy_the_same_weights_do_not_add_up():
+    """Each learner's is its own; sums of both copies would be twice as far."""
+    _, made = learners(2)
+    for _ in range(3):
+        for algorithm, _ in made:  # both updates are under way before either is exchanged
+            add(algorithm, 1.0)
+            algorithm.targets["a"].copy_(algorithm.minimizers["a"].flat[:2])
+        for _, end in made:
+            end.exchange()
+    assert [algorithm.targets["a"].tolist() for algorithm, _ in made] == [[4.0, 4.0], [5.0, 5.0]]
+
+
+def test_catching_up_is_no_update():
+    """A checkpoint has what all have done, also where the first learner stands still."""
+    hosted, ((one, first), (two, second)) = learners(2)
+    add(two, 2.0)
+    second.exchange()
+    first.catch_up()
+    assert all_are(one, 2.0) and hosted.figures() == {"updates_between": 0.0}
+    add(one, 1.0)
+    first.exchange()
+    second.exchange()
+    assert all_are(two, 3.0)
+
+
 class WithoutLocks(Weights):
     """Takes a chunk, and puts it back a moment later."""
 
-    def exchange(self):
+    def catch_up(self):
         changed = self._together() - self._before
         shared = self.shared.clone()
         threading.Event().wait(1e-4)
@@ -122,7 +147,7 @@ def test_no_change_is_lost_however_they_meet(kind, loses):
     assert bool((made[0][1].shared == expected).all()) != loses
 
 
-def test_weights_are_all_that_updates_change():
+def test_weights_are_all_that_is_trained():
     import gymnasium
 
     spaces = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
@@ -130,15 +155,13 @@ def test_weights_are_all_that_updates_change():
         is_continuous = name in ("ddpg", "td3", "sac")
         actions = spaces if is_continuous else gymnasium.spaces.Discrete(2)
         algorithm = cls(spaces, actions, cls.options_class(hidden=(4,)))
-        assert weights_of(algorithm).keys() >= set(algorithm.minimizers)
-        assert len(weights_of(algorithm)) == len(algorithm.minimizers) + len(
-            getattr(algorithm, "targets", {})
-        )
+        assert weights_of(algorithm).keys() == set(algorithm.minimizers)
 
 
 # -------------------------------------------------------------------------------------- whole runs
 
-ASYNCHRONOUS = {"learners": 2, "optimization": "asynchronous", "backend": "process", "actors": 2}
+TWO = {"learners": 2, "optimization": "asynchronous", "backend": "process"}
+ASYNCHRONOUS = {**TWO, "actors": 2}
 
 
 @pytest.fixture
@@ -186,15 +209,39 @@ def test_a_run_goes_on_with_all_its_updates(closed, tmp_path):
     assert closed[1][1] == sum(closed[1][0]) == resumed.updates
 
 
+def test_a_checkpoint_has_what_was_learned_while_the_first_learner_stood_still(tmp_path):
+    settings = config("ppo", "CartPole-v1", tmp_path / "run", groups=1, max_staleness=2, **TWO)
+    flow = hosted(settings, 2)
+    first, second = (worker(flow, "learner", index) for index in range(2))
+    kind, arguments = first.learning.__reduce__()  # as a process of its own has it
+    first.learning = kind(*arguments)
+    first.learning.share(0, "cpu")
+    first.learning.begin(first.algorithm)
+    actor = worker(flow, "actor", 1)
+    for _ in range(3):
+        while not second.work(0.0):
+            assert actor.work(0.0)
+    state = first.state_dict()
+    saved = state["algorithm"]["minimizers"]["policy_and_value"]["parameters"]
+    learned = second.algorithm.minimizers["policy_and_value"].flat
+    assert state["updates"] == 3 and torch.equal(saved, learned.detach())
+    flow.close()
+
+
 REFUSED = [
     ("dqn", {"optimization": "hogwild"}, "optimization must be one of synchronous, asynchronous"),
     ("dqn", {"optimization": "asynchronous"}, "needs learners of at least 2"),
     ("dqn", {**ASYNCHRONOUS, "backend": "ray"}, "is for backend='process'"),
-    ("ppo", {**ASYNCHRONOUS, "max_staleness": 1}, "needs max_staleness of at least learners=2"),
+    ("ppo", {**ASYNCHRONOUS, "max_staleness": 1}, "needs max_staleness of at least 2, got 1"),
+    (
+        "impala",
+        {**ASYNCHRONOUS, "max_staleness": 3, "options": {"envs_per_update": 2}},
+        "learners=2 and updates from 2 of n_envs=4 .* needs max_staleness of at least 4, got 3",
+    ),
     (
         "ppo",
         {**ASYNCHRONOUS, "max_staleness": 2, "options": {"batch_size": 40}},
-        "batch_size=40 must divide the 20 rows",
+        "batch_size=40 must divide the 20 rows .*: 20 would do",
     ),
 ]
 

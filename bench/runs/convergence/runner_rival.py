@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from dataclasses import asdict, replace
@@ -24,8 +25,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pendulum_td3": {"total_env_steps": 8_000},
     "pendulum_sac": {"total_env_steps": 8_000},
     "cartpole_ppo": {"total_env_steps": 100_000},
-    # the others' learning rate does not fall
-    "pendulum_ppo": {"total_env_steps": 150_000, "options": {"learning_rate_final_share": 1.0}},
+    # The others' learning rate does not fall, and their noise begins as 1 of the torque itself,
+    # which is half of ours.
+    "pendulum_ppo": {
+        "total_env_steps": 150_000,
+        "options": {"learning_rate_final_share": 1.0, "log_std": math.log(0.5)},
+    },
     # the preset has Adam, and a learning rate that falls to 0 over these steps
     "cartpole_a2c": {"total_env_steps": 500_000},
 }

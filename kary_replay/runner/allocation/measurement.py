@@ -20,6 +20,7 @@ __all__ = ["measured_allocation", "measured_in_turns", "numbers_to_try"]
 MEASURE_SECONDS = 0.3
 LEAST_UPDATES = 3  # before the measurement, and the least that it lasts
 ENOUGH_UPDATES = 300  # of a run, so that a measurement takes a small part of its time
+WORTH_TRIES = 10  # which a run takes at least where more than one number of actors is tried
 TURN_SECONDS = 0.02  # between two looks at how far the workers are
 
 
@@ -65,6 +66,7 @@ def measured_in_turns(
 ) -> Allocation:
     """Measure some numbers of actors that fill rollouts, as long as more gain, and choose.
 
+    A run that takes less than some tries has the first of them alone.
     Updates go through a rollout once: the learners' part is the same for any number of actors.
     Otherwise as `measured_allocation`.
     """
@@ -77,9 +79,12 @@ def measured_in_turns(
     measured: dict[int, tuple[float, float]] = {}
     most = 0.0
     for n in numbers:
+        begun = time.perf_counter()
         steps, updates = _measured(short, env_factory, n, interrupted)
         measured[n] = steps, updates
-        if steps < most or interrupted():
+        run_takes = config.total_env_steps / max(steps, 1e-9)
+        is_over_soon = run_takes < WORTH_TRIES * (time.perf_counter() - begun)
+        if steps < most or is_over_soon or interrupted():
             break
         most = steps
     return allocate_in_turns(measured)

@@ -192,15 +192,22 @@ def _replay_settings(config: Any, whole: Any) -> dict[str, Any]:
 
 
 def _rollout_settings(config: Any, whole: Any) -> dict[str, Any]:
-    """Return the settings of a model that learns from rollouts, of one environment."""
-    options = config.options
+    """Return the settings of a model that learns from rollouts, of one environment.
+
+    Its rewards are raw. Where ours were divided by something, the parts of the loss keep their
+    weights by each other: the policy's grows with the rewards, unless advantages are normalized,
+    and the values' with their square.
+    """
+    options, scale = config.options, _reward_scale(whole)
+    growth = 1.0 if getattr(options, "normalize_advantage", False) else scale
     own: dict[str, Any] = {"use_rms_prop": False}
     if MODELS[config.algorithm] == "PPO":
+        bound = options.clip_range_vf
         own = {
             "batch_size": options.batch_size,
             "n_epochs": options.n_epochs,
             "clip_range": options.clip_range,
-            "clip_range_vf": options.clip_range_vf,
+            "clip_range_vf": None if bound is None else bound * scale,
             "normalize_advantage": options.normalize_advantage,
             # SB3 stops above 1.5 times this
             "target_kl": None if options.target_kl is None else options.target_kl / 1.5,
@@ -208,9 +215,9 @@ def _rollout_settings(config: Any, whole: Any) -> dict[str, Any]:
     return {
         "n_steps": config.rows_per_update,
         "gae_lambda": options.gae_lambda,
-        "ent_coef": options.ent_coef,
-        "vf_coef": options.vf_coef,
-        "max_grad_norm": options.max_gradient_norm,
+        "ent_coef": options.ent_coef * growth,
+        "vf_coef": options.vf_coef * growth / scale**2,
+        "max_grad_norm": options.max_gradient_norm * growth,
         **own,
     }
 

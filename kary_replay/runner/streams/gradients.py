@@ -97,6 +97,9 @@ class Gradients:
     def exchange(self) -> None:
         """Do nothing."""
 
+    def catch_up(self) -> None:
+        """Do nothing."""
+
     def share(self, index: int, device: str) -> Share:
         """Return one learner's share; on GPUs this waits until all learners have met."""
         if self.n_learners == 1:

@@ -6,6 +6,7 @@ whole or not at all, and how often it was written is its version.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ __all__ = [
     "load_vector",
     "published",
 ]
+
+FIRST_TRIES, TRY_SECONDS = 1_000, 1e-3  # to take up the first parameters
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,11 @@ class Newest:
         version = self._parameters.version
         if version != self._version:
             newest = self._parameters.newest()
+            tries = 0
+            while newest is None and self._version == 0 and tries < FIRST_TRIES:
+                # its weights are nobody's yet, and others are just being written
+                time.sleep(TRY_SECONDS)
+                newest, tries = self._parameters.newest(), tries + 1
             if newest is not None:
                 vector, self._updates = newest
                 load_vector(self._targets, vector)

@@ -39,7 +39,7 @@ SAVE_TRIES = 10  # to copy a group's rollouts while no learner gives their place
 def rollouts_of_a_group(max_staleness: int, updates: int) -> int:
     """Return for how many rollouts a group has room: two if neither gets too old while it waits.
 
-    One of each group is used up in so many updates.
+    One of each group is used up in so many updates of all learners.
     """
     return 2 if max_staleness >= 2 * updates - 1 else 1
 
@@ -88,8 +88,8 @@ class RolloutStream:
     @property
     def n_slots(self) -> int:
         """Rollouts for which each group has room."""
-        updates = math.ceil(self.n_groups / (self.n_parts * self.n_together))
-        return rollouts_of_a_group(self.max_staleness, updates)
+        cycles = math.ceil(self.n_groups / (self.n_parts * self.n_together))
+        return rollouts_of_a_group(self.max_staleness, cycles * self.n_parts)
 
     def host(self, medium: Medium, checkpoint: Checkpoint) -> HostedRollouts:
         """Make room for the rollouts, and take up those that a checkpoint has.

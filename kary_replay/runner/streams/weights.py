@@ -2,12 +2,13 @@
 
 Each learner trains a copy of its own. After every update it adds what the update has changed to the
 shared weights, and takes up what others have added since. That is done chunk by chunk, so that
-nobody waits for more than a chunk of another learner's.
+nobody waits for more than a chunk of another learner's. Target networks are each learner's own: the
+changes of two that copy the same weights must not add up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +24,8 @@ MOST_CHUNKS, LEAST_WEIGHTS = 16, 2**14  # chunks, and weights in each where ther
 
 
 def weights_of(algorithm: Algorithm) -> dict[str, torch.Tensor]:
-    """Return all vectors that updates change: those of minimizers, and of target networks."""
-    trained = {name: minimizer.flat for name, minimizer in algorithm.minimizers.items()}
-    targets: Mapping[str, torch.Tensor] = getattr(algorithm, "targets", {})
-    return {**trained, **{f"target {name}": target for name, target in targets.items()}}
+    """Return all vectors that are trained, by the names of their minimizers."""
+    return {name: minimizer.flat for name, minimizer in algorithm.minimizers.items()}
 
 
 @dataclass(frozen=True)
@@ -112,9 +111,14 @@ class Weights:
         if self._index == 0:
             self.shared.copy_(self._before)
 
-    @torch.no_grad()
     def exchange(self) -> None:
-        """Add what has changed in the learner's weights, and take up what others have added."""
+        """Add what an update has changed in the learner's weights, and catch up."""
+        self.catch_up()
+        self._count()
+
+    @torch.no_grad()
+    def catch_up(self) -> None:
+        """Take up what others have added, and add what has changed in the learner's weights."""
         changed = self._together()
         changed -= self._before
         n_chunks = self.stream.n_chunks
@@ -130,7 +134,6 @@ class Weights:
         for vector in self._own:
             vector.copy_(self._before[begin : begin + len(vector)])
             begin += len(vector)
-        self._count()
 
     def _together(self) -> torch.Tensor:
         """Return the learner's own weights as one vector on the CPU."""

@@ -175,6 +175,8 @@ class Learner:
         """Return all that the learner goes on from."""
         newest = self.in_turn or self.parameters.newest()
         assert newest is not None
+        updates = self.n_updates
+        self.learning.catch_up()  # with all that are counted
         state = self.algorithm.state_dict()
         for name, minimizer in state["minimizers"].items():
             # The checkpoint before is worth more than one that cannot be used.
@@ -182,7 +184,7 @@ class Learner:
                 raise self._diverged(f"the parameters of {name} are no longer finite")
         return {
             "algorithm": state,
-            "updates": self.n_updates,
+            "updates": updates,
             "progress": self.algorithm.progress,
             "total_env_steps": self.config.total_env_steps,
             "experience": self.experience.state_dict(),
