@@ -10,7 +10,7 @@ import pytest
 
 import kary_replay as kr
 from bench.harness import resident
-from bench.harness.timing import Record
+from bench.harness.timing import Contender, Record
 from bench.rivals.frames import ONCE, PIXELS, TWICE, Once, Twice
 from bench.rivals.frames_elsewhere import Cpprb, Sb3, Tianshou
 
@@ -37,10 +37,11 @@ def buffers(n_rows: int) -> Iterator[SimpleNamespace]:
 
 @pytest.mark.parametrize("size", [32, 256])
 def test_sample(compare, buffers, size, n_rows):
-    rivals = [rival.sample(size) for rival in (buffers.three, buffers.twice, *buffers.elsewhere)]
-    compare.times(
-        "frames: sample", {"slots": n_rows, "batch": size}, buffers.once.sample(size), rivals
+    ours, *rivals = (
+        Contender(one.name, one.buffer.sample, lambda n: [(size,)] * n)
+        for one in (buffers.once, buffers.three, buffers.twice, *buffers.elsewhere)
     )
+    compare.times("frames: sample", {"slots": n_rows, "batch": size}, ours, rivals)
 
 
 def test_add(compare, buffers, n_rows):

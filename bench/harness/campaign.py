@@ -289,9 +289,14 @@ def chosen(records: Sequence[Record], **wanted: Any) -> list[Record]:
     ]
 
 
-def times(records: Sequence[Record]) -> list[float]:
-    """Seconds until solved; infinity where a run was not."""
-    return [record["wall_seconds"] if record["solved"] else np.inf for record in records]
+def times(records: Sequence[Record], with_startup: bool = False) -> list[float]:
+    """Seconds until solved, perhaps from the call on; infinity where a run was not."""
+    return [
+        record["wall_seconds"] + with_startup * record.get("startup_seconds", 0.0)
+        if record["solved"]
+        else np.inf
+        for record in records
+    ]
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

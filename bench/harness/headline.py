@@ -147,10 +147,7 @@ def solved_rows(records: Sequence[dict[str, Any]]) -> list[Row]:
         found = {}
         for rival, name in CONVERGING.items():
             runs = chosen(records, task=task, units=units, rival=rival)
-            found[name] = [
-                time + startup * run.get("startup_seconds", 0.0)
-                for time, run in zip(times(runs), runs, strict=True)
-            ]
+            found[name] = times(runs, startup)
         mine = found.pop("ours")
         median = quartiles(mine)[1]
         if not math.isfinite(median):

@@ -36,9 +36,6 @@ class Once:
             if last:
                 writer.reset(frames[t % 16])
 
-    def sample(self, batch: int) -> Contender:
-        return Contender(self.name, self.buffer.sample, lambda n: [(batch,)] * n)
-
     def add(self) -> Contender:
         """One step of eight environments."""
         writer = kr.FrameStackWriter(self.buffer, N_ENVS, 0.99)
@@ -78,9 +75,6 @@ class Twice:
         self._rows |= {"next_observation": stacks, "terminated": np.zeros(n, bool)}
         for _ in range(slots // n):
             self.buffer.add(**self._rows)
-
-    def sample(self, batch: int) -> Contender:
-        return Contender(self.name, self.buffer.sample, lambda n: [(batch,)] * n)
 
     def add(self) -> Contender:
         """One step of eight environments."""

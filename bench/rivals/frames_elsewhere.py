@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from gymnasium import spaces
 
-from bench.harness.timing import Contender
-
 CHUNK = 1_000
 STACKED, PIXELS = (4, 84, 84), (84, 84)
 EPISODE = 1_000
@@ -17,7 +15,7 @@ def stacks(n: int) -> np.ndarray:
 
 
 class Sb3:
-    """ReplayBuffer with `optimize_memory_usage`: each stack once."""
+    """ReplayBuffer with `optimize_memory_usage`: each stack once. Draws by equal chances."""
 
     name = "SB3 ReplayBuffer, optimize_memory_usage"
 
@@ -36,10 +34,6 @@ class Sb3:
         for i in range(slots):
             obs, following = seen[i % 16 : i % 16 + 1], seen[(i + 1) % 16 : (i + 1) % 16 + 1]
             self.buffer.add(obs, following, np.zeros((1, 1)), np.ones(1), np.zeros(1, bool), [{}])
-
-    def sample(self, batch: int) -> Contender:
-        """A draw by equal chances, as torch tensors."""
-        return Contender(self.name, self.buffer.sample, lambda n: [(batch,)] * n)
 
 
 class Tianshou:
@@ -64,9 +58,6 @@ class Tianshou:
             }
             self.buffer.add(Batch(obs=seen[i % 16], **step))
 
-    def sample(self, batch: int) -> Contender:
-        return Contender(self.name, self.buffer.sample, lambda n: [(batch,)] * n)
-
 
 class Cpprb:
     """PrioritizedReplayBuffer with `next_of` and `stack_compress`: each frame once."""
@@ -90,6 +81,3 @@ class Cpprb:
             self.buffer.add(obs=window[..., :4], act=0, rew=1.0, next_obs=window[..., 1:], done=end)
             if end:
                 self.buffer.on_episode_end()
-
-    def sample(self, batch: int) -> Contender:
-        return Contender(self.name, self.buffer.sample, lambda n: [(batch,)] * n)

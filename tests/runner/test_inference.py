@@ -84,10 +84,10 @@ class Underway:
         return None if self.looks >= 0 else (self.vector, 7)
 
 
-@pytest.mark.parametrize(("looks", "updates"), [(0, 7), (3, 7), (99, 0)])
-def test_who_comes_later_does_not_act_by_weights_of_its_own(looks, updates, monkeypatch):
+@pytest.mark.parametrize(("looks", "seconds", "updates"), [(0, 0.0, 7), (3, 1e9, 7), (99, 0.0, 0)])
+def test_who_comes_later_does_not_act_by_weights_of_its_own(looks, seconds, updates, monkeypatch):
     """It waits while the first parameters that it sees are being written, but not for ever."""
-    monkeypatch.setattr(published, "FIRST_TRIES", 10)
+    monkeypatch.setattr(published, "FIRST_SECONDS", seconds)
     spaces = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)
     algorithm = ALGORITHMS["ppo"](*spaces, ALGORITHMS["ppo"].options_class(hidden=(4,)))
     vectors = published.published(algorithm, False)

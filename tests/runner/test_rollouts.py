@@ -52,11 +52,13 @@ class Pipe:
         for group in range(self.stream.n_groups):
             self.versions.append(Version())
             self.writers.append(self.sink.writer(ALGORITHM, N_ENVS, group, self.versions[group]))
+        n_together, n_parts = self.stream.n_learners, self.stream.n_parts
         self.sources = []
-        for index in range(self.stream.n_learners):
+        for index in range(n_together * n_parts):
+            share = Share() if n_parts > 1 else Share(index, n_together)
             source = self.hosted.source()
             source.blank(0)
-            source.prepare(0, torch.device("cpu"), 0, Share(index, self.stream.n_learners), index)
+            source.prepare(0, torch.device("cpu"), 0, share, index)
             self.sources.append(source)
         self.rollouts = self.sources[0]._rollouts
 
@@ -130,9 +132,7 @@ def test_all_columns_come_along_and_what_follows_where_it_is_needed():
 
 def test_updates_of_others_take_nothing_away_that_was_about_to_be_drawn():
     pipe = Pipe(n_groups=2, n_together=1, n_parts=2, max_staleness=1)
-    first, second = pipe.sources[0], pipe.hosted.source()
-    second.blank(0)
-    second.prepare(0, torch.device("cpu"), 0, Share(), 1)
+    first, second = pipe.sources
     for group in (0, 1):
         for step in range(LENGTH):
             pipe.add(group, 10 * group + step)
@@ -337,18 +337,12 @@ def test_nothing_gets_too_old_among_learners_of_their_own(n_learners, max_stalen
             while pipe.sink.may_choose(group):
                 pipe.fill(group, 10)
 
-    sources = []
-    for index in range(n_learners):
-        source = pipe.hosted.source()
-        source.blank(0)
-        source.prepare(0, torch.device("cpu"), 0, Share(), index)
-        sources.append(source)
     fill()
-    for source in sources:
+    for source in pipe.sources:
         assert source.may_draw(0, 0.0)
         source.draw()
     for update in range(50):  # all have one under way, and end theirs by turns
-        source = sources[update % n_learners]
+        source = pipe.sources[update % n_learners]
         source.release(update + 1)
         fill()
         assert source.may_draw(0, 0.0)

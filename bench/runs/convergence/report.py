@@ -104,7 +104,7 @@ def table(records: Sequence[Record]) -> list[str]:
                     speed(runs),
                     f"{updates:,.0f}" if updates is not None else "–",
                     startup(runs),
-                    included(runs),
+                    seconds(quartiles(times(runs, with_startup=True))[1]),
                     faster(fastest, times(runs), with_interval=rival == "runner"),
                 ]
             )
@@ -135,14 +135,6 @@ def startup(runs: Sequence[Record]) -> str:
     whole = f"{_median(runs, 'startup_seconds') or float('nan'):.1f}"
     compiling = _median(runs, "compile_seconds")
     return f"{whole} ({compiling:.1f} compiling)" if compiling else whole
-
-
-def included(runs: Sequence[Record]) -> str:
-    """Write the median of the seconds from the call until the threshold is reached."""
-    both = [
-        time + run.get("startup_seconds", 0.0) for time, run in zip(times(runs), runs, strict=True)
-    ]
-    return seconds(quartiles(both)[1])
 
 
 def faster(theirs: Sequence[float], mine: Sequence[float], with_interval: bool) -> str:

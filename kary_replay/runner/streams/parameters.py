@@ -6,7 +6,6 @@ whole or not at all, and how often it was written is its version.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from ...algorithms import Algorithm
 from ...buffers.replay_buffer import ReplayBuffer
 from ...errors import EmptyBufferError
 from ...types import Field
+from .looking import found_within
 from .stream import Checkpoint, Hosted, Medium
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "published",
 ]
 
-FIRST_TRIES, TRY_SECONDS = 1_000, 1e-3  # to take up the first parameters
+FIRST_SECONDS = 1.0  # that one waits at most for the first parameters to be written
 
 
 @dataclass(frozen=True)
@@ -152,12 +152,9 @@ class Newest:
         """Take up newer parameters, if there are any; return the updates of those of now."""
         version = self._parameters.version
         if version != self._version:
-            newest = self._parameters.newest()
-            tries = 0
-            while newest is None and self._version == 0 and tries < FIRST_TRIES:
-                # its weights are nobody's yet, and others are just being written
-                time.sleep(TRY_SECONDS)
-                newest, tries = self._parameters.newest(), tries + 1
+            # Until it has taken up some, its weights are nobody's.
+            patience_seconds = 0.0 if self._version else FIRST_SECONDS
+            newest = found_within(patience_seconds, self._parameters.newest)
             if newest is not None:
                 vector, self._updates = newest
                 load_vector(self._targets, vector)
