@@ -260,10 +260,14 @@ def reference_n_step(log, n_step, gamma):
     return windows
 
 
-def reference_sequences(log, length, period, burn_in):
-    """The sequences of one stream, lists of at most `length` steps; none only repeats another."""
+def reference_sequences(log, length, period, burn_in, pad_start=False):
+    """The sequences of one stream, lists of at most `length` steps; none only repeats another.
+
+    Where an episode is padded at its start, these steps are None.
+    """
     sequences = []
     for steps, ended in stretches(log):
+        steps = [None] * (burn_in if pad_start else 0) + steps
         n_covered = 0
         for start in range(0, len(steps), period):
             window = steps[start : start + length]

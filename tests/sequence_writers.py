@@ -83,13 +83,14 @@ def rows(buffer):
     return {name: buffer.field_view(name)[: len(buffer)].tolist() for name in buffer.fields}
 
 
-def check_against_reference(writer_class, length, period, burn_in, events, backwards):
+def check_against_reference(writer_class, length, period, burn_in, pad_start, events, backwards):
     """Play events: lists, one per round, of what happens to each environment.
 
     Anything but EVENTS and reset is no step.
     """
     n_envs = len(events[0])
-    buffer, writer = make(length, period, burn_in, n_envs, writer=writer_class)
+    options = {"writer": writer_class, "pad_start": pad_start}
+    buffer, writer = make(length, period, burn_in, n_envs, **options)
     logs, indices, number = [[] for _ in range(n_envs)], [], 0
     for turn, happens in enumerate(events):
         order = [env for env in range(n_envs) if happens[env] in EVENTS]
@@ -116,18 +117,21 @@ def check_against_reference(writer_class, length, period, burn_in, events, backw
             if happens[env] == "reset":
                 writer.reset(env)
                 logs[env].append(None)
-    windows = [
-        window for log in logs for window in reference_sequences(log, length, period, burn_in)
-    ]
+    sizes = length, period, burn_in, pad_start
+    windows = [window for log in logs for window in reference_sequences(log, *sizes)]
     windows.sort(key=lambda window: window[-1]["order"])
-    padding = [{"number": 0, "terminated": False, "truncated": False}]
-    padded = [window + padding * (length - len(window)) for window in windows]
+    padding = {"number": 0, "terminated": False, "truncated": False}
+    padded = [
+        [one or padding for one in window] + [padding] * (length - len(window))
+        for window in windows
+    ]
+    first = [next(one["number"] for one in window if one) for window in windows]
     assert np.concatenate(indices).tolist() == list(range(len(windows)))
     assert rows(buffer) == {
         "observation": [[one["number"] for one in window] for window in padded],
         "terminated": [[one["terminated"] for one in window] for window in padded],
         "truncated": [[one["truncated"] for one in window] for window in padded],
         "mask": [[one["number"] > 0 for one in window] for window in padded],
-        "recurrent_state": [[window[0]["number"], -window[0]["number"]] for window in padded],
+        "recurrent_state": [[number, -number] for number in first],
     }
     buffer.check_invariants()

@@ -219,7 +219,7 @@ def command(
     Without ``report`` another module writes it.
     """
     parser = argparse.ArgumentParser(
-        prog=f"python -m bench.{name}", description=document.splitlines()[0]
+        prog=f"python -m bench.runs.{name}", description=document.splitlines()[0]
     )
     parser.add_argument("--tasks", nargs="+", choices=tasks, default=list(tasks))
     parser.add_argument(

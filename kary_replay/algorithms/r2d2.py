@@ -45,7 +45,9 @@ class R2D2Options(QLearningOptions):
     sequence_length: int = 80
     """Steps of a row: its burn-in, those that are learned from, and n_step that these look at."""
     burn_in: int = 8
-    """First steps of a row that only bring the LSTM's state up to date."""
+    """First steps of a row that only bring the LSTM's state up to date.
+
+    The first row of an episode begins with so many steps of padding, and its LSTM behind them."""
     sequence_period: int | None = None
     """Steps from the start of one row to that of the next.
 
@@ -95,7 +97,7 @@ class RecurrentQNetwork(nn.Module):
         self.advantage = MLP(n_features, options.hidden, n_actions)
         self.value = MLP(n_features, options.hidden, 1) if options.dueling else None
 
-    def forward(self, observation: Any, state: Tensor) -> Tensor:
+    def forward(self, observation: Any, state: Tensor, goes_on: Tensor) -> Tensor:
         """Return the values of all steps but the burn-in, [T * B, n_actions].
 
         Parameters
@@ -104,13 +106,16 @@ class RecurrentQNetwork(nn.Module):
             The first steps of all sequences, then the second ones, and so on.
         state : Tensor, float32 [B, state_size]
             What is remembered before the first steps.
+        goes_on : Tensor, float32 [(burn_in + 1) * B]
+            Of the burn-in and the first step behind it, 0 where the step before is padding, so that
+            an episode begins with this one, and 1 elsewhere.
         """
         n_rows = self.burn_in * len(state)
         if n_rows:
             with torch.no_grad():
                 before = mapped(lambda column: column[:n_rows], observation)
-                _, states = self.memory(self.encoder(before), state)
-                state = states[-len(state) :]
+                _, states = self.memory(self.encoder(before), state, goes_on[:n_rows])
+                state = states[-len(state) :] * goes_on[n_rows:].unsqueeze(1)
             observation = mapped(lambda column: column[n_rows:], observation)
         features, _ = self.memory(self.encoder(observation), state)
         advantage: Tensor = self.advantage(features)
@@ -136,11 +141,12 @@ class R2D2(QLearning):
 
     Notes
     -----
-    A row of the buffer is a sequence of one episode, with a mask where it is longer than that. The
-    steps that are learned from are those behind the burn-in with n_step more in the row; and where
-    the episode ends in the row, all up to its end, which have n-step returns of what is left. What
-    follows the last step of an episode that was cut off is not stored: that step is learned from
-    only as what others lead to.
+    A row of the buffer is a sequence of one episode, with a mask where it is longer than that, and
+    where it begins before it: nothing comes before the first steps of an episode, which are learned
+    from as all others are. These are the steps behind the burn-in with n_step more in the row; and
+    where the episode ends in the row, all up to its end, which have n-step returns of what is left.
+    What follows the last step of an episode that was cut off is not stored: that step is learned
+    from only as what others lead to.
     """
 
     name = "r2d2"
@@ -173,7 +179,8 @@ class R2D2(QLearning):
     def writer(self, target: Any, n_envs: int, priority: Any = None) -> Any:
         options = self.options
         sizes = options.sequence_length, self.steps_per_row, options.burn_in
-        return RecurrentStepWriter(SequenceWriter(target, n_envs, *sizes, priority))
+        writer = SequenceWriter(target, n_envs, *sizes, priority, pad_start=True)
+        return RecurrentStepWriter(writer)
 
     def update(self, batch: Tensors) -> Tensor:
         """Train on a batch of sequences; return the priority of each, [B]."""
@@ -203,6 +210,8 @@ class R2D2(QLearning):
         action, reward, terminated, truncated, mask = (
             batch[name].t()[burn_in:] for name in columns
         )
+        is_real = batch["mask"].t()[:burn_in].float()
+        goes_on = torch.cat([torch.ones(1, mask.shape[1], device=mask.device), is_real])
         last = mask.sum(0) - 1
         left = last - torch.arange(len(mask), device=mask.device).unsqueeze(1)  # steps up to it
         terminated, truncated = (
@@ -222,6 +231,7 @@ class R2D2(QLearning):
         return {
             "observation": mapped(by_steps, batch["observation"]),
             "state": state if options.stored_state else torch.zeros_like(state),
+            "goes_on": goes_on.reshape(-1),
             "action": action.reshape(-1),
             "returns": returns.reshape(-1),
             "discount": torch.where(is_within | ~terminated, discount, 0.0).reshape(-1),
@@ -244,6 +254,7 @@ class R2D2(QLearning):
         network: RecurrentQNetwork,
         observation: Any,
         state: Tensor,
+        goes_on: Tensor,
         action: Tensor,
         returns: Tensor,
         discount: Tensor,
@@ -256,10 +267,10 @@ class R2D2(QLearning):
 
         The latter are those of the sequences, [B]. ``network`` values what follows.
         """
-        outputs = self.q(observation, state)
+        outputs = self.q(observation, state, goes_on)
         q = of_actions(outputs, action)
         with torch.no_grad():
-            following = network(observation, state)
+            following = network(observation, state, goes_on)
             is_chosen_by_q = self.options.double or network is self.q
             best = (outputs.detach() if is_chosen_by_q else following).argmax(1)
             following = of_actions(following, best)

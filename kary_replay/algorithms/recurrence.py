@@ -60,7 +60,7 @@ class LSTM(nn.Module):
             What there is before the first steps.
         goes_on : Tensor, float32 [T * N], optional
             1 where a step goes on with what there is after the one before; 0 where it begins anew,
-            with zeros. Those of the first steps do not matter. Needed where T is more than 1.
+            with zeros. Those of the first steps do not matter. None: all go on.
 
         Returns
         -------

@@ -12,8 +12,6 @@ from .sequence_writer import SequenceWriter
 
 __all__ = ["RecurrentStepWriter"]
 
-EPISODES = 100  # without a row, after which there will be none
-
 
 class RecurrentStepWriter:
     """Gives a SequenceWriter steps, and what the policy carried to them.
@@ -27,7 +25,6 @@ class RecurrentStepWriter:
     def __init__(self, writer: SequenceWriter) -> None:
         self._writer = writer
         self.n_envs = writer.n_envs
-        self._n_without = 0  # episodes without a row, as long as there was none
 
     def add(
         self,
@@ -39,26 +36,9 @@ class RecurrentStepWriter:
         state: Any,
         **step: Any,
     ) -> npt.NDArray[np.int64]:
-        """Take one step, as `NStepWriter.add` does, with the policy's ``state`` before it.
-
-        Raises
-        ------
-        ValueError
-            If no episode of the first hundred was longer than the burn-in, so that nothing would
-            ever be learned.
-        """
+        """Take one step, as `NStepWriter.add` does, with the policy's ``state`` before it."""
         ends = {"terminated": terminated, "truncated": truncated}
-        index = self._writer.add(recurrent_state=state, **ends, **step)
-        if len(index):
-            self._n_without = -1
-        elif self._n_without >= 0:
-            self._n_without += int((terminated | truncated).sum())
-            if self._n_without >= EPISODES:
-                raise ValueError(
-                    f"burn_in must be less than the steps of an episode, got "
-                    f"{self._writer.burn_in}: none of {self._n_without} episodes was longer"
-                )
-        return index
+        return self._writer.add(recurrent_state=state, **ends, **step)
 
     def reset(self, env: npt.ArrayLike | None = None) -> None:
         """Drop the steps of some environments that are in no row yet."""

@@ -39,6 +39,11 @@ class SequenceWriter(StepWriter):
         length. Sequences overlap by length - period steps.
     burn_in : int
         The number of first steps of a sequence that are not learned from, from 0 to length - 1.
+    pad_start : bool
+        Begin the first sequence of an episode burn_in steps before it, with padding, so that its
+        first steps are learned from, too. The mask is then false where the padding is, and a
+        learner that reads the burn-in begins anew behind it: the stored recurrent state is that of
+        the first real step.
     priority : None or function
         A function that is given the rows about to be written (a dict of arrays with a leading axis
         B, as ``buffer.add`` takes them) and returns their raw priorities, float [B], above 0. With
@@ -55,9 +60,9 @@ class SequenceWriter(StepWriter):
     Notes
     -----
     R2D2 has length = 80, period = 40 and burn_in = 40. With period ≤ length - burn_in every step is
-    learned from, except the first burn_in steps of each episode. A last sequence of at most burn_in
-    real steps has nothing to learn from and is not written, so an episode of at most burn_in steps
-    leaves no row.
+    learned from, except the first burn_in steps of each episode; with pad_start these are as well.
+    A last sequence that ends within its burn-in has nothing to learn from and is not written, so
+    without pad_start an episode of at most burn_in steps leaves no row.
 
     One thread at a time may use a writer. Any number of writers, each with its own environments,
     may write to one buffer at once, while other threads sample from it. Unfinished sequences belong
@@ -89,6 +94,8 @@ class SequenceWriter(StepWriter):
         period: int,
         burn_in: int = 0,
         priority: PriorityFunction | None = None,
+        *,
+        pad_start: bool = False,
     ) -> None:
         self._length = as_count("length", length)
         self._period = as_count("period", period)
@@ -97,13 +104,16 @@ class SequenceWriter(StepWriter):
                 f"period must be at most length, {length}, or steps would be left out, got {period}"
             )
         self._burn_in = as_burn_in(burn_in, self._length)
+        if not isinstance(pad_start, (bool, np.bool_)):
+            raise TypeError(f"pad_start must be True or False, got {pad_start!r}")
+        self._n_before = self._burn_in if pad_start else 0  # steps of padding before an episode
         fields = fields_of(buffer)
         step = _step_fields(fields, self._length)
         given = {name: step[name] for name in step if name not in FLAGS}
         super().__init__(buffer, fields, StepReader(given, n_envs, computed="mask"), priority)
-        # Step t of an episode lies in slot t % length: when it arrives, no unfinished sequence
-        # needs step t - length any more. In the same way the state of the sequence that starts at
-        # step s lies in slot s // period % n_open.
+        # Step t of an episode, padding included, lies in slot t % length: when it arrives, no
+        # unfinished sequence needs step t - length any more. In the same way the state of the
+        # sequence that starts at step s lies in slot s // period % n_open.
         self._n_open = -(-self._length // self._period)
         self._ring = {}
         for path, field in leaves_of(step):
@@ -125,8 +135,14 @@ class SequenceWriter(StepWriter):
         """The number of first steps that are not learned from; see split_burn_in."""
         return self._burn_in
 
+    @property
+    def pad_start(self) -> bool:
+        """Whether the first sequence of an episode begins burn_in steps before it."""
+        return self._n_before > 0
+
     def __repr__(self) -> str:
         sizes = f"length={self.length}, period={self.period}, burn_in={self.burn_in}"
+        sizes += ", pad_start=True" if self.pad_start else ""
         return f"SequenceWriter(n_envs={self.n_envs}, {sizes}, buffer={self._buffer!r})"
 
     def add(
@@ -171,26 +187,29 @@ class SequenceWriter(StepWriter):
         episode is not a real one: use ``env`` to leave its environment out.
         """
         step = self._reader.read(env, fields, terminated, truncated)
-        streams, t = step.streams, self._n_steps[step.streams]
+        streams, t = step.streams, self._n_steps[step.streams] + self._n_before
         starts = np.flatnonzero(t % self._period == 0)
+        first = np.flatnonzero(t == self._n_before) if self._n_before else starts[:0]
         flags = {("terminated",): step.terminated, ("truncated",): step.truncated}
         columns = step.columns | flags
         for path, ring in self._ring.items():
             if path[0] == "recurrent_state":
                 slots = t[starts] // self._period % self._n_open
                 ring[streams[starts], slots] = columns[path][starts]
+                n_begun = -(-self._n_before // self._period)  # sequences, in the padding
+                ring[streams[first], :n_begun] = columns[path][first, None]
             else:
                 ring[streams, t % self._length] = columns[path]
         end, ended = t + 1, step.terminated | step.truncated
         # [M] the first step of the oldest unfinished sequence; once the episode has ended, this
         # sequence contains any later one
         start = -(-np.maximum(end - self._length, 0) // self._period) * self._period
-        n_real = end - start
-        ready = np.flatnonzero((n_real == self._length) | (ended & (n_real > self._burn_in)))
-        index = self._write(streams[ready], start[ready], n_real[ready])
+        n_steps = end - start
+        ready = np.flatnonzero((n_steps == self._length) | (ended & (n_steps > self._burn_in)))
+        index = self._write(streams[ready], start[ready], n_steps[ready])
         # Up to here only slots that no sequence needs have changed, so the step has not been taken
         # if the buffer refuses the rows.
-        self._n_steps[streams] = np.where(ended, 0, end)
+        self._n_steps[streams] = np.where(ended, 0, end - self._n_before)
         return index
 
     def _state(self) -> dict[str, npt.NDArray[Any]]:
@@ -202,15 +221,16 @@ class SequenceWriter(StepWriter):
     def _write(
         self,
         streams: npt.NDArray[np.int64],  # [B]
-        start: npt.NDArray[np.int64],  # [B] first step
-        n_real: npt.NDArray[np.int64],  # [B] steps, 1 to length
+        start: npt.NDArray[np.int64],  # [B] first step, from that of the padding before an episode
+        n_steps: npt.NDArray[np.int64],  # [B] 1 to length, with that padding
     ) -> npt.NDArray[np.int64]:
         """Add B sequences to the buffer."""
         if not len(streams):
             return np.empty(0, np.int64)
         nth = np.arange(self._length)
-        slot = (start[:, None] + nth) % self._length  # [B, length]
-        mask = nth < n_real[:, None]
+        t = start[:, None] + nth  # [B, length]
+        slot = t % self._length
+        mask = (nth < n_steps[:, None]) & (t >= self._n_before)
         columns = []
         for path, _ in leaves_of(self._fields):
             if path[0] == "mask":

@@ -39,6 +39,13 @@ array([[0, 1, 2, 3],
 >>> buffer.field_view("mask")[2], buffer.field_view("recurrent_state")[:3, 0]
 (array([ True,  True,  True, False]), array([0., 2., 4.], dtype=float32))
 
+The first ``burn_in`` steps of an episode are in no sequence's second part, so that nothing is
+learned from them. ``SequenceWriter(..., pad_start=True)`` begins that many steps earlier:
+
+    step                   0   1   2   3 (ends the episode)           length = 4, burn_in = 2
+    sequence 0     [–   –   0   1]                                    mask 0 0 1 1
+    sequence 1             [0   1   2   3]                            mask 1 1 1 1
+
 A learner starts from ``recurrent_state``, runs the network over the burn-in without a gradient, and
 learns from the rest:
 

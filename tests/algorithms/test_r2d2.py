@@ -41,12 +41,13 @@ def make(space=VECTOR, *, record=False, seed=0, share=None, apart=True, **option
 
 
 def make_batch(algorithm, n=N_ROWS, seed=0):
-    """Return random sequences: whole ones, and such as end by themselves or are cut off."""
+    """Return random sequences: whole ones, such as end, and such as begin within the burn-in."""
     rng = np.random.default_rng(seed)
     length, burn_in = algorithm.options.sequence_length, algorithm.options.burn_in
     ends = np.zeros((2, n, length), bool)
     mask = np.ones((n, length), bool)
     for row in range(n):
+        mask[row, : rng.integers(burn_in + 1) if row % 2 else 0] = False
         kind = row % 3  # 0: goes on, 1: terminated, 2: truncated
         if kind:
             last = int(rng.integers(burn_in, length))
@@ -74,7 +75,7 @@ def make_batch(algorithm, n=N_ROWS, seed=0):
     }
 
 
-def values_of(network, observation, state):
+def values_of(network, observation, state, mask):
     """Return the values of every step of sequences, float64 [B, L, n_actions], by torch's cell."""
     network = copy.deepcopy(network)
     n, length = len(state), network_length(observation)
@@ -83,6 +84,8 @@ def values_of(network, observation, state):
         h, c = state.double().chunk(2, 1)
         found = []
         for t in range(length):
+            if t:
+                h, c = (torch.where(mask[:, t - 1 : t], part, 0.0) for part in (h, c))
             seen = (
                 {key: part[:, t] for key, part in observation.items()}
                 if isinstance(observation, dict)
@@ -116,14 +119,14 @@ def expected_of(algorithm, batch, network=None):
     options = algorithm.options
     network = network or algorithm.q_target
     state = batch["recurrent_state"] * float(options.stored_state)
-    q = values_of(algorithm.q, batch["observation"], state)
-    following = values_of(network, batch["observation"], state)
+    q = values_of(algorithm.q, batch["observation"], state, batch["mask"])
+    following = values_of(network, batch["observation"], state, batch["mask"])
     chooser = q if options.double or network is algorithm.q else following
     to, back = (h, h_inverse) if options.rescaling else (lambda x: x, lambda x: x)
     action, reward = batch["action"].numpy(), batch["reward"].double().numpy()
     errors, priorities = {}, []
     for row in range(len(action)):
-        n_real = int(batch["mask"][row].sum())
+        n_real = int(np.flatnonzero(batch["mask"][row].numpy())[-1]) + 1
         ends = bool(batch["terminated"][row].any())
         cut = bool(batch["truncated"][row].any())
         own = []
@@ -207,8 +210,16 @@ def test_of_any_observations(kind):
     assert_as_expected(algorithm, make_batch(algorithm, 3))
 
 
+def goes_on_from_padding(algorithm):
+    rows = algorithm.rows
+    algorithm.rows = lambda batch: (
+        (found := rows(batch)) | {"goes_on": torch.ones_like(found["goes_on"])}
+    )
+
+
 FAULTS = {
     "the burn-in is learned from": lambda a: setattr(a.q, "burn_in", 0),
+    "padding is remembered": goes_on_from_padding,
     "states are forgotten": lambda a: setattr(a, "options", replace(a.options, stored_state=False)),
     "targets look further": lambda a: setattr(a, "options", replace(a.options, n_step=3)),
     "another discount": lambda a: setattr(a, "options", replace(a.options, gamma=0.8)),
@@ -266,10 +277,13 @@ def fixed_targets(algorithm, fixed, rows):
     with torch.no_grad():
         target = fixed.values(fixed.q_target, *read)[1]
         n_before = BURN_IN * N_ROWS
-        _, states = fixed.q.memory(rows["observation"][:n_before], rows["state"])
+        goes_on = rows["goes_on"]
+        seen = rows["observation"][:n_before]
+        _, states = fixed.q.memory(seen, rows["state"], goes_on[:n_before])
+        state = states[-N_ROWS:] * goes_on[n_before:].unsqueeze(1)
         network = copy.deepcopy(algorithm.q)
         network.burn_in = 0
-        outputs = network(rows["observation"][n_before:], states[-N_ROWS:])
+        outputs = network(rows["observation"][n_before:], state, goes_on)
         q = outputs.gather(1, rows["action"].unsqueeze(1)).squeeze(1)
         delta = fixed.options.huber_delta
         loss = torch.nn.functional.huber_loss(q, target, reduction="none", delta=delta)
@@ -365,7 +379,8 @@ def test_a_row_stands_for_the_steps_that_are_learned_from():
 def test_acting_goes_on_as_the_learner_reads_sequences():
     algorithm = make(burn_in=0)
     batch = make_batch(algorithm)
-    q = values_of(algorithm.q, batch["observation"], batch["recurrent_state"])
+    every = torch.ones_like(batch["mask"])
+    q = values_of(algorithm.q, batch["observation"], batch["recurrent_state"], every)
     state = batch["recurrent_state"].numpy()
     for t in range(LENGTH):
         outputs, state = algorithm.outputs_and_state(batch["observation"][:, t], state)
@@ -397,10 +412,14 @@ def test_the_writer_cuts_what_actors_do():
         )
         state = np.where(ends[:, None], 0, following).astype(np.float32)
     rows = {name: buffer.field_view(name)[: len(buffer)] for name in buffer.fields}
-    starts = [int(reward[0]) for reward in rows["reward"]]
-    assert sorted(starts) == [0, 0, 4, 4, 8]
+    n_before = rows["mask"].argmax(1)  # steps of padding
+    starts = [int(reward[n]) for reward, n in zip(rows["reward"], n_before, strict=True)]
+    assert sorted(zip(starts, n_before, strict=True)) == [
+        *((0, BURN_IN) for _ in range(2)), (1, 0), (1, 0), (5, 0), (5, 0), (9, 0)
+    ]  # fmt: skip
     for row, start in enumerate(starts):
-        env = next(e for e in range(2) if (rows["observation"][row, 0] == seen[start, e]).all())
+        first = rows["observation"][row, n_before[row]]
+        env = next(e for e in range(2) if (first == seen[start, e]).all())
         np.testing.assert_array_equal(rows["recurrent_state"][row], carried[start][env])
 
 

@@ -15,6 +15,6 @@ SHAPE = st.integers(1, 9).flatmap(
 )
 
 
-@given(shape=SHAPE, events=ROUNDS, backwards=st.booleans())
-def test_any_streams_against_the_reference(shape, events, backwards):
-    check_against_reference(kr.SequenceWriter, *shape, events, backwards)
+@given(shape=SHAPE, pad_start=st.booleans(), events=ROUNDS, backwards=st.booleans())
+def test_any_streams_against_the_reference(shape, pad_start, events, backwards):
+    check_against_reference(kr.SequenceWriter, *shape, pad_start, events, backwards)

@@ -41,12 +41,24 @@ EPISODES = [
     (4, 2, 3, 5, [[1, 2, 3, 4]]),  # [3, 4, 5, 0] would be burn-in only
     (4, 2, 3, 3, []),
 ]
+# with padding before an episode
+PADDED = [
+    (4, 4, 0, 5, [[1, 2, 3, 4], [5, 0, 0, 0]]),
+    (4, 2, 2, 1, [[0, 0, 1, 0]]),
+    (4, 2, 2, 2, [[0, 0, 1, 2]]),
+    (4, 2, 2, 5, [[0, 0, 1, 2], [1, 2, 3, 4], [3, 4, 5, 0]]),
+    (5, 2, 3, 4, [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]]),
+    (5, 2, 3, 5, [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4], [2, 3, 4, 5, 0]]),
+    (5, 1, 3, 3, [[0, 0, 0, 1, 2], [0, 0, 1, 2, 3]]),
+    (4, 4, 2, 4, [[0, 0, 1, 2]]),  # [3, 4, 0, 0] would be burn-in only
+    (4, 4, 2, 5, [[0, 0, 1, 2], [3, 4, 5, 0]]),
+]
 ENDS = {"terminated": (True, False), "truncated": (False, True), "both": (True, True)}
 
 
-def check_episode(writer_class, length, period, burn_in, n_steps, expected, end):
+def check_episode(writer_class, length, period, burn_in, n_steps, expected, end, **options):
     """Twice in a row: the second episode has nothing of the first."""
-    buffer, writer = make(length, period, burn_in, writer=writer_class)
+    buffer, writer = make(length, period, burn_in, writer=writer_class, **options)
     for _ in range(2):
         for number in range(1, n_steps + 1):
             index = writer.add(**step(number, end if number == n_steps else (False, False)))
@@ -59,13 +71,21 @@ def check_episode(writer_class, length, period, burn_in, n_steps, expected, end)
     assert rows(buffer)["truncated"] == [
         [number == n_steps and end[1] for number in row] for row in expected * 2
     ]
-    assert rows(buffer)["recurrent_state"] == [[row[0], -row[0]] for row in expected * 2]
+    first = [next(number for number in row if number) for row in expected * 2]
+    assert rows(buffer)["recurrent_state"] == [[number, -number] for number in first]
 
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=list(ENDS))
 @pytest.mark.parametrize(("length", "period", "burn_in", "n_steps", "expected"), EPISODES)
 def test_one_episode_after_another(length, period, burn_in, n_steps, expected, end):
     check_episode(kr.SequenceWriter, length, period, burn_in, n_steps, expected, end)
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=list(ENDS))
+@pytest.mark.parametrize(("length", "period", "burn_in", "n_steps", "expected"), PADDED)
+def test_episodes_with_padding_before_them(length, period, burn_in, n_steps, expected, end):
+    how = {"pad_start": True}
+    check_episode(kr.SequenceWriter, length, period, burn_in, n_steps, expected, end, **how)
 
 
 @pytest.mark.parametrize(("length", "period", "burn_in", "n_steps", "expected"), EPISODES)
@@ -88,6 +108,27 @@ def test_r2d2():
         kr.split_burn_in(mask, writer.burn_in)[1]
     ]
     assert learned.tolist() == list(range(41, 251))
+
+
+@pytest.mark.parametrize(("length", "burn_in", "n_steps"), [(80, 40, 250), (9, 4, 3), (6, 5, 30)])
+def test_with_padding_each_step_is_learned_from_once(length, burn_in, n_steps):
+    buffer, writer = make(length, length - burn_in, burn_in, pad_start=True)
+    for number in range(1, n_steps + 1):
+        writer.add(**step(number, (number == n_steps, False)))
+    observation, mask = [np.array(rows(buffer)[name]) for name in ("observation", "mask")]
+    learned = observation[:, burn_in:][mask[:, burn_in:]]
+    assert learned.tolist() == list(range(1, n_steps + 1))
+
+
+def test_resetting_begins_with_padding_again():
+    buffer, writer = make(4, 2, 2, pad_start=True)
+    writer.add(**step(1))
+    writer.reset()
+    writer.add(**step(2, (True, False)))
+    assert rows(buffer)["observation"] == [[0, 0, 2, 0]]
+    assert rows(buffer)["recurrent_state"] == [[2, -2]]
+    assert writer.pad_start and "pad_start=True" in repr(writer)
+    assert not make(4, 2, 2)[1].pad_start
 
 
 def check_two_environments(writer_class):
@@ -144,20 +185,23 @@ def test_the_tables_reject_planted_faults():
                 3,
                 2,
                 0,
+                False,
                 [["step"], ["reset"], ["step"], ["truncated"], ["step"], ["step"]],
                 False,
             )
 
 
 def test_the_reference_writes_the_tables():
-    for length, period, burn_in, n_steps, expected in EPISODES:
+    every = [(*each, False) for each in EPISODES] + [(*each, True) for each in PADDED]
+    for length, period, burn_in, n_steps, expected, pad_start in every:
         log = [
             {"number": number, "terminated": number == n_steps, "truncated": False}
             for number in range(1, n_steps + 1)
         ]
-        found = reference_sequences(log, length, period, burn_in)
+        found = reference_sequences(log, length, period, burn_in, pad_start)
         assert [
-            [one["number"] for one in window] + [0] * (length - len(window)) for window in found
+            [one["number"] if one else 0 for one in window] + [0] * (length - len(window))
+            for window in found
         ] == expected
 
 

@@ -32,6 +32,7 @@ GOOD = {"n_envs": 2, "length": 4, "period": 2, "burn_in": 1}
         ({"burn_in": True}, TypeError, "burn_in must be an integer, got True"),
         ({"burn_in": None}, TypeError, "burn_in must be an integer, got None"),
         ({"priority": 1.0}, TypeError, "priority must be None or a function"),
+        ({"pad_start": 1}, TypeError, "pad_start must be True or False, got 1"),
         (
             {"buffer": STEP},
             TypeError,
