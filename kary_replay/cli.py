@@ -198,9 +198,12 @@ def _config(arguments: list[str]) -> Any:
     preset = RunnerConfig(algorithm, env)
     check_kind(algorithm, _given(options))
     hidden = ("algorithm", "env", *FOREIGN[preset.learns_from])
-    return RunnerConfig(
-        algorithm, env, **_settings(preset, options, f"train {algorithm} {env}", TRAIN_HELP, hidden)
-    )
+    asked = options, f"train {algorithm} {env}", TRAIN_HELP, hidden
+    settings = _settings(preset, *asked)
+    if "env_options" in settings:  # which other hyperparameters may be for
+        preset = RunnerConfig(algorithm, env, settings["env_options"])
+        settings = _settings(preset, *asked)
+    return RunnerConfig(algorithm, env, **settings)
 
 
 def _resumed(arguments: list[str]) -> Any:

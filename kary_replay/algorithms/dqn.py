@@ -61,7 +61,8 @@ class DQNOptions(QLearningOptions):
         if as_count("n_quantiles", self.n_quantiles) > 1 and self.n_atoms > 1:
             raise ValueError(
                 f"n_quantiles must be 1 with n_atoms={self.n_atoms}, got {self.n_quantiles}: "
-                "returns are distributed over atoms or over quantiles"
+                "returns are distributed over atoms or over quantiles, so set n_quantiles=1 too, "
+                "or leave n_atoms out"
             )
         check_above_0("noise_size", self.noise_size)
         if self.prioritize_by not in ("td_error", "gradient"):

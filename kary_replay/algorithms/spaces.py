@@ -58,6 +58,7 @@ def check_observations(name: str, space: Any) -> None:
                 f"only {', '.join(sorted(NUMBERS))} and a Dict of these: flatten them, "
                 "for instance with gymnasium.wrappers.FlattenObservation"
             )
+        _check_image(name, part, where)
         if (
             len(part.shape) == 3
             and part.dtype == np.bool_
@@ -67,16 +68,32 @@ def check_observations(name: str, space: Any) -> None:
                 f"{name} wants the channels of boards first, got shape {part.shape}{where}: "
                 "move that axis, for instance with gymnasium.wrappers.TransformObservation"
             )
-        if (
-            len(part.shape) == 3
-            and part.dtype == np.uint8
-            and min(part.shape[:2]) >= LEAST_IMAGE
-            and not is_image(part)
-        ):
-            raise UnsuitableSpaceError(
-                f"{name} wants the channels of images first, got shape {part.shape}{where}: "
-                "move that axis, for instance with gymnasium.wrappers.TransformObservation"
-            )
+
+
+def _check_image(name: str, space: Any, where: str) -> None:
+    """Raise UnsuitableSpaceError if these are images that the CNN does not take."""
+    shape = space.shape
+    pairs = {3: (shape[:2], shape[1:]), 4: (shape[1:3], shape[2:])}.get(len(shape), ())
+    if is_image(space) or not any(min(pair) >= LEAST_IMAGE for pair in pairs):
+        return
+    if len(shape) == 4:
+        raise UnsuitableSpaceError(
+            f"{name} wants images of three axes, channels first, got shape {shape}{where}: stack "
+            "grey ones, as gymnasium.wrappers.GrayscaleObservation makes them without keep_dim, "
+            "or put all channels of a stack into one axis, for instance with "
+            "gymnasium.wrappers.TransformObservation"
+        )
+    if space.dtype == np.uint8:
+        raise UnsuitableSpaceError(
+            f"{name} wants the channels of images first, got shape {shape}{where}: "
+            "move that axis, for instance with gymnasium.wrappers.TransformObservation"
+        )
+    if space.dtype != np.bool_:
+        raise UnsuitableSpaceError(
+            f"{name} wants images as bytes, uint8 from 0 to 255, got {space.dtype} of shape "
+            f"{shape}{where}: return these, or flatten what is no image with "
+            "gymnasium.wrappers.FlattenObservation"
+        )
 
 
 def check_actions_are_discrete(name: str, space: Any) -> None:

@@ -118,11 +118,11 @@ class RunnerConfig:
 
     One group is stepped while actions for another are awaited."""
     buffer_capacity: int = PRESET
-    """Transitions kept."""
+    """Rows kept: transitions, and with r2d2 sequences of them."""
     learning_starts: int = PRESET
-    """Environment steps, at random, before the first update."""
+    """Rows from steps at random before the first update."""
     samples_per_insert: float = PRESET
-    """Rows drawn per transition added: updates per environment step, times the batch size."""
+    """Rows drawn per row added: updates per environment step, times the batch size."""
     samples_per_insert_error: float | None = None
     """How many drawn rows actors or learners may be ahead of each other.
 
@@ -220,7 +220,9 @@ class RunnerConfig:
             object.__setattr__(self, "directory", os.fspath(self.directory))
         names = FOREIGN[self.learns_from]
         check_kind(self.algorithm, [name for name in names if getattr(self, name) is not None])
-        for name, value in preset(self.algorithm, self.env_name, self.options).items():
+        env_options = options if is_dict else {}
+        named = self.algorithm, self.env_name, env_options
+        for name, value in preset(*named, self.options).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         if self.inference == "worker":

@@ -214,7 +214,9 @@ def device_of(device: str, index: int) -> str:
 
 
 def _no_room(config: RunnerConfig, cause: BaseException) -> ConfigError:
-    what = f"buffer_capacity={config.buffer_capacity}"
+    what, remedy = f"buffer_capacity={config.buffer_capacity}", "choose a smaller one"
     if config.learns_from == "rollouts":
         what = f"n_envs · rollout_length = {config.rows_per_update}"
-    return ConfigError(f"{what} is more than memory has room for: {cause}")
+        remedy = "choose fewer environments or shorter rollouts"
+    needed = str(cause).partition(";")[0]  # what follows are remedies of a buffer alone
+    return ConfigError(f"{what} is more than memory has room for: {needed}; {remedy}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..algorithms import Options, find
+from .environments import atari
 
 __all__ = ["PRESETS", "REPLAY", "ROLLOUTS", "preset"]
 
@@ -131,6 +133,13 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
         "learning_starts": 100,
         "samples_per_insert": 64.0,
         "options": {"learning_rate": 1e-3, "tau": 0.01},
+    },
+    # Sequences have whole stacks, 2.3 MB each.
+    ("r2d2", "ALE/*"): {
+        **ATARI,
+        "envs_per_actor": 16,
+        "buffer_capacity": 2_000,
+        "learning_starts": 200,
     },
     # In both, what matters is rare among the steps: a fall, or the reward for coming to rest. The
     # loss beyond its delta settles on the median of what follows, and ignores it. With a delta of 1
@@ -370,13 +379,22 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
 }
 
 
-def preset(algorithm: str, env: str, options: Options | None) -> dict[str, Any]:
-    """Return the settings for an algorithm and an environment, where it has these options."""
+def preset(
+    algorithm: str, env: str, env_options: Mapping[str, Any], options: Options | None
+) -> dict[str, Any]:
+    """Return the settings for an algorithm and an environment, where it has these options.
+
+    Rows of Atari are for games that are prepared, and not for what they show by themselves.
+    """
     learns_from = find(algorithm).learns_from
     settings: dict[str, Any] = {**(REPLAY if learns_from == "replay" else ROLLOUTS)}
     tuned: dict[str, Any] = {}
-    family, slash, _ = env.rpartition(":")[2].rpartition("/")
-    for name in ("*", *((f"{family}/*",) if slash else ()), env):
+    _, _, full_name = env.rpartition(":")
+    family, slash, _ = full_name.rpartition("/")
+    names = ("*", *((f"{family}/*",) if slash else ()), env)
+    if full_name.startswith(atari.FAMILY) and not atari.is_game(env, env_options):
+        names = ("*",)
+    for name in names:
         row = PRESETS.get((algorithm, name), {})
         tuned.update(row.get("options", {}))
         settings.update({key: value for key, value in row.items() if key != "options"})

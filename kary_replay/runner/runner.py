@@ -356,8 +356,19 @@ class Runner:
             if not self._stop.is_set():
                 raise WorkerFailedError(f"the last checkpoint could not be made: {error}") from None
             monitor.warn(f"there is no checkpoint of the end: {error}")
+        if self._stop.is_set() or monitor.reached_target:
+            return
+        if not flow.board.updates:
+            due = "learning_starts", "samples_per_insert", "total_env_steps"
+            said = ", ".join(
+                f"{name}={getattr(self.config, name)}"
+                for name in due
+                if getattr(self.config, name) is not None
+            )
+            monitor.warn(f"nothing was learned: no update was due with {said}")
+            return
         evaluate = self.config.evaluate
-        if evaluate != "never" and not (self._stop.is_set() or monitor.reached_target):
+        if evaluate != "never":
             which = "policies that were kept" if evaluate == "after" else "last policy"
             monitor.say(f"evaluating the {which}")
             for reports in supervisor.finish_optional():

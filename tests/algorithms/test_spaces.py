@@ -55,6 +55,24 @@ def test_images_have_their_channels_first():
             make("sac", space)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "message"),
+    [
+        ((4, 84, 84, 3), np.uint8, r"three axes, channels first, got shape \(4, 84, 84, 3\)"),
+        ((4, 84, 84, 1), np.uint8, "GrayscaleObservation makes them without keep_dim"),
+        ((4, 3, 84, 84), np.uint8, "put all channels of a stack into one axis"),
+        ((4, 84, 84), np.float32, r"as bytes, .*, got float32 of shape \(4, 84, 84\)"),
+        ((84, 84, 3), np.float64, "flatten what is no image with"),
+        ((3, 40, 40), np.int32, "as bytes, .*, got int32"),
+    ],
+)
+def test_images_that_the_convolutions_do_not_take_are_refused(shape, dtype, message):
+    image = spaces.Box(0, 255, shape, dtype)
+    for space in (image, spaces.Dict({"camera": image})):
+        with pytest.raises(UnsuitableSpaceError, match=message):
+            make("dqn", space)
+
+
 def test_dqn_needs_one_discrete_action():
     with pytest.raises(
         UnsuitableSpaceError, match=r"dqn needs discrete actions.*use ddpg, td3, sac or ppo$"

@@ -12,7 +12,7 @@ import gymnasium
 from runs import config, hosted, run, worker
 
 from kary_replay import FrameReplayBuffer
-from kary_replay.runner import ConfigError, Runner
+from kary_replay.runner import ConfigError, Runner, RunnerConfig
 from kary_replay.runner.environments.atari import is_game
 from kary_replay.runner.environments.env_factory import env_factory
 
@@ -29,6 +29,18 @@ def test_a_game_needs_only_its_name(tmp_path):
         assert ("TransformReward" in wrappers) == clips
         assert env.unwrapped._frameskip == 1 and env.get_wrapper_attr("frame_skip") == 4
         env.close()
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "rainbow", "ppo"])
+def test_presets_are_for_games_that_are_prepared(algorithm):
+    """What the game shows by itself has no convolutions, whose last layer is the preset's only."""
+    prepared, bare, other = (
+        RunnerConfig(algorithm, env, env_options)
+        for env, env_options in ((PONG, {}), (PONG, {"obs_type": "ram"}), ("Nowhere-v0", {}))
+    )
+    assert bare.options == other.options != prepared.options
+    assert bare.total_env_steps == other.total_env_steps != prepared.total_env_steps
+    assert RunnerConfig(algorithm, f"ale_py:{PONG}").options == prepared.options
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,16 @@ def test_the_help_shows_docstrings_and_the_preset(capsys):
     )
 
 
+def test_other_hyperparameters_are_for_the_environment_with_its_options():
+    pytest.importorskip("ale_py")
+    options = "--options.learning-rate", "0.01"
+    pong, ram = "ALE/Pong-v5", ("--env-options", 'obs_type="ram"')
+    prepared, bare = (cli._config(["dqn", pong, *options, *more]) for more in ((), ram))
+    assert prepared.options.learning_rate == bare.options.learning_rate == 0.01
+    assert prepared.options.hidden == () != bare.options.hidden
+    assert bare.env_options == {"obs_type": "ram"}
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -242,12 +242,12 @@ def test_too_little_memory_to_go_on_is_no_damage(tmp_path, monkeypatch):
     run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=120)
 
     def load(*args, **kwargs):
-        raise MemoryError("500 GB are needed")
+        raise MemoryError("500 GB are needed; or storage_directory=… for a file on disk")
 
     monkeypatch.setattr(PrioritizedReplayBuffer, "load", load)
     with pytest.raises(
         ConfigError,
-        match=r"^buffer_capacity=5000 is more than memory has room for: 500 GB are needed",
+        match=r"^buffer_capacity=5000 is .* room for: 500 GB are needed; choose a smaller one$",
     ):
         Runner.resume(tmp_path / "run", total_env_steps=240).run()
 

@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 from faulty_envs import Faulty
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from kary_replay.runner.environments import vector as environments
 from kary_replay.runner.environments.vector import (
@@ -45,6 +46,72 @@ def test_a_fault_is_named_with_the_environment_the_episode_and_the_step(fault):
     with pytest.raises(EnvironmentFaultError, match=FAULTS[fault]) as caught:
         play()
     assert str(caught.value).startswith("Faulty (actor 0): ")
+
+
+@pytest.mark.parametrize(
+    ("space", "bad", "message"),
+    [
+        (Box(0, 255, (2, 2), np.uint8), np.full((2, 2), 0.5), "float64 from 0.5 to 0.5, .* uint8"),
+        (Box(0, 255, (2,), np.uint8), np.array([0, 256]), "int64 from 0 to 256, .* from 0 to 255"),
+        (Box(0, 9, (2,), np.int16), np.array([0, -40_000]), "int64 from -40000 to 0"),
+        (
+            Box(0, 1, (2,), np.bool_),
+            np.array([0, 2]),
+            "int64 from 0 to 2, the space has bool from 0 to 1",
+        ),
+        (Discrete(5), 5, "int64 from 5 to 5, the space has int64 from 0 to 4"),
+        (Discrete(5, start=2), np.int64(1), "int64 from 1 to 1, .* from 2 to 6"),
+        (MultiDiscrete([2, 3]), np.array([1, 3]), r"int64 from 1 to 3, .* from \[0 0\] to \[1 2\]"),
+        (Dict({"eye": Box(0, 255, (2,), np.uint8)}), {"eye": np.ones(2)}, "float64 from 1.0"),
+    ],
+)
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_numbers_that_the_space_does_not_have_are_refused(space, bad, message, where):
+    good = space.sample()
+
+    class Shows(Faulty):
+        observation_space = space
+
+        def reset(self, **how):
+            super().reset(**how)
+            return bad if where == "reset" else good, {}
+
+        def step(self, action):
+            return bad if where == "step" else good, *super().step(action)[1:]
+
+    envs = Environments(Shows, 1, np.random.default_rng(0), "Shows")
+
+    def play():
+        envs.reset()
+        envs.step(np.zeros(1, np.int64))
+
+    expected = f"{where} returned an observation of {message}"
+    with pytest.raises(EnvironmentFaultError, match=expected):
+        play()
+
+
+@pytest.mark.parametrize(
+    ("space", "shown", "kept"),
+    [
+        (Box(-1, 1, (2,), np.float32), [0.1, 1], np.array([0.1, 1], np.float32)),
+        (Box(0, 255, (2,), np.uint8), [0, 255], np.array([0, 255], np.uint8)),
+        (Box(0, 255, (2,), np.uint8), np.array([True, False]), np.array([1, 0], np.uint8)),
+        (Box(0, 1, (2,), np.bool_), np.array([1, 0]), np.array([True, False])),
+        (Discrete(5, start=2), 6, np.int64(6)),
+    ],
+)
+def test_numbers_of_another_dtype_are_taken_as_the_space_has_them(space, shown, kept):
+    class Shows(Faulty):
+        observation_space = space
+
+        def reset(self, **how):
+            super().reset(**how)
+            return shown, {}
+
+    envs = Environments(Shows, 1, np.random.default_rng(0), "Shows")
+    envs.reset()
+    np.testing.assert_array_equal(envs.observation[0], kept)
+    assert envs.observation.dtype == space.dtype
 
 
 def test_what_a_step_returns_is_what_it_led_to_also_at_the_end_of_an_episode():

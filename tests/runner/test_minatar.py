@@ -154,7 +154,7 @@ def test_without_minatar_it_is_said_what_to_install(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["dqn", "rainbow", "ppo"])
 @pytest.mark.parametrize("family", ["ALE/Pong-v5", "ale_py:ALE/Pong-v5", "MinAtar/Asterix-v1"])
 def test_families_have_presets(name, family):
-    found, other = preset(name, family, None), preset(name, "CartPole-v1", None)
+    found, other = (preset(name, env, {}, None) for env in (family, "CartPole-v1"))
     assert found["options"] != other["options"] and found["total_env_steps"] >= 1_000_000
     assert found["options"].learning_rate < 1e-3
 

@@ -140,6 +140,12 @@ def test_episodes_may_be_shorter_than_the_burn_in(tmp_path):
     how = {"env_options": {"max_episode_steps": 4}, "total_env_steps": 1_200}
     result = run("r2d2", "CartPole-v1", tmp_path / "run", {"burn_in": 5}, **how)
     assert result.env_steps == 1_200 and result.updates > 0
+    policy = checkpoint_policy(tmp_path / "run")
+    fresh = policy.config.new_algorithm(policy.env_factory)
+    learned, first = (
+        each.q.state_dict()["memory.inputs.weight"] for each in (policy.algorithm, fresh)
+    )
+    assert not torch.equal(learned, first)
 
 
 def test_several_learners_and_actors_in_processes(tmp_path):

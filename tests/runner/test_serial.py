@@ -303,3 +303,13 @@ def test_the_last_policy_is_evaluated(publish_interval, tmp_path):
         [150, 300, 400] if publish_interval == 1 else [150, 400]
     )
     assert result.evaluations[-1].updates == result.updates
+
+
+@pytest.mark.parametrize("evaluate", ["during", "after", "never"])
+def test_a_run_that_learned_nothing_says_so(evaluate, tmp_path, capsys):
+    settings = config("dqn", "CartPole-v1", tmp_path, total_env_steps=80, evaluate=evaluate)
+    result = Runner(settings).run()
+    said = capsys.readouterr()
+    words = " ".join((said.out + said.err).split())
+    assert "nothing was learned" in words and "learning_starts=100" in words
+    assert "evaluating" not in words and result.updates == 0 and result.env_steps == 80

@@ -6,6 +6,7 @@ with the game, not with a life, and actions are sticky, as ale-py's games of ver
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -13,18 +14,19 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TimeLimit, TransformReward
 
-__all__ = ["is_game", "make_game"]
+__all__ = ["FAMILY", "is_game", "make_game"]
 
+FAMILY = "ALE/"
 STACK = 4
 OWN = "obs_type", "frameskip"  # whoever gives one of these wants the screen as it is
 
 
-def is_game(env: Any, options: dict[str, Any]) -> bool:
+def is_game(env: Any, options: Mapping[str, Any]) -> bool:
     """Return whether an id, or what is registered for it, is of a game that is to be prepared."""
     if not isinstance(env, (str, EnvSpec)):
         return False
     name = env.id if isinstance(env, EnvSpec) else env
-    return name.rpartition(":")[2].startswith("ALE/") and not set(options) & set(OWN)
+    return name.rpartition(":")[2].startswith(FAMILY) and not set(options) & set(OWN)
 
 
 def make_game(

@@ -84,6 +84,8 @@ class Environments:
                 f"{name}: making it raised {type(error).__name__}: {error}"
             ) from error
         self._space = self._envs[0].observation_space
+        parts = self._space.spaces if isinstance(self._space, spaces.Dict) else {"": self._space}
+        self._bounds = {key: _numbers(part) for key, part in parts.items()}
         self._scale = action_scale(self._envs[0].action_space)
         self.n_envs = n_envs
         self.observation, self._spare, self._next = (_empty(self._space, n_envs) for _ in range(3))
@@ -239,21 +241,46 @@ class Environments:
             except (KeyError, TypeError, IndexError):
                 raise self._fault(i, f"{what} returned an observation without {key!r}") from None
             try:
-                shape = np.shape(value)
+                given = np.asarray(value)
             except ValueError:
                 raise self._fault(i, f"{what} returned {value!r}, which is no array") from None
-            if shape != column.shape[1:]:
+            if given.shape != column.shape[1:]:
                 raise self._fault(
                     i,
-                    f"{what} returned an observation of shape {shape}, "
+                    f"{what} returned an observation of shape {given.shape}, "
                     f"the space has {column.shape[1:]}",
                 )
-            try:
-                column[i] = value
-            except (TypeError, ValueError, OverflowError):
-                raise self._fault(
-                    i, f"{what} returned {value!r}, which is no {column.dtype}"
-                ) from None
+            if given.dtype.kind not in "biuf":
+                raise self._fault(i, f"{what} returned {value!r}, which is no {column.dtype}")
+            bounds = self._bounds[key]
+            if given.dtype != column.dtype or bounds is not None:
+                self._check_fits(i, given, column.dtype, bounds, what)
+            column[i] = given
+
+    def _check_fits(
+        self,
+        i: int,
+        given: npt.NDArray[Any],
+        dtype: np.dtype[Any],
+        bounds: tuple[Any, Any] | None,
+        what: str,
+    ) -> None:
+        """Refuse fractions for integers, and numbers that the space does not have."""
+        if dtype.kind == "f":
+            return
+        if bounds is None and dtype.kind == "b":
+            bounds = 0, 1
+        elif bounds is None:
+            bounds = np.iinfo(dtype).min, np.iinfo(dtype).max
+        low, high = bounds
+        is_whole = given.dtype.kind != "f"
+        if given.size and not (is_whole and ((given >= low) & (given <= high)).all()):
+            raise self._fault(
+                i,
+                f"{what} returned an observation of {given.dtype} from {given.min()} to "
+                f"{given.max()}, the space has {dtype} from {low} to {high}: return these, or give "
+                "the environment another space",
+            )
 
     def _check(self) -> None:
         """Refuse NaN and infinity in what the last step of each returned."""
@@ -300,6 +327,16 @@ def random_actions(space: Any, n: int, rng: np.random.Generator) -> npt.NDArray[
 
 def _is_discrete(space: Any) -> bool:
     return isinstance(space, spaces.Discrete)
+
+
+def _numbers(space: Any) -> tuple[Any, Any] | None:
+    """Return the least and the largest number of a space that numbers things, or None."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.start), int(space.start + space.n - 1)
+    if isinstance(space, spaces.MultiDiscrete):
+        start = getattr(space, "start", 0)
+        return start, start + space.nvec - 1
+    return None
 
 
 def _empty(space: Any, n: int) -> Any:
