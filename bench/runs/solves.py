@@ -123,7 +123,7 @@ def report(records: list[dict[str, Any]], described: dict[str, Any], docs: Path 
                     abs(run["samples_per_insert"] / run["asked_samples_per_insert"] - 1)
                     for run in runs
                 )
-                alpha = runs[-1].get("alpha", preset(algorithm, env, None)["alpha"])
+                alpha = runs[-1].get("alpha", preset(algorithm, env, {}, None)["alpha"])
                 of_replay = [f"{alpha:g}", f"{off:.1%}"]
             returns, n_solved = (
                 [run["mean_return"] for run in runs],
