@@ -189,15 +189,16 @@ class SequenceWriter(StepWriter):
         step = self._reader.read(env, fields, terminated, truncated)
         streams, t = step.streams, self._n_steps[step.streams] + self._n_before
         starts = np.flatnonzero(t % self._period == 0)
-        first = np.flatnonzero(t == self._n_before) if self._n_before else starts[:0]
+        first = np.flatnonzero(t == self._n_before) if self._n_before else ()
         flags = {("terminated",): step.terminated, ("truncated",): step.truncated}
         columns = step.columns | flags
         for path, ring in self._ring.items():
             if path[0] == "recurrent_state":
                 slots = t[starts] // self._period % self._n_open
                 ring[streams[starts], slots] = columns[path][starts]
-                n_begun = -(-self._n_before // self._period)  # sequences, in the padding
-                ring[streams[first], :n_begun] = columns[path][first, None]
+                if len(first):
+                    n_begun = -(-self._n_before // self._period)  # sequences, in the padding
+                    ring[streams[first], :n_begun] = columns[path][first, None]
             else:
                 ring[streams, t % self._length] = columns[path]
         end, ended = t + 1, step.terminated | step.truncated
