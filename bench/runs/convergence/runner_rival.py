@@ -26,9 +26,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pendulum_sac": {"total_env_steps": 8_000},
     "cartpole_ppo": {"total_env_steps": 100_000},
     # The others' learning rate does not fall, and their noise begins as 1 of the torque itself,
-    # which is half of ours.
+    # which is half of ours. A rollout takes as long as an update, and is taken meanwhile. Every
+    # update is judged, soon after it was made, as with the others.
     "pendulum_ppo": {
         "total_env_steps": 150_000,
+        "max_staleness": 1,
+        "evaluation_interval": 512,
         "options": {"learning_rate_final_share": 1.0, "log_std": math.log(0.5)},
     },
     # the preset has Adam, and a learning rate that falls to 0 over these steps
