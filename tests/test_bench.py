@@ -111,7 +111,22 @@ def test_pages(name, tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == len(jobs)
 
 
-def test_the_page_of_pixels(tmp_path):
+def test_what_more_cores_gave_is_on_the_page_too(tmp_path):
+    outputs = [tmp_path / name for name in ("results.json", "results_16_cores.json")]
+    for output in outputs:
+        jobs = scaling.jobs(["cheap"], 1, True)
+        campaign.conduct(
+            output, jobs, scaling.IDENTITY, lambda job: invented(job, 2.0), scaling.describe
+        )
+    (tmp_path / "images").mkdir()
+    scaling.report(outputs[0], tmp_path)
+    page = (tmp_path / "scaling.md").read_text()
+    assert all(output.name in page for output in outputs)
+    images = {path.name for path in (tmp_path / "images").iterdir()}
+    assert images == {"scaling.png", "results_16_cores.png"}
+
+
+def test_the_page_of_pixels(tmp_path, monkeypatch):
     output = tmp_path / "results.json"
 
     def execute(job):
@@ -127,6 +142,17 @@ def test_the_page_of_pixels(tmp_path):
     assert "it broke" in page
     assert "| Stable-Baselines3, SubprocVecEnv | 1,000 [1,000–1,000] | 4,000 |" in page
     assert "| 2.00× [1.75–2.50] |" in page  # 3, 2 and 1.5 times
+    assert "GPU" not in page
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    planned = list(pixels.jobs(list(pixels.TASKS), 3, False))
+    of_gpu = [job for job in planned if job["device"] == "cuda"]
+    assert len(planned) - len(of_gpu) == len(jobs) and len(of_gpu) == 36
+    beside = tmp_path / "results_gpu.json"
+    campaign.conduct(beside, of_gpu, pixels.IDENTITY, execute, pixels.describe)
+    pixels.report(output, tmp_path)
+    page = (tmp_path / "pixels.md").read_text()
+    assert "### Collecting and learning, with a GPU" in page
+    assert f"| {pixels.ASKING} | " in page and "results_gpu.json" in page
 
 
 def test_the_page_of_pong_is_written_piece_by_piece(tmp_path):

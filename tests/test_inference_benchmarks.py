@@ -10,6 +10,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("torch")
 pytest.importorskip("rich")
 
+import torch
 from rich.console import Console
 
 from bench.harness import campaign
@@ -167,6 +168,23 @@ def test_the_page_has_what_was_run(parts, short, tmp_path, monkeypatch):
         assert "0.50×" in page and "2.00×" in page and "2: 75%, 4: 25%" in page
         for name in ("inference", "inference_cases"):
             assert (tmp_path / "docs" / "images" / f"{name}.png").exists()
+        assert "a GPU" not in page
     if has_learners:
         assert "1.50, 4" in page and "50%" in page
         assert "did 1.00× as many updates per second as synchronous ones" in page
+
+
+def test_what_a_gpu_gave_has_a_part_of_its_own(tmp_path, monkeypatch):
+    assert not list(inference.jobs(["images_gpu"], 1, False)) or torch.cuda.is_available()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name, task in (("inference", "perceptron_256_two"), ("inference_gpu", "images_gpu")):
+        jobs = inference.jobs([task], 2, False)
+        output = tmp_path / f"{name}.json"
+        campaign.conduct(output, jobs, inference.IDENTITY, of_inference, inference.describe)
+    arguments = [str(tmp_path / "inference.json"), "--docs", str(tmp_path / "docs")]
+    monkeypatch.setattr("sys.argv", ["report", *arguments])
+    inference_report.main()
+    page = (tmp_path / "docs" / "inference_benchmarks.md").read_text()
+    assert page.count("## Who says what the networks say") == 2 and " cores and a GPU\n" in page
+    assert "| convolutions; the worker on a GPU | 64 |" in page
+    assert (tmp_path / "docs" / "images" / "inference_gpu_cases.png").exists()

@@ -1,7 +1,7 @@
 """Writes docs/inference_benchmarks.md and its pictures: `python -m bench.runs.inference_report`.
 
-The page is made of the results of `bench.runs.inference` and of `bench.runs.optimization`; if only
-one of the two has been run, of that one.
+The page is made of the results of `bench.runs.inference`, without a GPU and with one
+(inference_gpu.json), and of `bench.runs.optimization`: of those that there are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.harness.report import machine_text, markdown_table, write
 from bench.runs import inference, optimization
 from bench.runs.inference import CASES, GRID, LOCAL, NAMES, ONE, TWO, VARIANTS
 
-PARTS = "inference", "optimization"
+PARTS = "inference", "inference_gpu", "optimization"
 COLOURS = dict(zip(VARIANTS, (ORANGE, BLUE, GREEN), strict=True))
 SHARED_CORES = 0.1  # used by others: with more the figures are provisional
 
@@ -223,11 +223,15 @@ def draw_cases(records: Sequence[Record], path: Path) -> bool:
     return True
 
 
-def inference_lines(described: dict[str, Any], records: Sequence[Record], docs: Path) -> list[str]:
-    """Write the part about inference, and draw its pictures."""
+def inference_lines(
+    described: dict[str, Any], records: Sequence[Record], docs: Path, name: str
+) -> list[str]:
+    """Write the part about inference on one machine, and draw its pictures."""
     good = [record for record in records if "error" not in record]
+    cores = described["processor"]["cores"]
+    where = f"{cores} cores and a GPU" if name.endswith("gpu") else f"{cores} cores"
     lines = [
-        "## Who says what the networks say",
+        f"## Who says what the networks say: {where}",
         "",
         *machine_text(described),
         *provisional(described),
@@ -242,13 +246,13 @@ def inference_lines(described: dict[str, Any], records: Sequence[Record], docs: 
         *(verdict(good) if good else []),
     ]
     if chosen_of(good, GRID):
-        draw_grid(good, docs / "images" / "inference.png")
+        draw_grid(good, docs / "images" / f"{name}.png")
         lines += ["### Numbers of environments", ""]
-        lines += ["![Numbers of environments](images/inference.png)", ""]
+        lines += [f"![Numbers of environments](images/{name}.png)", ""]
         lines += [*rates_table(good, GRID), *answers_table(good, GRID)]
-    if draw_cases(good, docs / "images" / "inference_cases.png"):
+    if draw_cases(good, docs / "images" / f"{name}_cases.png"):
         lines += ["### Costly steps, more actors, learning", ""]
-        lines += ["![Costly steps, more actors, learning](images/inference_cases.png)", ""]
+        lines += [f"![Costly steps, more actors, learning](images/{name}_cases.png)", ""]
         lines += [*rates_table(good, CASES), *answers_table(good, CASES)]
     return [*lines, *campaign.failures(records, inference.IDENTITY)]
 
@@ -357,7 +361,7 @@ def main() -> None:
         nargs="?",
         type=Path,
         default=RESULTS / "inference.json",
-        help="one of the two files of results; the other one is looked for beside it",
+        help="one of the files of results; the others are looked for beside it",
     )
     parser.add_argument("--docs", type=Path, default=DOCS, help="where the page and its images are")
     arguments = parser.parse_args()
@@ -368,9 +372,9 @@ def main() -> None:
         if path.exists():
             described, records = campaign.read(path)
             lines += (
-                inference_lines(described, records, arguments.docs)
-                if part == "inference"
-                else optimization_lines(described, records)
+                optimization_lines(described, records)
+                if part == "optimization"
+                else inference_lines(described, records, arguments.docs, part)
             )
     title = "Policy workers and asynchronous learners"
     write(arguments.docs / "inference_benchmarks.md", title, lines)

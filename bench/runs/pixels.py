@@ -3,13 +3,17 @@
 Environment steps and updates per second of stock Stable-Baselines3, stock Tianshou and the runner:
 the same game, network, batch, environments and updates per step (pixels_run.py), interleaved. The
 rivals have their environments in one process, and each in a process of its own. A step is four
-frames of the game.
+frames of the game. The tasks on a GPU are run where there is one; their results have a file of
+their own (`--output`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from bench.harness import campaign
 from bench.harness.campaign import Job, Record, chosen, failures, number, quartiles, spread
@@ -18,12 +22,28 @@ from bench.harness.timing import rotated
 from bench.runs import pixels_run
 
 WORKER = "bench.runs.pixels_run"
-# what is done -> its title, environment steps of a run, of a short run
-TASKS: dict[str, tuple[str, str, int, int]] = {
-    "collecting": ("collecting", "Collecting", 6_000, 1_000),
-    "learning": ("learning", "Collecting and learning", 4_000, 800),
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is done, for how many environment steps, and where the networks are."""
+
+    kind: str
+    title: str
+    steps: int
+    short_steps: int
+    on_gpu: bool = False
+
+
+TASKS = {
+    "collecting": Task("collecting", "Collecting", 6_000, 1_000),
+    "learning": Task("learning", "Collecting and learning", 4_000, 800),
+    "collecting_gpu": Task("collecting", "Collecting, with a GPU", 8_000, 1_000, on_gpu=True),
+    "learning_gpu": Task(
+        "learning", "Collecting and learning, with a GPU", 8_000, 800, on_gpu=True
+    ),
 }
-OURS = "kary-replay"
+OURS, ASKING = "kary-replay", pixels_run.ASKING
 CONTENDERS = {
     "Stable-Baselines3, one process": ("Stable-Baselines3", False),
     "Stable-Baselines3, SubprocVecEnv": ("Stable-Baselines3", True),
@@ -31,24 +51,29 @@ CONTENDERS = {
     "Tianshou, ShmemVectorEnv": ("Tianshou", True),
     OURS: (OURS, True),
 }
+ON_GPU = {**CONTENDERS, ASKING: (ASKING, True)}  # the worker's networks are there
 IDENTITY = ("task", "contender", "seed")
 
 
 def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
     """Every contender once, then all of them again."""
     for seed in range(seeds):
-        for task in tasks:
-            kind, _, long_steps, short_steps = TASKS[task]
-            for contender in rotated(tuple(CONTENDERS), seed):
-                rival, apart = CONTENDERS[contender]
+        for name in tasks:
+            task = TASKS[name]
+            if task.on_gpu and not torch.cuda.is_available():
+                continue
+            contenders = ON_GPU if task.on_gpu else CONTENDERS
+            for contender in rotated(tuple(contenders), seed):
+                rival, apart = contenders[contender]
                 yield {
-                    "task": task,
-                    "kind": kind,
+                    "task": name,
+                    "kind": task.kind,
                     "contender": contender,
                     "rival": rival,
                     "apart": apart,
+                    "device": "cuda" if task.on_gpu else "cpu",
                     "seed": seed,
-                    "steps": short_steps if short else long_steps,
+                    "steps": task.short_steps if short else task.steps,
                 }
 
 
@@ -59,7 +84,7 @@ def rate(record: Record, what: str = "steps") -> float:
 
 def describe(record: Record) -> str:
     """One line about a run."""
-    who = f"{record['task']:<10} {record['contender']:<33} repetition {record['seed']}"
+    who = f"{record['task']:<14} {record['contender']:<33} repetition {record['seed']}"
     if "error" in record:
         return f"{who}  failed: {record['error']}"
     return f"{who}  {rate(record):,.0f} steps/s, {rate(record, 'updates'):,.0f} updates/s"
@@ -70,7 +95,7 @@ def table(records: Sequence[Record]) -> list[str]:
     rows = []
     good = [record for record in records if "error" not in record]
     ours = {record["seed"]: rate(record) for record in chosen(good, contender=OURS)}
-    for contender in CONTENDERS:
+    for contender in ON_GPU:
         runs = chosen(good, contender=contender)
         if not runs:
             continue
@@ -91,20 +116,32 @@ def table(records: Sequence[Record]) -> list[str]:
 
 
 def report(results: Path, docs: Path) -> None:
-    """Write docs/pixels.md."""
+    """Write docs/pixels.md, with what was measured on a GPU beside the results."""
+    lines = [*part(results)]
+    if (beside := results.with_name(f"{results.stem}_gpu.json")).exists():
+        lines += part(beside)
+    write(docs / "pixels.md", "Pixels", lines)
+
+
+def part(results: Path) -> list[str]:
+    """Return what was measured on one machine."""
     described, records = campaign.read(results)
+    on_gpu = any(TASKS[record["task"]].on_gpu for record in records)
+    cores = described["processor"]["cores"]
     lines = [
+        f"## {cores} cores and a GPU" if on_gpu else f"## {cores} cores",
+        "",
         *machine_text(described),
         f"{pixels_run.GAME}, {pixels_run.N_ENVS} environments, the network of Mnih et al. (2015). "
         f"With learning, one update of {pixels_run.BATCH} rows for {pixels_run.STEPS_PER_UPDATE} "
-        f"steps, after {pixels_run.LEARNING_STARTS}. The rivals' torch has both cores. Medians of "
-        "interleaved repetitions, in brackets the quartiles.",
+        f"steps, after {pixels_run.LEARNING_STARTS}. The rivals' torch has all cores. "
+        "Medians of interleaved repetitions, in brackets the quartiles.",
         "",
     ]
-    for task, (_, title, *_) in TASKS.items():
-        if some := chosen(records, task=task):
-            lines += [f"## {title}", "", *table(some)]
-    write(docs / "pixels.md", "Pixels", [*lines, *failures(records, IDENTITY)])
+    for name, task in TASKS.items():
+        if some := chosen(records, task=name):
+            lines += [f"### {task.title}", "", *table(some)]
+    return [*lines, *failures(records, IDENTITY)]
 
 
 def main() -> None:

@@ -1,13 +1,15 @@
 """One run of DQN on a game in a process of its own: `python -m bench.runs.pixels_run JOB`.
 
 bench.harness.campaign writes the JOB. All have the same game, prepared by gymnasium's wrappers, the
-same network (Mnih et al. 2015), batch and number of updates per step, and both cores. "collecting"
-acts by the network and never learns.
+same network (Mnih et al. 2015), batch and number of updates per step, and all cores. "collecting"
+acts by the network and never learns. The network of the rivals is on the job's `device`; ours
+learns there, and a policy worker, if there is one, has its network there too.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from functools import partial
@@ -15,9 +17,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+ASKING = "kary-replay, policy worker"
 GAME, N_ENVS, STACK = "ALE/Pong-v5", 8, 4
 BATCH, STEPS_PER_UPDATE, LEARNING_STARTS, SLOTS = 32, 4, 400, 50_000
 LEARNING_RATE, GAMMA, EPSILON = 1e-4, 0.99, 0.1
+CORES = len(os.sched_getaffinity(0))
 TARGET = 1_000  # environment steps between two target networks
 
 
@@ -41,7 +45,7 @@ def sb3(job: dict[str, Any]) -> dict[str, Any]:
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(CORES)
     kind = SubprocVecEnv if job["apart"] else DummyVecEnv
     envs = VecFrameStack(kind([partial(game, last_axis=True)] * N_ENVS), STACK)
     learns = job["kind"] == "learning"
@@ -60,7 +64,7 @@ def sb3(job: dict[str, Any]) -> dict[str, Any]:
         exploration_final_eps=EPSILON,
         optimize_memory_usage=False,
         seed=job["seed"],
-        device="cpu",
+        device=job["device"],
     )
 
     class Enough(BaseCallback):
@@ -86,13 +90,13 @@ def tianshou(job: dict[str, Any]) -> dict[str, Any]:
     from tianshou.env.atari.atari_network import DQNet, ScaledObsInputActionReprNet
     from tianshou.trainer import OffPolicyTrainer, OffPolicyTrainerParams
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(CORES)
     torch.manual_seed(job["seed"])
     kind = ShmemVectorEnv if job["apart"] else DummyVectorEnv
     envs = kind([partial(game, STACK)] * N_ENVS)
     envs.seed(job["seed"])
     space = envs.action_space[0]
-    network = ScaledObsInputActionReprNet(DQNet(STACK, 84, 84, int(space.n)))
+    network = ScaledObsInputActionReprNet(DQNet(STACK, 84, 84, int(space.n))).to(job["device"])
     algorithm: Any = DQN(
         policy=DiscreteQLearningPolicy(model=network, action_space=space, eps_training=EPSILON),
         optim=AdamOptimizerFactory(lr=LEARNING_RATE),
@@ -131,12 +135,18 @@ def tianshou(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def ours(job: dict[str, Any]) -> dict[str, Any]:
-    """Return what the runner does: an actor and a learner, or two actors and hardly an update."""
+    """Return what the runner does.
+
+    On two cores it has an actor and a learner, or two actors and hardly an update; with more, an
+    actor for each environment.
+    """
     from dataclasses import replace
 
     from kary_replay.runner import Runner, RunnerConfig
 
     learns = job["kind"] == "learning"
+    actors = next(n for n in (N_ENVS, N_ENVS // 2, 2, 1) if n <= max(1, CORES - learns))
+    worker = {"inference": "worker", "inference_device": job["device"]}
     config = RunnerConfig(algorithm="dqn", env=GAME)
     options = {
         "learning_rate": LEARNING_RATE,
@@ -153,8 +163,10 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
             replace(
                 config,
                 seed=job["seed"],
-                actors=1 if learns else 2,
-                envs_per_actor=N_ENVS if learns else N_ENVS // 2,
+                actors=actors,
+                envs_per_actor=N_ENVS // actors,
+                device=job["device"],
+                **(worker if job["rival"] == ASKING else {}),
                 total_env_steps=job["steps"],
                 buffer_capacity=SLOTS,
                 learning_starts=LEARNING_STARTS,
@@ -173,7 +185,7 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-RIVALS = {"Stable-Baselines3": sb3, "Tianshou": tianshou, "kary-replay": ours}
+RIVALS = {"Stable-Baselines3": sb3, "Tianshou": tianshou, "kary-replay": ours, ASKING: ours}
 
 
 def main() -> None:

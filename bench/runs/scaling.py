@@ -144,19 +144,24 @@ def _line(axes: Any, runs: Sequence[Record], key: str, learners: int, colour: st
 
 
 def report(results: Path, docs: Path) -> None:
-    """Write docs/scaling.md and its picture."""
+    """Write docs/scaling.md and its pictures, with what more cores gave beside the results."""
+    lines = part(results, docs, "scaling.png")
+    for beside in sorted(results.parent.glob(f"{results.stem}_*_cores.json")):
+        lines += part(beside, docs, f"{beside.stem}.png")
+    write(docs / "scaling.md", "How the runner scales", lines)
+
+
+def part(results: Path, docs: Path, image: str) -> list[str]:
+    """Return what was measured on one machine, and draw it."""
     described, records = campaign.read(results)
-    draw(records, docs / "images" / "scaling.png")
-    lines = [*machine_text(described), "Medians over repetitions, in brackets the quartiles.", ""]
-    lines += ["![Scaling](images/scaling.png)", ""]
+    draw(records, docs / "images" / image)
+    lines = [f"## {described['processor']['cores']} cores", "", *machine_text(described)]
+    lines += ["Medians over repetitions, in brackets the quartiles.", ""]
+    lines += [f"![Scaling](images/{image})", ""]
     for task, (algorithm, env, *_) in TASKS.items():
         if some := chosen(records, task=task):
-            lines += [f"## {algorithm.upper()}, {env}", "", *table(some)]
-    write(
-        docs / "scaling.md",
-        "How the runner scales",
-        [*lines, *campaign.failures(records, IDENTITY)],
-    )
+            lines += [f"### {algorithm.upper()}, {env}", "", *table(some)]
+    return [*lines, *campaign.failures(records, IDENTITY)]
 
 
 def main() -> None:

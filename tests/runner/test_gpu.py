@@ -15,13 +15,17 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 IMAGES = "bench.runs.synthetic_envs:images"
 NO_COST = {"env_options": {"waiting": 0.0, "computing": 0.0}}
+FEW = {**NO_COST, "buffer_capacity": 500}
 RUNS = {
     "dqn": ("dqn", "CartPole-v1", {}, {}),
     "c51, dueling": ("dqn", "CartPole-v1", {"n_atoms": 11, "dueling": True}, {}),
     "rainbow": ("dqn", "CartPole-v1", {"n_atoms": 11, "dueling": True, "noisy": True}, {}),
     "quantiles": ("dqn", "CartPole-v1", {"n_quantiles": 5}, {}),
+    "quantiles, noisy": ("dqn", IMAGES, {"n_quantiles": 5, "noisy": True}, FEW),
+    "r2d2": ("r2d2", "CartPole-v1", {}, {}),
+    "r2d2 of images": ("r2d2", IMAGES, {}, FEW),
     "frames": ("dqn", "stacked_envs:make", {"n_step": 3}, {}),
-    "dqn of images": ("dqn", IMAGES, {}, {**NO_COST, "buffer_capacity": 500}),
+    "dqn of images": ("dqn", IMAGES, {}, FEW),
     "ddpg": ("ddpg", "Pendulum-v1", {}, {}),
     "td3": ("td3", "Pendulum-v1", {}, {}),
     "sac": ("sac", "Pendulum-v1", {}, {}),
@@ -58,7 +62,8 @@ def test_a_run_goes_on_and_its_policy_plays_on_the_cpu(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["dqn", "rainbow", "frames", "sac", "ppo", "ppo of images", "ppo that remembers"]
+    "name",
+    ["dqn", "rainbow", "frames", "r2d2", "sac", "ppo", "ppo of images", "ppo that remembers"],
 )
 def test_policy_workers_answer_from_a_gpu(name, tmp_path):
     how = {"inference": "worker", "inference_device": "cuda", "backend": "process", "actors": 2}
