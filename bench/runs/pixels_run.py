@@ -165,6 +165,7 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
                 seed=job["seed"],
                 actors=actors,
                 envs_per_actor=N_ENVS // actors,
+                groups=min(2, N_ENVS // actors),
                 device=job["device"],
                 **(worker if job["rival"] == ASKING else {}),
                 total_env_steps=job["steps"],

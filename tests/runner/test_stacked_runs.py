@@ -4,6 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 import stacked_envs
+import torch
 from gymnasium.wrappers import (
     FlattenObservation,
     FrameStackObservation,
@@ -14,7 +15,7 @@ from gymnasium.wrappers import (
 from runs import config, hosted, run, worker
 from stacked_envs import STACK, Dimmed, Numbered, check_stacks, make
 
-from kary_replay import Field, FrameReplayBuffer, FrameStackWriter, NStepWriter
+from kary_replay import Batch, Field, FrameReplayBuffer, FrameStackWriter, NStepWriter
 from kary_replay.algorithms import ALGORITHMS, DQN
 from kary_replay.errors import FieldError
 from kary_replay.runner import ConfigError, Runner
@@ -48,6 +49,24 @@ def test_what_is_drawn_is_what_was_seen(flow):
     batch = buffer.sample(512)
     check_stacks(batch, options.n_step, flow.config.env_options["padding"])
     assert len(np.unique(batch.index)) > 250
+
+
+def test_what_is_drawn_ahead_are_tensors_of_whole_stacks(tmp_path):
+    """Two tensors, each in memory of its own; on a GPU, where runs draw ahead, too."""
+    how = {"backend": "process", "prefetch": 1, "learning_starts": 100}
+    made = hosted(config("dqn", ENV, tmp_path / "run", **how))
+    actor, learner = worker(made, "actor"), worker(made, "learner")
+    while not learner.experience.may_draw(32, 0.0):
+        actor.work(0.0)
+    batch = learner.experience.draw()
+    for name in ("observation", "next_observation"):
+        assert isinstance(batch[name], torch.Tensor) and batch[name].is_contiguous()
+    assert learner.as_tensors(batch)["observation"] is batch["observation"]
+    check_stacks(Batch({name: np.asarray(batch[name]) for name in batch}), 1, "reset")
+    assert learner.work(1.0)
+    actor.close()
+    learner.close()
+    made.close()
 
 
 def as_bytes(column):

@@ -304,11 +304,20 @@ class ReplaySource:
 
 
 def with_whole_stacks(batch: Batch) -> Batch:
-    """Return a batch whose stacks lie each on its own, as native updates and copies want them."""
+    """Return a batch whose stacks lie each on its own, as native updates and copies want them.
+
+    They are arrays, or tensors of a batch that was drawn ahead.
+    """
+
+    def whole(stacks: Any) -> Any:
+        if isinstance(stacks, torch.Tensor):
+            return stacks.contiguous()
+        return np.ascontiguousarray(stacks)
+
     columns = dict(batch)
     del columns["frames"]
     stacks = {name: columns[name] for name in ("observation", "next_observation")}
-    return Batch({**columns, **map_leaves(stacks, np.ascontiguousarray)})
+    return Batch({**columns, **map_leaves(stacks, whole)})
 
 
 def blank(fields: Mapping[str, Any], n: int) -> Batch:
