@@ -175,7 +175,9 @@ NUMBERS = {  # environments, cores, other settings -> what is tried
         {"learners": 3, "optimization": "asynchronous", "max_staleness": 3},
         [3],
     ),
-    "actors do not wait": (8, 4, {"max_staleness": 1}, [4]),
+    "actors do not wait": (12, 5, {"max_staleness": 1}, [4]),
+    "nor do they for two learners": (8, 4, {"max_staleness": 1, "learners": 2}, [2]),
+    "nor on two cores": (8, 2, {"max_staleness": 1}, [1]),
     "few updates": (8, 4, {"total_env_steps": 10_000}, [4]),
     "no number has a flow": (8, 4, {"inference": "worker", "policy_workers": 9}, [1]),
 }

@@ -94,17 +94,20 @@ def numbers_to_try(config: RunnerConfig, env_factory: EnvFactory) -> list[int]:
     """Return the numbers of actors for rollouts among which a measurement is to choose.
 
     Only the most that have a core each, and a flow, if it would not pay: where actors do not wait
-    for learners, and in runs of few updates.
+    for learners, and in runs of few updates. Learners that are not waited for keep their cores.
     """
     options = cast("Any", config.options)
     n_envs, groups = int(options.n_envs), config.groups
-    cores = max(1, n_cores() - (config.policy_workers or 0))
+    in_turns = config.max_staleness == 0
+    others = config.policy_workers or 0
+    if not in_turns:
+        others += config.learners * config.learner_threads
+    cores = max(1, n_cores() - others)
     whole = [n for n in range(1, n_envs // groups + 1) if n_envs % (n * groups) == 0]
     with_cores = [n for n in whole if n <= cores and _has_flow(config, env_factory, n)]
     if not with_cores:  # if there is none at all, the run says what is wrong
         more = (n for n in whole if n > cores and _has_flow(config, env_factory, n))
         return [next(more, actors_for(n_envs, groups, cores))]
-    in_turns = config.max_staleness == 0
     if not in_turns or config.total_env_steps < ENOUGH_UPDATES * config.rows_per_update:
         return with_cores[-1:]
     return worth_a_try(with_cores)
