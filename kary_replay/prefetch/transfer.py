@@ -131,12 +131,35 @@ class CudaTransfer:
 def _of_tensors(
     batch: Batch, function: Callable[[tuple[str, ...], torch.Tensor], torch.Tensor]
 ) -> Batch:
-    """Return the batch with ``function(path, tensor)`` in place of every array that it sends."""
+    """Return the batch with ``function(path, tensor)`` in place of every array that it sends.
+
+    A part of another column, as stacks are of frames, is not sent: it is that part of the tensor.
+    """
+    columns = batch.__dict__
+    wholes: dict[int, tuple[tuple[str, ...], Any]] = {}
+    sent: dict[int, torch.Tensor] = {}
+
+    def take_note(path: tuple[str, ...], array: Any) -> None:
+        wholes[id(array)] = path, array
 
     def of_array(path: tuple[str, ...], array: Any) -> torch.Tensor:
-        return function(path, torch.from_numpy(array))
+        if id(array) not in sent:
+            whole = wholes.get(id(array.base))
+            if whole is None or whole[1].dtype != array.dtype or not whole[1].flags.c_contiguous:
+                sent[id(array)] = function(path, torch.from_numpy(array))
+            else:
+                sent[id(array)] = _part(of_array(*whole), whole[1], array)
+        return sent[id(array)]
 
-    return Batch(_map_tensors(batch.__dict__, of_array))
+    _map_tensors(columns, take_note)
+    return Batch(_map_tensors(columns, of_array))
+
+
+def _part(tensor: torch.Tensor, whole: Any, part: Any) -> torch.Tensor:
+    """Return what ``part`` is of ``whole``, of a tensor with the same numbers in the same order."""
+    offset = part.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    strides = [stride // part.itemsize for stride in part.strides]
+    return tensor.as_strided(part.shape, strides, offset // part.itemsize)
 
 
 def _map_tensors(

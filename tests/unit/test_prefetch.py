@@ -28,6 +28,7 @@ CUDA = pytest.param(
     "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 )
 DEVICES = ["cpu", CUDA]
+STACKS = "observation", "next_observation"
 
 
 def row(number):
@@ -386,6 +387,46 @@ def test_priorities_of_a_uniform_buffer():
     assert repr(batches).startswith(
         "Prefetcher(ReplayBuffer(capacity=100, len=100,"
     ) and "depth=1" in repr(batches)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("frame", ["camera", "dict"])
+def test_stacks_are_sent_once_with_their_frames(frame, n_step, device):
+    parts = {"camera": kr.Field((2, 3), "uint8"), "arm": kr.Field((2,), "float32")}
+    fields = {"action": kr.Field((), "int64")}
+    what = parts if frame == "dict" else parts["camera"]
+    buffer = kr.FrameReplayBuffer(100, what, fields, stack=4, n_step=n_step, seed=0)
+    writer, rng = kr.FrameStackWriter(buffer, 1, 0.99), np.random.default_rng(0)
+
+    def shown():
+        camera = rng.integers(0, 255, (1, 2, 3), np.uint8)
+        return (
+            {"camera": camera, "arm": rng.random((1, 2), np.float32)} if what is parts else camera
+        )
+
+    writer.reset(shown())
+    for _ in range(50):
+        ends = {"terminated": [False], "truncated": [False]}
+        writer.add(next_frame=shown(), action=[0], reward=[1.0], **ends)
+    drawn = buffer.sample(16)
+    sent = []
+
+    def send(path, tensor):
+        sent.append(path)
+        return tensor.clone().to(device)
+
+    batch = transfer._of_tensors(drawn, send)
+    assert {path[0] for path in sent} == set(drawn) - {*STACKS, *transfer.HOST_COLUMNS}
+    assert len(set(sent)) == len(sent)
+    for name in ("frames", *STACKS):
+        tensors, arrays = (
+            column.values() if isinstance(column, dict) else [column]
+            for column in (batch[name], drawn[name])
+        )
+        for tensor, array in zip(tensors, arrays, strict=True):
+            assert tensor.device.type == device
+            np.testing.assert_array_equal(tensor.cpu().numpy(), array)
 
 
 class Recorder:
