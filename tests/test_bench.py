@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -355,6 +356,23 @@ def test_what_a_command_leaves_behind_for_too_long_is_ended(tmp_path, monkeypatc
     orphans.run([sys.executable, "-c", program], tmp_path, timeout=60.0)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_command_ends_with_who_runs_it(tmp_path):
+    left = "import os, time; print(os.getpid(), file=open('pid', 'w'), flush=True); time.sleep(600)"
+    program = (
+        "import sys; from pathlib import Path; from bench.harness import orphans; "
+        f"orphans.run([sys.executable, '-c', {left!r}], Path({str(tmp_path)!r}), 600.0)"
+    )
+    found = tmp_path / "pid"
+    with subprocess.Popen([sys.executable, "-c", program], cwd=campaign.ROOT) as process:
+        while not (found.exists() and found.read_text()):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.terminate()
+    assert process.returncode
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(found.read_text()), 0)
 
 
 def test_the_same_rounds_count_for_all():

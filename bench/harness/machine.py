@@ -148,6 +148,7 @@ def describe() -> dict[str, Any]:
         "date": datetime.now(timezone.utc).date().isoformat(),
         "processor": _processor(),
         "memory_gib": _memory_gib(),
+        "gpu": _first_line("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"),
         "system": platform.system(),
         "transparent_huge_pages": _text("/sys/kernel/mm/transparent_hugepage/enabled"),
         "compiler": BUILD,

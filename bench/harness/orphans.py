@@ -6,6 +6,7 @@ as the command's, and that it has ended before the next command begins.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36  # of Linux
@@ -24,10 +25,10 @@ def run(command: Sequence[str], folder: Path, timeout: float) -> None:
     """Run a command in a folder, to its end.
 
     Raises subprocess.CalledProcessError, with what it wrote to stderr, or TimeoutExpired. Of its
-    process group nobody is left in any case.
+    process group nobody is left in any case, also if this process is told to end (SIGTERM).
     """
     adopt()
-    with tempfile.TemporaryFile("w+") as errors:
+    with sigterm_as_ctrl_c(), tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             command,
             cwd=folder,
@@ -46,6 +47,16 @@ def run(command: Sequence[str], folder: Path, timeout: float) -> None:
         if process.returncode:
             errors.seek(0)
             raise subprocess.CalledProcessError(process.returncode, command, stderr=errors.read())
+
+
+@contextlib.contextmanager
+def sigterm_as_ctrl_c() -> Iterator[None]:
+    """Let a signal to end raise KeyboardInterrupt."""
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def adopt() -> None:
