@@ -127,7 +127,7 @@ def test_all_have_the_same_settings_of_ppo():
         config = runner_rival.configured(TASKS[name], runner_rival.settings(name, 64))
         options = config.options
         assert theirs["n_envs"] == options.n_envs and theirs["n_steps"] == options.rollout_length
-        assert config.max_staleness == 0
+        assert config.max_staleness == (1 if name == "pendulum_ppo" else 0)  # the page says why
         for key in ("batch_size", "n_epochs", "learning_rate", "gamma", "gae_lambda", "clip_range"):
             assert theirs[key] == getattr(options, key)
         for key in ("learning_rate", "clip_range"):
