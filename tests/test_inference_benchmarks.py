@@ -13,7 +13,7 @@ pytest.importorskip("rich")
 import torch
 from rich.console import Console
 
-from bench.harness import campaign
+from bench.harness import campaign, machine
 from bench.runs import inference, inference_report, inference_run, optimization, optimization_run
 from bench.runs import probes as found
 from kary_replay.runner import Runner
@@ -177,10 +177,12 @@ def test_the_page_has_what_was_run(parts, short, tmp_path, monkeypatch):
 def test_what_a_gpu_gave_has_a_part_of_its_own(tmp_path, monkeypatch):
     assert not list(inference.jobs(["images_gpu"], 1, False)) or torch.cuda.is_available()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    described = {**machine.describe(), "gpu": "A GPU"}
     for name, task in (("inference", "perceptron_256_two"), ("inference_gpu", "images_gpu")):
         jobs = inference.jobs([task], 2, False)
         output = tmp_path / f"{name}.json"
         campaign.conduct(output, jobs, inference.IDENTITY, of_inference, inference.describe)
+        monkeypatch.setattr(machine, "describe", lambda: described)  # of the second one
     arguments = [str(tmp_path / "inference.json"), "--docs", str(tmp_path / "docs")]
     monkeypatch.setattr("sys.argv", ["report", *arguments])
     inference_report.main()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from bench.harness.machine import n_cores
 
 SLOTS = (10_000, 100_000, 1_000_000, 10_000_000)
 BATCHES = (32, 256, 4096)
@@ -28,9 +28,7 @@ def slots(full: bool, smoke: bool) -> list[int]:
 
 def counts(most: int | None = None) -> list[int]:
     """Return how many threads or processes: 1, 2, 4, … and the cores (or `most`)."""
-    most = most or (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    most = most or n_cores()
     return sorted({*(1 << i for i in range(most.bit_length())), most})
 
 

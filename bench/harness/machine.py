@@ -71,9 +71,14 @@ def _processor() -> dict[str, Any]:
         if level and kind != "Instruction":
             caches[f"L{level}"] = size
     result["caches_per_instance"] = caches
-    affinity = getattr(os, "sched_getaffinity", None)
-    result["cores"] = len(affinity(0)) if affinity else os.cpu_count()
+    result["cores"] = n_cores()
     return result
+
+
+def n_cores() -> int:
+    """Return the cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _memory_gib() -> float | None:

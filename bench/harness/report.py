@@ -130,6 +130,12 @@ def processor_name(processor: dict[str, Any]) -> str:
     return f"{processor['model']} (family {family}, model {number})"
 
 
+def machine_title(machine: dict[str, Any]) -> str:
+    """Name a machine by what it has, for the title of a part of a page."""
+    cores = f"{machine['processor']['cores']} cores"
+    return f"{cores} and a GPU" if machine.get("gpu") else cores
+
+
 def machine_text(machine: dict[str, Any]) -> list[str]:
     """Where the figures come from."""
     processor, versions = machine["processor"], machine["versions"]

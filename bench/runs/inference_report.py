@@ -18,7 +18,7 @@ from bench.harness import campaign
 from bench.harness.campaign import Record, chosen, number, quartiles, spread
 from bench.harness.paths import DOCS, RESULTS
 from bench.harness.plots import BLUE, GREEN, ORANGE, STYLE
-from bench.harness.report import machine_text, markdown_table, write
+from bench.harness.report import machine_text, machine_title, markdown_table, write
 from bench.runs import inference, optimization
 from bench.runs.inference import CASES, GRID, LOCAL, NAMES, ONE, TWO, VARIANTS
 
@@ -228,10 +228,8 @@ def inference_lines(
 ) -> list[str]:
     """Write the part about inference on one machine, and draw its pictures."""
     good = [record for record in records if "error" not in record]
-    cores = described["processor"]["cores"]
-    where = f"{cores} cores and a GPU" if name.endswith("gpu") else f"{cores} cores"
     lines = [
-        f"## Who says what the networks say: {where}",
+        f"## Who says what the networks say: {machine_title(described)}",
         "",
         *machine_text(described),
         *provisional(described),

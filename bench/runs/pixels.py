@@ -17,7 +17,7 @@ import torch
 
 from bench.harness import campaign
 from bench.harness.campaign import Job, Record, chosen, failures, number, quartiles, spread
-from bench.harness.report import machine_text, markdown_table, write
+from bench.harness.report import machine_text, machine_title, markdown_table, write
 from bench.harness.timing import rotated
 from bench.runs import pixels_run
 
@@ -126,10 +126,8 @@ def report(results: Path, docs: Path) -> None:
 def part(results: Path) -> list[str]:
     """Return what was measured on one machine."""
     described, records = campaign.read(results)
-    on_gpu = any(TASKS[record["task"]].on_gpu for record in records)
-    cores = described["processor"]["cores"]
     lines = [
-        f"## {cores} cores and a GPU" if on_gpu else f"## {cores} cores",
+        f"## {machine_title(described)}",
         "",
         *machine_text(described),
         f"{pixels_run.GAME}, {pixels_run.N_ENVS} environments, the network of Mnih et al. (2015). "

@@ -9,7 +9,6 @@ learns there, and a policy worker, if there is one, has its network there too.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from functools import partial
@@ -17,11 +16,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from bench.harness.machine import n_cores
+
 ASKING = "kary-replay, policy worker"
 GAME, N_ENVS, STACK = "ALE/Pong-v5", 8, 4
 BATCH, STEPS_PER_UPDATE, LEARNING_STARTS, SLOTS = 32, 4, 400, 50_000
 LEARNING_RATE, GAMMA, EPSILON = 1e-4, 0.99, 0.1
-CORES = len(os.sched_getaffinity(0))
+CORES = n_cores()
 TARGET = 1_000  # environment steps between two target networks
 
 

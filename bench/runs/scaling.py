@@ -16,7 +16,7 @@ from matplotlib import pyplot as plt
 from bench.harness import campaign, grid
 from bench.harness.campaign import Job, Record, chosen, quartiles, spread
 from bench.harness.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, STYLE
-from bench.harness.report import machine_text, markdown_table, write
+from bench.harness.report import machine_text, machine_title, markdown_table, write
 from bench.harness.timing import rotated
 
 # what an environment step costs -> algorithm, environment, environment steps of a run, of a short
@@ -155,7 +155,7 @@ def part(results: Path, docs: Path, image: str) -> list[str]:
     """Return what was measured on one machine, and draw it."""
     described, records = campaign.read(results)
     draw(records, docs / "images" / image)
-    lines = [f"## {described['processor']['cores']} cores", "", *machine_text(described)]
+    lines = [f"## {machine_title(described)}", "", *machine_text(described)]
     lines += ["Medians over repetitions, in brackets the quartiles.", ""]
     lines += [f"![Scaling](images/{image})", ""]
     for task, (algorithm, env, *_) in TASKS.items():
