@@ -342,7 +342,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("ppo", "HalfCheetah-v5"): {
         "normalize_observations": True,
         "normalize_rewards": True,
-        "total_env_steps": 1_000_000,
+        "total_env_steps": 2_500_000,
         "evaluation_interval": 50_000,
         "options": {
             "hidden": (256, 256),
@@ -352,6 +352,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
             "batch_size": 64,
             "n_epochs": 20,
             "learning_rate": 2.0633e-5,
+            "learning_rate_final_share": 0.0,
             "gamma": 0.98,
             "gae_lambda": 0.92,
             "clip_range": 0.1,
