@@ -780,20 +780,36 @@ static void convolve_weights(const Convolution& c) {
     }
 }
 
-// the gradient of the images
+KARY_INLINE void add_row(const float* from, float* to, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; i += kWidth)
+        store_up_to(to + i, load_up_to(to + i, n - i) + load_up_to(from + i, n - i), n - i);
+}
+
+// The gradient of the images. Here the channels of a point lie side by side, in the windows and in
+// the image that they are added up in, so that a row of a window is added to one piece of memory.
 static void convolve_inputs(const Convolution& c) {
     const std::int64_t n = c.n_places(), k = c.n_weights(), m = c.outputs;
-    const Tables t = tables_of(c);
-    float *const windows = t.rest, *const outcome = windows + m * padded(k);  // [n][k]
-    pack(c.two, k, 1, m, k, windows);
-    std::memset(c.to, 0, c.batch * c.n_image() * sizeof(float));
+    const std::int64_t n_points = c.height * c.width, n_seen = c.window[0] * c.window[1];
+    float *const windows = c.spare, *const image = windows + m * padded(k);
+    float* const outcome = image + c.n_image();  // [n][k], and before that the windows, [m][k]
+    for (std::int64_t o = 0; o < m; ++o)
+        transposed(c.two + o * k, n_seen, c.channels, n_seen, outcome + o * k, c.channels);
+    pack(outcome, k, 1, m, k, windows);
     Product p = {c.one, 1, n, windows, 0, outcome, k, nullptr, nullptr, 0, false, n, k, m, nullptr};
     for (std::int64_t i = 0; i < c.batch; ++i, p.a += m * n) {
         multiply_rows(p);
-        float* const image = c.to + i * c.n_image();
-        for (std::int64_t at = 0; at < n; ++at)
-            for (std::int64_t j = 0; j < k; ++j)
-                image[t.places[at] + t.weights[j]] += outcome[at * k + j];
+        std::memset(image, 0, c.n_image() * sizeof(float));
+        const float* from = outcome;
+        for (std::int64_t row = 0; row < c.rows(); ++row)
+            for (std::int64_t column = 0; column < c.columns(); ++column) {
+                float* to = image;
+                to += (row * c.step[0] * c.width + column * c.step[1]) * c.channels;
+                for (std::int64_t j = 0; j < c.window[0]; ++j, to += c.width * c.channels) {
+                    add_row(from, to, c.window[1] * c.channels);
+                    from += c.window[1] * c.channels;
+                }
+            }
+        transposed(image, c.channels, n_points, c.channels, c.to + i * c.n_image(), n_points);
     }
 }
 

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import operator
 
 import numpy as np
 import pytest
@@ -290,24 +291,28 @@ def pictures(dtype, size, generator):
     outputs=st.integers(1, 20),
     window=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     step=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    behind=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    step_behind=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     dtype=st.sampled_from(list(DTYPES)),
     form=st.sets(st.sampled_from(["bias", "relu", "two"])),
 )
-def test_convolutions(batch, channels, image, outputs, window, step, dtype, form):
+def test_convolutions(
+    batch, channels, image, outputs, window, step, behind, step_behind, dtype, form
+):
     """Outcomes and all gradients, alone and behind another convolution, by each set."""
     generator = torch.Generator().manual_seed(batch)
     first = torch.randn((outputs, channels, *window), generator=generator)
-    second = torch.randn((3, outputs, 2, 1), generator=generator)
+    second = torch.randn((3, outputs, *behind), generator=generator)
     bias = torch.randn(outputs, generator=generator) if "bias" in form else None
     images = pictures(DTYPES[dtype], (batch, channels, *image), generator)
-    rows = (image[0] - window[0]) // step[0] + 1
+    seen = [(image[i] - window[i]) // step[i] + 1 for i in range(2)]
 
     def function(images, first, second, *bias):
         layers = [one.detach().requires_grad_() for one in (first, second, *bias)]
         found = F.conv2d(images.to(first.dtype), layers[0], *layers[2:], stride=step)
         found = found.relu() if "relu" in form else found
-        if "two" in form and rows > 1:
-            found = F.conv2d(found, layers[1])
+        if "two" in form and all(map(operator.ge, seen, behind)):
+            found = F.conv2d(found, layers[1], stride=step_behind)
         else:
             del layers[1]
         return (found.detach(), *torch.autograd.grad((found * found).sum(), layers))

@@ -522,7 +522,9 @@ class Translation:
         packed_and_outcome = {  # see kernels.hpp
             "convolve": n_weights * _padded(outputs) + n_places * outputs,
             "convolve_weights": n_places * _padded(outputs) + n_weights * outputs,
-            "convolve_inputs": outputs * _padded(n_weights) + n_places * n_weights,
+            "convolve_inputs": outputs * _padded(n_weights)
+            + math.prod(images[1:])
+            + max(outputs, n_places) * n_weights,
         }[code]
         spare = self._new((n_places + n_weights + packed_and_outcome,))  # the former: tables
         words = one, two, bias, to, spare, batch, channels, *sizes
