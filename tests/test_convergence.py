@@ -11,6 +11,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("stable_baselines3")
 pytest.importorskip("torch")
 
+import stable_baselines3
 import torch
 from invented_runs import invented, written
 from pages import ROOT
@@ -119,6 +120,24 @@ def test_rivals_learn_from_rollouts(name, rival):
     outcome = module.train(name, task, 0, chosen)
     assert [evaluation.env_steps for evaluation in outcome.curve] == [128, 256]
     assert outcome.trained_seconds > 0 and outcome.settings == chosen
+
+
+def test_both_have_the_same_settings_of_a2c():
+    theirs = sb3_rival.settings("cartpole_a2c", 64)
+    config = runner_rival.configured(
+        TASKS["cartpole_a2c"], runner_rival.settings("cartpole_a2c", 64)
+    )
+    options = config.options
+    assert theirs["n_envs"] == options.n_envs and theirs["n_steps"] == options.rollout_length
+    for key in ("learning_rate", "learning_rate_final_share", "gamma", "gae_lambda"):
+        assert theirs[key] == getattr(options, key)
+    assert theirs["learning_rate_steps"] == config.total_env_steps
+    model = sb3_rival.build(stable_baselines3, TASKS["cartpole_a2c"], theirs, 0)
+    optimizer = model.policy.optimizer
+    assert type(optimizer) is torch.optim.Adam
+    assert optimizer.defaults["eps"] == options.adam_epsilon and model.ent_coef == options.ent_coef
+    assert (model.vf_coef, model.max_grad_norm) == (options.vf_coef, options.max_gradient_norm)
+    assert config.max_staleness == 1  # the page says what it is without
 
 
 def test_all_have_the_same_settings_of_ppo():

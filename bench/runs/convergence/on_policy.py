@@ -1,8 +1,8 @@
 """PPO and A2C, beside others: `python -m bench.runs.convergence.on_policy [OPTIONS]`.
 
 PPO's settings are those of RL Baselines3 Zoo for all. Everybody has as many environments, and
-learns from as many steps, in as many batches; nobody's are tuned for its own way. For A2C each has
-its own: SB3's optimizer is RMSprop, and ours is Adam, with a learning rate that falls.
+learns from as many steps, in as many batches; nobody's are tuned for its own way. A2C's are those
+of our preset for both: Adam, with a learning rate that falls.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "evaluation_interval": 512,
         "options": {"learning_rate_final_share": 1.0, "log_std": math.log(0.5)},
     },
-    # The preset has Adam, and a learning rate that falls to 0 over these steps. The next rollout is
-    # taken during an update here, too.
+    # The preset's learning rate falls to 0 over these steps. The next rollout is taken during an
+    # update here, too.
     "cartpole_a2c": {"total_env_steps": 500_000, "max_staleness": 1},
 }
 # What differs with layers of 256 units, whose updates take longer: fewer of them for each step.
