@@ -802,8 +802,8 @@ static void convolve_inputs(const Convolution& c) {
         const float* from = outcome;
         for (std::int64_t row = 0; row < c.rows(); ++row)
             for (std::int64_t column = 0; column < c.columns(); ++column) {
-                float* to = image;
-                to += (row * c.step[0] * c.width + column * c.step[1]) * c.channels;
+                const std::int64_t point = row * c.step[0] * c.width + column * c.step[1];
+                float* to = image + point * c.channels;
                 for (std::int64_t j = 0; j < c.window[0]; ++j, to += c.width * c.channels) {
                     add_row(from, to, c.window[1] * c.channels);
                     from += c.window[1] * c.channels;

@@ -148,7 +148,7 @@ struct Convolution {
     const float *one, *two;  // images or a gradient; windows or images
     float* bias;             // read, or the gradient of it; or none
     float* to;
-    float* spare;  // tables, a matrix that is packed, and an outcome, image by image
+    float* spare;  // tables, matrices and an outcome, image by image, as kernels.hpp has them
     std::int64_t batch, channels, height, width, outputs, window[2], step[2];
     bool relu;
     std::int64_t rows() const { return (height - window[0]) / step[0] + 1; }

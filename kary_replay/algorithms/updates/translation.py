@@ -519,14 +519,15 @@ class Translation:
         n_places, n_weights = rows * columns, math.prod(windows[1:])
         if n_places * n_weights > MOST_SEEN and torch.get_num_threads() > 1:
             raise UntranslatableError("a large convolution, for which torch has several threads")
-        packed_and_outcome = {  # see kernels.hpp
-            "convolve": n_weights * _padded(outputs) + n_places * outputs,
-            "convolve_weights": n_places * _padded(outputs) + n_weights * outputs,
+        tables, image = n_places + n_weights, math.prod(images[1:])
+        n_spare = {  # see kernels.hpp
+            "convolve": tables + n_weights * _padded(outputs) + n_places * outputs,
+            "convolve_weights": tables + n_places * _padded(outputs) + n_weights * outputs,
             "convolve_inputs": outputs * _padded(n_weights)
-            + math.prod(images[1:])
+            + image
             + max(outputs, n_places) * n_weights,
         }[code]
-        spare = self._new((n_places + n_weights + packed_and_outcome,))  # the former: tables
+        spare = self._new((n_spare,))
         words = one, two, bias, to, spare, batch, channels, *sizes
         self._emit(code, *words, outputs, *window, *steps, relu)
 
