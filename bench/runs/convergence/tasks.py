@@ -30,7 +30,7 @@ TASKS = {
     "pendulum_td3": Task("td3", "Pendulum-v1", -200.0, 60_000, 500),
     "pendulum_sac": Task("sac", "Pendulum-v1", -200.0, 60_000, 500),
     "lunarlander_dqn": Task("dqn", "LunarLander-v3", 200.0, 600_000, 5_000, 2),
-    # on-policy: all have the same settings, those of RL Baselines3 Zoo
+    # on-policy: all have the same settings, of RL Baselines3 Zoo, and for A2C of our preset
     "cartpole_ppo": Task("ppo", "CartPole-v1", 475.0, 200_000, 1_000, 10),
     "pendulum_ppo": Task("ppo", "Pendulum-v1", -200.0, 300_000, 4_096),
     "cartpole_a2c": Task("a2c", "CartPole-v1", 475.0, 500_000, 5_000),
