@@ -32,12 +32,12 @@ from bench.runs import pixels_run
 
 OUTPUT = RESULTS / "pong.json"
 GOAL, MOST_HOURS = 18.0, 6.0
-INTERVAL, EPISODES = 50_000, 8  # environment steps between two evaluations, episodes of one
+INTERVAL, EPISODES = 100_000, 8  # environment steps between two evaluations, episodes of one
 SAMPLE_SECONDS = 60.0  # between two looks at the memory
 OURS, SB3 = "kary-replay", "stable-baselines3"
 COLOURS = {OURS: BLUE, SB3: ORANGE}
 SETTINGS: dict[str, Any] = {
-    "total_env_steps": 2_500_000,
+    "total_env_steps": 4_000_000,
     "target_return": GOAL,
     "learners": 1,
     "actors": 1,
