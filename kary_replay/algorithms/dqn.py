@@ -61,8 +61,8 @@ class DQNOptions(QLearningOptions):
         if as_count("n_quantiles", self.n_quantiles) > 1 and self.n_atoms > 1:
             raise ValueError(
                 f"n_quantiles must be 1 with n_atoms={self.n_atoms}, got {self.n_quantiles}: "
-                "returns are distributed over atoms or over quantiles, so set n_quantiles=1 too, "
-                "or leave n_atoms out"
+                "returns are distributed over atoms or over quantiles, so set n_quantiles=1 or "
+                "n_atoms=1"
             )
         check_above_0("noise_size", self.noise_size)
         if self.prioritize_by not in ("td_error", "gradient"):
@@ -108,12 +108,17 @@ class QNetwork(nn.Module):
     def head(self, features: Tensor, noise: Tensor | None = None) -> Tensor:
         """Return the output for features of observations, with noise where layers are noisy."""
         parts = self._parts(noise)
-        output: Tensor = self.advantage(features, *parts[:1])
-        if len(self.shape) > 1:
-            output = output.view(-1, *self.shape)
-        if self.value is not None:
-            output = dueling(output, self.value(features, *parts[1:]))
-        return output
+        value = None if self.value is None else self.value(features, *parts[1:])
+        return self._joined(self.advantage(features, *parts[:1]), value)
+
+    def numpy(self, features: Any) -> Tensor:
+        """Return what ``head`` does, on the CPU and without gradients, with noise of `disturb`."""
+        value = None if self.value is None else torch.from_numpy(self.value.numpy(features))
+        return self._joined(torch.from_numpy(self.advantage.numpy(features)), value)
+
+    def _joined(self, advantage: Tensor, value: Tensor | None) -> Tensor:
+        output = advantage.view(-1, *self.shape) if len(self.shape) > 1 else advantage
+        return output if value is None else dueling(output, value)
 
     @property
     def n_noise(self) -> int:
@@ -279,8 +284,7 @@ class DQN(QLearning):
         if self.returns.n_outputs == 1:
             return self.q.advantage.numpy(features)
         with torch.no_grad():
-            read = torch.from_numpy(features).to(self.device)
-            values = self.returns.mean(self.q.head(read, self.acting_noise))
+            values = self.returns.mean(self.q.numpy(features).to(self.device))
         return values.cpu().numpy()
 
     def exploration(self, progress: float) -> float:
@@ -289,11 +293,15 @@ class DQN(QLearning):
 
 @dataclass(frozen=True)
 class RainbowOptions(DQNOptions):
-    """Hyperparameters of Rainbow: those of DQN, with all that it adds."""
+    """Hyperparameters of Rainbow: those of DQN, with all that it adds.
+
+    Quantiles find the range of returns by themselves. The paper's atoms (n_atoms=51, n_quantiles=1)
+    are for returns that are known to lie between v_min and v_max.
+    """
 
     n_step: int = 3
     dueling: bool = True
-    n_atoms: int = 51
+    n_quantiles: int = 32
     noisy: bool = True
 
 

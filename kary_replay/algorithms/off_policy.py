@@ -121,6 +121,8 @@ class OffPolicy(Algorithm):
         shape = () if discrete else action_space.shape
         columns["action"] = Field(shape, np.int64 if discrete else np.float32)
         columns["discount"] = Field((), np.float32)
+        if self.state_size:
+            columns["state"] = Field((self.state_size,), np.float32)
         return columns
 
     def writer(self, target: Any, n_envs: int, priority: Any = None) -> Any:

@@ -122,7 +122,9 @@ class RunnerConfig:
     learning_starts: int = PRESET
     """Rows from steps at random before the first update."""
     samples_per_insert: float = PRESET
-    """Rows drawn per row added: updates per environment step, times the batch size."""
+    """Rows drawn per row added: updates per environment step, times the batch size.
+
+    Where rows are sequences, as with r2d2: updates per sequence, times the batch size."""
     samples_per_insert_error: float | None = None
     """How many drawn rows actors or learners may be ahead of each other.
 

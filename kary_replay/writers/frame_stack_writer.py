@@ -182,10 +182,14 @@ class FrameStackWriter:
         O(bytes of the frames).
         """
         streams = streams_of(env, self.n_envs)
-        n, handles = len(streams), []
-        for j in range(self._buffer.stack):
-            frame = map_leaves({"frame": stack}, partial(_nth, j=j))["frame"]
-            columns = self._frames("stack", frame, n) + self._transitions(self._rows.none, n)
+        n, n_frames, handles = len(streams), self._buffer.stack, []
+        map_leaves({"stack": stack}, partial(_check_frames, n=n, n_frames=n_frames))
+        shown = [
+            self._frames("stack", map_leaves({"frame": stack}, partial(_nth, j=j))["frame"], n)
+            for j in range(n_frames)
+        ]
+        for frames in shown:
+            columns = frames + self._transitions(self._rows.none, n)
             handles.append(self._write(columns, np.full(n, NEVER_DRAWN))[1])
         self._folder.reset(streams)
         self._history[streams] = np.stack(handles, 1)
@@ -439,6 +443,16 @@ class _WindowBuffer:
             # and of the row's own frame.
             history = np.concatenate([history, rows["next_observation"][:, 1:]], axis=1)
         return history
+
+
+def _check_frames(stack: Any, n: int, n_frames: int) -> None:
+    """Refuse an array that has not so many stacks of so many frames."""
+    shape = np.shape(stack)
+    if shape[:2] != (n, n_frames):
+        raise FieldError(
+            f"stack must have {n_frames} frames for each of {n} environments, so a shape that "
+            f"begins with ({n}, {n_frames}), got {shape}"
+        )
 
 
 def _nth(stack: npt.NDArray[Any], j: int) -> npt.NDArray[Any]:

@@ -47,7 +47,8 @@ learned from them. ``SequenceWriter(..., pad_start=True)`` begins that many step
     sequence 1             [0   1   2   3]                            mask 1 1 1 1
 
 A learner starts from ``recurrent_state``, runs the network over the burn-in without a gradient, and
-learns from the rest:
+learns from the rest. Where a sequence begins with padding, ``recurrent_state`` is the state behind
+the padding:
 
 >>> batch = buffer.sample(32)
 >>> warm_up, observation = kr.split_burn_in(batch.observation, writer.burn_in)

@@ -63,6 +63,7 @@ def test_images_have_their_channels_first():
         ((4, 3, 84, 84), np.uint8, "put all channels of a stack into one axis"),
         ((4, 84, 84), np.float32, r"as bytes, .*, got float32 of shape \(4, 84, 84\)"),
         ((84, 84, 3), np.float64, "flatten what is no image with"),
+        ((84, 84), np.float32, r"as bytes, .*, got float32 of shape \(84, 84\)"),
         ((3, 40, 40), np.int32, "as bytes, .*, got int32"),
     ],
 )

@@ -189,13 +189,13 @@ def test_running_episodes_come_back(env_id):
     for _ in range(4):
         first.step(actions())
     writer = GivesUp()
-    second.load_state_dict(first.state_dict(), writer)
+    assert second.load_state_dict(first.state_dict(), writer)
     assert np.array_equal(first.observation, second.observation) and not writer.given_up
     action = actions()
     assert np.array_equal(first.step(action).next_observation, second.step(action).next_observation)
     state = first.state_dict()
     state["actions"][1] = None  # of an episode that was too long
-    make().load_state_dict(state, writer)
+    assert not make().load_state_dict(state, writer)
     assert writer.given_up == [1]
 
 

@@ -23,7 +23,7 @@ from kary_replay.runner.presets import preset
 from kary_replay.runner.records.run_directory import RunDirectory
 
 BREAKOUT = "MinAtar/Breakout-v1"
-SMALL = {"dqn": {}, "rainbow": {"n_atoms": 11}, "ppo": {}}
+SMALL = {"dqn": {}, "rainbow": {"n_quantiles": 11}, "ppo": {}}
 
 
 def test_a_game_needs_only_its_name(tmp_path):

@@ -139,6 +139,27 @@ def test_an_actor_goes_on_with_what_its_policy_remembers(tmp_path, monkeypatch):
         together.close()
 
 
+def test_an_actor_asks_anew_where_an_episode_begins_anew(tmp_path, monkeypatch):
+    """What was asked before the checkpoint was for the old episode."""
+    first = Together("ppo", tmp_path / "run")
+    for _ in range(4):
+        assert first.actors[0].work(0.0)
+    state = first.actors[0].state_dict()
+    state["exploration"] = [[0.0] * len(group["seeds"]) for group in state["groups"]]
+    state["groups"][1]["actions"][0] = None  # as of an episode that is too long
+    again = Together("ppo", tmp_path / "again")
+    (actor,) = again.actors
+    asked = []
+    for name in "request", "ask_again":
+        monkeypatch.setattr(
+            actor.inference, name, lambda group, *_, name=name: asked.append((group, name))
+        )
+    actor.load_state_dict(state)
+    assert asked == [(0, "ask_again"), (1, "request")]
+    for together in (first, again):
+        together.close()
+
+
 @pytest.mark.parametrize("name", ["ppo", "impala"])
 def test_several_learners_have_the_sequences_of_their_environments(name, tmp_path):
     how = {"backend": "process", "actors": 2, "groups": 1, "learners": 2, "max_staleness": 0}

@@ -51,6 +51,28 @@ def test_what_is_drawn_is_what_was_seen(flow):
     assert len(np.unique(batch.index)) > 250
 
 
+@pytest.mark.parametrize("env", ["CartPole-v1", ENV])
+def test_rows_have_what_a_policy_carried_to_their_first_step(env, tmp_path, monkeypatch):
+    """An algorithm that remembers needs no writer of its own to learn from replay."""
+    monkeypatch.setattr(DQN, "state_size", 2)
+    monkeypatch.setattr(
+        DQN, "outputs_and_state", lambda self, seen, state: (self.outputs(seen), state + 1)
+    )
+    how = {"envs_per_actor": 1, "groups": 1, "learning_starts": 5_000}
+    made = hosted(config("dqn", env, tmp_path / "run", {"n_step": 1}, **how))
+    actor = worker(made, "actor")
+    for _ in range(200):
+        actor.work(0.0)
+    batch = buffer_of(made).sample(2_000)  # all of them, so often that none is missed
+    carried = batch["state"][np.unique(batch["index"], return_index=True)[1]]
+    assert (carried[:, 0] == carried[:, 1]).all() and carried.max() > 5
+    moves = np.diff(carried[:, 0])
+    assert ((moves == 1) | (carried[1:, 0] == 0)).all() and (carried[1:, 0] == 0).any()
+    actor.close()
+    made.close()
+    assert run("dqn", env, tmp_path / "whole", total_env_steps=300, **{"groups": 1}).updates > 0
+
+
 def test_what_is_drawn_ahead_are_tensors_of_whole_stacks(tmp_path):
     """Two tensors, each in memory of its own; on a GPU, where runs draw ahead, too."""
     how = {"backend": "process", "prefetch": 1, "learning_starts": 100}

@@ -195,6 +195,34 @@ def test_a_bad_reset_drops_nothing(frame, env, error, message):
     assert (len(buffer), writer.n_pending.tolist()) == (4, [1, 1])
 
 
+@pytest.mark.parametrize(
+    ("stack", "env", "error", "message"),
+    [
+        (
+            np.zeros((2, 1, 4, 5), np.uint8),
+            None,
+            kr.errors.FieldError,
+            r"stack must have 2 frames for each of 2 environments, .* got \(2, 1, 4, 5\)",
+        ),
+        (np.zeros((2, 3, 4, 5), np.uint8), None, kr.errors.FieldError, "must have 2 frames"),
+        (np.zeros((2, 2, 4, 5), np.uint8), [1], kr.errors.FieldError, "each of 1 environments"),
+        (np.zeros((2, 2, 4), np.uint8), None, kr.errors.FieldError, "stack"),
+        (np.zeros((2, 2, 4, 5), np.float32), None, kr.errors.FieldError, "has dtype float32"),
+        (7, None, kr.errors.FieldError, r"must have 2 frames .* got \(\)"),
+        (np.zeros((2, 2, 4, 5), np.uint8), [2, 0], ValueError, "env must be from 0 to 1, got 2"),
+    ],
+)
+def test_a_bad_beginning_within_an_episode_writes_nothing(stack, env, error, message):
+    buffer = kr.FrameReplayBuffer(40, IMAGE, {"action": NUMBER}, stack=2, n_step=2)
+    writer = kr.FrameStackWriter(buffer, 2, 0.9)
+    with pytest.raises(error, match=message):
+        writer.begin_within(stack, env=env)
+    assert len(buffer) == 0 and not writer.has_begun.any()
+    good = np.arange(80, dtype=np.uint8).reshape(2, 2, 4, 5)
+    writer.begin_within(good)
+    assert (writer.shown() == good).all()
+
+
 def test_parts_of_a_frame():
     buffer = kr.FrameReplayBuffer(
         40, {"left": NUMBER, "right": NUMBER}, {"action": NUMBER}, stack=2

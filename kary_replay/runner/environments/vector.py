@@ -145,17 +145,20 @@ class Environments:
             )
         return {"seeds": list(self._seeds), "actions": actions}
 
-    def load_state_dict(self, state: Mapping[str, Any], writer: Any = None) -> None:
-        """Play the running episodes again.
+    def load_state_dict(self, state: Mapping[str, Any], writer: Any = None) -> bool:
+        """Play the running episodes again; return whether they all could be.
 
         Where an episode cannot be played again, since it ended early or was too long, a new one has
         begun, and ``writer`` gives up its steps that are in no row yet.
         """
+        all_played = True
         for i, (seed, actions) in enumerate(zip(state["seeds"], state["actions"], strict=True)):
             if actions is None or not self._play_again(i, int(seed), actions.numpy()):
+                all_played = False
                 self._reset(i)
                 if writer is not None:
                     writer.reset(i)
+        return all_played
 
     def _play_again(self, i: int, seed: int, actions: npt.NDArray[Any]) -> bool:
         """Take the steps of an episode; return False if one of them ends it."""

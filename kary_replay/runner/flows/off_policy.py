@@ -22,7 +22,8 @@ def off_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> 
     n_envs = n_actors * config.envs_per_actor
     moved = config.envs_per_actor // config.groups * per_insert
     # There is room for pauses of the operating system, but for no more than 1 % of the run.
-    pauses = 0.01 * config.total_env_steps * per_insert if config.backend != "serial" else 0.0
+    n_rows = config.total_env_steps / algorithm.steps_per_row
+    pauses = 0.01 * n_rows * per_insert if config.backend != "serial" else 0.0
     error = max(batch_size, 2 * moved, min(32 * batch_size, pauses))
     # A full buffer has fewer rows than its capacity while some are being overwritten.
     most = max(1, config.buffer_capacity - n_envs)

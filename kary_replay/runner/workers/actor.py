@@ -157,8 +157,10 @@ class Actor:
         if n_envs != [group.n_envs for group in self.groups]:  # with another number of actors
             return
         self.experience.load_state_dict(state.get("experience", {}))  # which 0.1.0 did not have
-        for group, writer, saved in zip(self.groups, self.writers, state["groups"], strict=True):
+        all_played = [
             group.load_state_dict(saved, writer)
+            for group, writer, saved in zip(self.groups, self.writers, state["groups"], strict=True)
+        ]
         self.rng.bit_generator.state = state["rng"]  # last: episodes that begin anew draw from it
         self.turn = state["turn"]
         if self.statistics is not None:
@@ -172,7 +174,9 @@ class Actor:
         self.started = True
         for turn, exploration in enumerate(state["exploration"]):
             if exploration is not None:
-                self._request(turn, np.array(exploration, np.float32), goes_on=True)
+                # What was asked before is of no use where an episode has begun anew.
+                goes_on = all_played[turn]
+                self._request(turn, np.array(exploration, np.float32), goes_on)
 
     def close(self) -> None:
         """Close the environments."""
