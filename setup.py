@@ -47,7 +47,7 @@ extensions = [
         # Python's own flags ask for debugging symbols, which take a fifth of the compiler's time.
         # GCC notes wherever it passes a vector that its older versions passed otherwise.
         extra_compile_args=[*flags, *own[folder], "-Wno-psabi", *([] if sanitizer else ["-g0"])],
-        extra_link_args=[f"-fsanitize={sanitizer}"] if sanitizer else [],
+        extra_link_args=["-pthread", *([f"-fsanitize={sanitizer}"] if sanitizer else [])],
     )
     for folder, names in modules.items()
     for name in names

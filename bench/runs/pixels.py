@@ -132,7 +132,8 @@ def part(results: Path) -> list[str]:
         *machine_text(described),
         f"{pixels_run.GAME}, {pixels_run.N_ENVS} environments, the network of Mnih et al. (2015). "
         f"With learning, one update of {pixels_run.BATCH} rows for {pixels_run.STEPS_PER_UPDATE} "
-        f"steps, after {pixels_run.LEARNING_STARTS}. The rivals' torch has all cores. "
+        f"steps, after {pixels_run.LEARNING_STARTS}. The rivals' torch and our learner have a "
+        "thread for each core. "
         "Medians of interleaved repetitions, in brackets the quartiles.",
         "",
     ]

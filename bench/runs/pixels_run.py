@@ -139,7 +139,7 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
     """Return what the runner does.
 
     On two cores it has an actor and a learner, or two actors and hardly an update; with more, an
-    actor for each environment.
+    actor for each environment. The learner may use all cores, too.
     """
     from dataclasses import replace
 
@@ -168,6 +168,7 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
                 envs_per_actor=N_ENVS // actors,
                 groups=min(2, N_ENVS // actors),
                 device=job["device"],
+                learner_threads=CORES if learns and job["device"] == "cpu" else 1,
                 **(worker if job["rival"] == ASKING else {}),
                 total_env_steps=job["steps"],
                 buffer_capacity=SLOTS,

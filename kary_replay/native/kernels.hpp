@@ -11,6 +11,9 @@
 // give the same bits.
 //
 // Vectors are those of the set: what is wider, the compiler takes apart by way of memory.
+//
+// Threads share what takes longer than to wake one up. They share the numbers of an outcome, never
+// the chain of operations behind one of them, so bits do not depend on how many threads there are.
 
 namespace kary::KARY_SET {
 
@@ -23,6 +26,26 @@ constexpr std::int64_t kRows = 6;                         // of a tile: all of i
 constexpr std::int64_t kOfRow = 8;  // vectors of a single row that are computed together
 constexpr std::int64_t kDepth = 256;  // rows of a panel that are used before the next ones
 constexpr std::int64_t kSums = 16 / kWidth;  // vectors that a sum of numbers side by side has
+
+constexpr std::int64_t kMuch = 4 << 20;      // multiplications that threads share
+constexpr std::int64_t kMany = 1 << 17;      // numbers that threads share, each of little work
+constexpr std::int64_t kTogether = 1 << 15;  // of them, done in one go
+
+// Calls part(i, thread) for each i below n, by several threads if it is worth it.
+template <class Part>
+KARY_INLINE void share(std::int64_t n, bool is_much, int threads, const Part& part) {
+    if (is_much && threads > 1) return thread_pool.for_each(n, threads, part);
+    for (std::int64_t i = 0; i < n; ++i) part(i, 0);
+}
+
+// Calls part(begin, end) for n numbers, or for some of them at a time.
+template <class Part>
+KARY_INLINE void share_numbers(std::int64_t n, int threads, const Part& part) {
+    if (n < kMany || threads < 2) return part(0, n);
+    share((n + kTogether - 1) / kTogether, true, threads, [&](std::int64_t i, int) {
+        part(i * kTogether, std::min(n, (i + 1) * kTogether));
+    });
+}
 
 KARY_INLINE Vector load(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
 KARY_INLINE void store(float* to, Vector value) { *reinterpret_cast<Unaligned*>(to) = value; }
@@ -206,28 +229,33 @@ static void multiply_row(const Product& p, std::int64_t column) {
 }
 
 template <bool Tables>
-void multiply_panels(const Product& p, std::int64_t column) {
-    for (; column < p.n; column += kPanel) {
-        const std::int64_t vectors = (std::min(p.n - column, kPanel) + kWidth - 1) / kWidth;
-        switch (vectors) {
-            case 1: panel<1, Tables>(p, column); break;
+void multiply_panel(const Product& p, std::int64_t column) {
+    const std::int64_t vectors = (std::min(p.n - column, kPanel) + kWidth - 1) / kWidth;
+    switch (vectors) {
+        case 1: panel<1, Tables>(p, column); break;
 #if KARY_PANEL == 2
-            default: panel<2, Tables>(p, column); break;
+        default: panel<2, Tables>(p, column); break;
 #else
-            case 2: panel<2, Tables>(p, column); break;
-            case 3: panel<3, Tables>(p, column); break;
-            default: panel<4, Tables>(p, column); break;
+        case 2: panel<2, Tables>(p, column); break;
+        case 3: panel<3, Tables>(p, column); break;
+        default: panel<4, Tables>(p, column); break;
 #endif
-        }
     }
 }
 
-static void multiply_rows(const Product& p) {
-    if (p.row_at) return multiply_panels<true>(p, 0);
-    std::int64_t column = 0;
+// Rows that lie where the Tables say.
+static void multiply_windows(const Product& p) {
+    for (std::int64_t column = 0; column < p.n; column += kPanel) multiply_panel<true>(p, column);
+}
+
+static void multiply_rows(const Product& p, int threads) {
+    std::int64_t first = 0;
     if (p.m == 1 && p.b_row)
-        for (; column + kOfRow * kWidth <= p.n; column += kOfRow * kWidth) multiply_row(p, column);
-    multiply_panels<false>(p, column);
+        for (; first + kOfRow * kWidth <= p.n; first += kOfRow * kWidth) multiply_row(p, first);
+    const std::int64_t n = (p.n - first + kPanel - 1) / kPanel;
+    share(n, p.m * p.n * p.k >= kMuch, threads, [&](std::int64_t i, int) {
+        multiply_panel<false>(p, first + i * kPanel);
+    });
 }
 
 KARY_INLINE bool is_zero(const float* row, std::int64_t n) {
@@ -252,18 +280,18 @@ static bool is_finite(const Product& p) {
 
 // Leaves out the rows of A that are 0 if those are many, as in the gradient of the lesser of two
 // critics. The others are moved together, and their products then to where they belong.
-static void multiply(const Product& p) {
-    if (!p.spare) return multiply_rows(p);
+static void multiply(const Product& p, int threads) {
+    if (!p.spare) return multiply_rows(p, threads);
     std::int32_t* const kept = reinterpret_cast<std::int32_t*>(p.spare + p.m * p.k);
     std::int64_t n_kept = 0;
     for (std::int64_t row = 0; row < p.m; ++row)
         if (!is_zero(p.a + row * p.a_row, p.k)) kept[n_kept++] = std::int32_t(row);
-    if (n_kept > p.m - p.m / 8 || !is_finite(p)) return multiply_rows(p);
+    if (n_kept > p.m - p.m / 8 || !is_finite(p)) return multiply_rows(p, threads);
     for (std::int64_t i = 0; i < n_kept; ++i)
         std::memcpy(p.spare + i * p.k, p.a + kept[i] * p.a_row, p.k * sizeof(float));
     Product q = p;
     q.a = p.spare, q.a_row = p.k, q.m = n_kept, q.mask = nullptr;
-    multiply_rows(q);
+    multiply_rows(q, threads);
     std::int64_t end = p.m;
     for (std::int64_t i = n_kept - 1; i >= -1; --i) {
         const std::int64_t row = i < 0 ? -1 : kept[i];
@@ -344,19 +372,16 @@ static void transposed(const float* from, std::int64_t from_row, std::int64_t n_
 
 // Packs B (k × n) for `multiply`. What is between the last column and the next whole vector is 0.
 static void pack(const float* b, std::int64_t row, std::int64_t column, std::int64_t k,
-                 std::int64_t n, float* to) {
-    for (std::int64_t first = 0; first < n; first += kPanel) {
-        const std::int64_t columns = std::min(kPanel, n - first);
+                 std::int64_t n, float* to, int threads) {
+    share((n + kPanel - 1) / kPanel, k * n >= kMany, threads, [&](std::int64_t part, int) {
+        const std::int64_t first = part * kPanel, columns = std::min(kPanel, n - first);
         const std::int64_t width = (columns + kWidth - 1) / kWidth * kWidth;
         const float* from = b + first * column;
         float* panel = to + first * k;
         if (width > columns)
             for (std::int64_t i = 0; i < k; ++i)
                 std::memset(panel + i * width + columns, 0, (width - columns) * sizeof(float));
-        if (row == 1) {
-            transposed(from, column, columns, k, panel, width);
-            continue;
-        }
+        if (row == 1) return transposed(from, column, columns, k, panel, width);
         for (std::int64_t i = 0; i < k; ++i) {
             if (column == 1)
                 std::memcpy(panel + i * width, from + i * row, columns * sizeof(float));
@@ -364,7 +389,7 @@ static void pack(const float* b, std::int64_t row, std::int64_t column, std::int
                 for (std::int64_t j = 0; j < columns; ++j)
                     panel[i * width + j] = from[i * row + j * column];
         }
-    }
+    });
 }
 
 // The sum of N vectors: their second half is added to the first one, again and again.
@@ -578,7 +603,7 @@ KARY_INLINE void each(const Elementwise& e, Function function) {
     store_up_to(e.to + i, function(x[0], x[1], x[2]), e.n - i);
 }
 
-static void elementwise(Code code, const Elementwise& e) {
+static void elementwise_part(Code code, const Elementwise& e) {
     const float s = e.first, t = e.second;
     switch (code) {
 #define KARY_EACH(name, expression) \
@@ -619,13 +644,24 @@ static void elementwise(Code code, const Elementwise& e) {
     }
 }
 
+static void elementwise(Code code, const Elementwise& e, int threads) {
+    share_numbers(e.n, threads, [&](std::int64_t begin, std::int64_t end) {
+        Elementwise part = e;
+        part.to += begin, part.n = end - begin;
+        if (e.a) part.a += begin * e.a_step;
+        if (e.b) part.b += begin * e.b_step;
+        if (e.c) part.c += begin * e.c_step;
+        elementwise_part(code, part);
+    });
+}
+
 // ----------------------------------------------------------------------------------- the optimizer
 
-static void adam(const Adam& a) {
+static void adam_part(const Adam& a, std::int64_t begin, std::int64_t end) {
     const Vector rest_1 = same(a.rest_1), rest_2 = same(a.rest_2);
     const Vector root = same(a.root), epsilon = same(a.epsilon), size = same(a.step_size);
-    for (std::int64_t i = 0; i < a.n; i += kWidth) {
-        const std::int64_t rest = a.n - i;
+    for (std::int64_t i = begin; i < end; i += kWidth) {
+        const std::int64_t rest = end - i;
         const Vector gradient = load_up_to(a.gradient + i, rest);
         Vector mean = load_up_to(a.mean + i, rest);
         mean += rest_1 * (gradient - mean);
@@ -638,12 +674,20 @@ static void adam(const Adam& a) {
     }
 }
 
-// to += share * (from - to); a share of 1 copies
-static void approach(float* to, const float* from, std::int64_t n, float share) {
-    if (share < 0.5f)
-        for (std::int64_t i = 0; i < n; ++i) to[i] += share * (from[i] - to[i]);
-    else
-        for (std::int64_t i = 0; i < n; ++i) to[i] = from[i] - (from[i] - to[i]) * (1.0f - share);
+static void adam(const Adam& a, int threads) {
+    share_numbers(a.n, threads,
+                  [&](std::int64_t begin, std::int64_t end) { adam_part(a, begin, end); });
+}
+
+// to += way * (from - to); all of the way copies
+static void approach(float* to, const float* from, std::int64_t n, float way, int threads) {
+    share_numbers(n, threads, [=](std::int64_t begin, std::int64_t end) {
+        if (way < 0.5f)
+            for (std::int64_t i = begin; i < end; ++i) to[i] += way * (from[i] - to[i]);
+        else
+            for (std::int64_t i = begin; i < end; ++i)
+                to[i] = from[i] - (from[i] - to[i]) * (1.0f - way);
+    });
 }
 
 // -------------------------------------------------------------------------------------- reductions
@@ -749,28 +793,33 @@ KARY_INLINE std::int64_t padded(std::int64_t n) { return (n + 15) / 16 * 16; }
 static void convolve(const Convolution& c) {
     const std::int64_t n = c.n_places(), k = c.n_weights(), m = c.outputs;
     const Tables t = tables_of(c);
-    float *const windows = t.rest, *const outcome = windows + k * padded(m);  // [n][m]
-    pack(c.two, 1, k, k, m, windows);
-    Product p = {c.one, 0, 0, windows, 0, outcome, m, c.bias, nullptr, 0, c.relu, n, m, k, nullptr,
-                 false, t.places, t.weights};
-    for (std::int64_t i = 0; i < c.batch; ++i, p.a += c.n_image()) {
-        multiply_rows(p);
+    float *const windows = t.rest, *const outcomes = windows + k * padded(m);  // of threads, [n][m]
+    pack(c.two, 1, k, k, m, windows, 1);
+    share(c.batch, c.threads > 1, c.threads, [&](std::int64_t i, int thread) {
+        float* const outcome = outcomes + thread * n * m;
+        multiply_windows({c.one + i * c.n_image(), 0, 0, windows, 0, outcome, m, c.bias, nullptr, 0,
+                          c.relu, n, m, k, nullptr, false, t.places, t.weights});
         transposed(outcome, m, n, m, c.to + i * m * n, n);
-    }
+    });
 }
 
-// the gradient of the windows, and of their biases, by that of the outcome
+// The gradient of the windows, and of their biases, by that of the outcome. Threads share the
+// numbers of a window: each adds up those of all images.
 static void convolve_weights(const Convolution& c) {
     const std::int64_t n = c.n_places(), k = c.n_weights(), m = c.outputs;
     const Tables t = tables_of(c);
-    float *const gradient = t.rest, *const sums = gradient + n * padded(m);  // [k][m]
-    std::memset(sums, 0, k * m * sizeof(float));
-    Product p = {c.two, 0, 0, gradient, 0, sums, m, nullptr, nullptr, 0, false, k, m, n, nullptr,
-                 true, t.weights, t.places};
-    for (std::int64_t i = 0; i < c.batch; ++i, p.a += c.n_image()) {
-        pack(c.one + i * m * n, 1, n, n, m, gradient);
-        multiply_rows(p);
-    }
+    float *const sums = t.rest, *const gradients = sums + k * m;  // [k][m]; of threads, [n][m]
+    share(c.threads, c.threads > 1, c.threads, [&](std::int64_t part, int thread) {
+        const std::int64_t first = part * k / c.threads, rows = (part + 1) * k / c.threads - first;
+        float *const gradient = gradients + thread * n * padded(m), *const sum = sums + first * m;
+        std::memset(sum, 0, rows * m * sizeof(float));
+        Product p = {c.two, 0, 0, gradient, 0, sum, m, nullptr, nullptr, 0, false, rows, m, n,
+                     nullptr, true, t.weights + first, t.places};
+        for (std::int64_t i = 0; i < c.batch; ++i, p.a += c.n_image()) {
+            pack(c.one + i * m * n, 1, n, n, m, gradient, 1);
+            multiply_windows(p);
+        }
+    });
     transposed(sums, m, k, m, c.to, k);
     if (!c.bias) return;
     for (std::int64_t o = 0; o < m; ++o) {
@@ -790,14 +839,19 @@ KARY_INLINE void add_row(const float* from, float* to, std::int64_t n) {
 static void convolve_inputs(const Convolution& c) {
     const std::int64_t n = c.n_places(), k = c.n_weights(), m = c.outputs;
     const std::int64_t n_points = c.height * c.width, n_seen = c.window[0] * c.window[1];
-    float *const windows = c.spare, *const image = windows + m * padded(k);
-    float* const outcome = image + c.n_image();  // [n][k], and before that the windows, [m][k]
+    const std::int64_t n_outcome = std::max(m, n) * k;
+    // of threads: an image and an outcome, [n][k]
+    float *const windows = c.spare, *const rest = windows + m * padded(k);
+    // before that, the windows with their channels side by side, [m][k]
+    float* const sorted = rest;
     for (std::int64_t o = 0; o < m; ++o)
-        transposed(c.two + o * k, n_seen, c.channels, n_seen, outcome + o * k, c.channels);
-    pack(outcome, k, 1, m, k, windows);
-    Product p = {c.one, 1, n, windows, 0, outcome, k, nullptr, nullptr, 0, false, n, k, m, nullptr};
-    for (std::int64_t i = 0; i < c.batch; ++i, p.a += m * n) {
-        multiply_rows(p);
+        transposed(c.two + o * k, n_seen, c.channels, n_seen, sorted + o * k, c.channels);
+    pack(sorted, k, 1, m, k, windows, 1);
+    share(c.batch, c.threads > 1, c.threads, [&](std::int64_t i, int thread) {
+        float* const image = rest + thread * (c.n_image() + n_outcome);
+        float* const outcome = image + c.n_image();
+        multiply_rows({c.one + i * m * n, 1, n, windows, 0, outcome, k, nullptr, nullptr, 0, false,
+                       n, k, m, nullptr}, 1);
         std::memset(image, 0, c.n_image() * sizeof(float));
         const float* from = outcome;
         for (std::int64_t row = 0; row < c.rows(); ++row)
@@ -810,7 +864,7 @@ static void convolve_inputs(const Convolution& c) {
                 }
             }
         transposed(image, c.channels, n_points, c.channels, c.to + i * c.n_image(), n_points);
-    }
+    });
 }
 
 // -------------------------------------------------------------------------------------- rows
@@ -906,11 +960,13 @@ static void copy(const Copy& c) {
         }
 }
 
-static void widen(const std::uint8_t* from, float* to, std::int64_t n, bool is_truth) {
-    if (is_truth)
-        for (std::int64_t i = 0; i < n; ++i) to[i] = from[i] ? 1.0f : 0.0f;
-    else
-        for (std::int64_t i = 0; i < n; ++i) to[i] = float(from[i]);
+static void widen(const std::uint8_t* from, float* to, std::int64_t n, bool is_truth, int threads) {
+    share_numbers(n, threads, [=](std::int64_t begin, std::int64_t end) {
+        if (is_truth)
+            for (std::int64_t i = begin; i < end; ++i) to[i] = from[i] ? 1.0f : 0.0f;
+        else
+            for (std::int64_t i = begin; i < end; ++i) to[i] = float(from[i]);
+    });
 }
 
 static void batch_multiply(const BatchProduct& p) {
@@ -966,23 +1022,24 @@ static void dots(const Product& p) {
     }
 }
 
-static bool run(const Operation* operations, std::int64_t n, char* const* memory) {
+static bool run(const Operation* operations, std::int64_t n, char* const* memory, int threads) {
     for (const Operation* o = operations; o < operations + n; ++o) {
         switch (o->code) {
-            case Code::kProduct: multiply(product_of(*o, memory)); break;
+            case Code::kProduct: multiply(product_of(*o, memory), threads); break;
             case Code::kDots: dots(product_of(*o, memory)); break;
             case Code::kBatchProduct: batch_multiply(batch_product_of(*o, memory)); break;
             case Code::kConvolve: convolve(convolution_of(*o, memory)); break;
             case Code::kConvolveWeights: convolve_weights(convolution_of(*o, memory)); break;
             case Code::kConvolveInputs: convolve_inputs(convolution_of(*o, memory)); break;
             case Code::kWiden: {
-                const auto* from = reinterpret_cast<const std::uint8_t*>(memory[o->word[0]]);
-                widen(from + o->word[1], place(*o, 2, memory), o->word[4], o->word[5] != 0);
+                const auto* const from =
+                    reinterpret_cast<const std::uint8_t*>(memory[o->word[0]]) + o->word[1];
+                widen(from, place(*o, 2, memory), o->word[4], o->word[5] != 0, threads);
                 break;
             }
             case Code::kPack: {
                 const Copy c = copy_of(*o, memory);
-                pack(c.from, c.from_step[2], c.from_step[3], c.shape[2], c.shape[3], c.to);
+                pack(c.from, c.from_step[2], c.from_step[3], c.shape[2], c.shape[3], c.to, threads);
                 break;
             }
             case Code::kCopy: copy(copy_of(*o, memory)); break;
@@ -1002,7 +1059,7 @@ static bool run(const Operation* operations, std::int64_t n, char* const* memory
             case Code::kPut:
                 if (!chosen(o->code == Code::kPut, choice_of(*o, memory))) return false;
                 break;
-            default: elementwise(o->code, elementwise_of(*o, memory)); break;
+            default: elementwise(o->code, elementwise_of(*o, memory), threads); break;
         }
     }
     return true;

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "thread_pool.hpp"
+
 namespace kary {
 
 // Operations, and what translation.py calls them.
@@ -151,6 +153,7 @@ struct Convolution {
     float* spare;  // tables, matrices and an outcome, image by image, as kernels.hpp has them
     std::int64_t batch, channels, height, width, outputs, window[2], step[2];
     bool relu;
+    int threads;  // as many have spare memory
     std::int64_t rows() const { return (height - window[0]) / step[0] + 1; }
     std::int64_t columns() const { return (width - window[1]) / step[1] + 1; }
     std::int64_t n_places() const { return rows() * columns(); }
@@ -161,7 +164,7 @@ struct Convolution {
 inline Convolution convolution_of(const Operation& o, char* const* memory) {
     return {place(o, 0, memory), place(o, 2, memory), place(o, 4, memory), place(o, 6, memory),
             place(o, 8, memory), o.word[10], o.word[11], o.word[12], o.word[13], o.word[14],
-            {o.word[15], o.word[16]}, {o.word[17], o.word[18]}, o.word[19] != 0};
+            {o.word[15], o.word[16]}, {o.word[17], o.word[18]}, o.word[19] != 0, int(o.word[20])};
 }
 
 struct Copy {
@@ -315,9 +318,10 @@ namespace kary {
 struct Set {
     const char* name;
     bool (*usable)();
-    bool (*run)(const Operation*, std::int64_t, char* const*);
-    void (*adam)(const Adam&);
-    void (*approach)(float*, const float*, std::int64_t, float);
+    // each with at most so many threads
+    bool (*run)(const Operation*, std::int64_t, char* const*, int);
+    void (*adam)(const Adam&, int);
+    void (*approach)(float*, const float*, std::int64_t, float, int);
 };
 
 // the best first

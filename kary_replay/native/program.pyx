@@ -45,9 +45,9 @@ cdef extern from "program.hpp" namespace "kary" nogil:
     struct Set:
         const char* name
         bint (*usable)() noexcept nogil
-        bint (*run)(const Operation*, int64_t, char**) noexcept nogil
-        void (*adam)(const Step&) noexcept nogil
-        void (*approach)(float*, const float*, int64_t, float) noexcept nogil
+        bint (*run)(const Operation*, int64_t, char**, int) noexcept nogil
+        void (*adam)(const Step&, int) noexcept nogil
+        void (*approach)(float*, const float*, int64_t, float, int) noexcept nogil
 
     const Set kSets[]
 
@@ -99,20 +99,25 @@ cdef class Program:
         Their arguments that are no integers.
     n_pieces : int
         How many pieces of memory they work on.
+    n_threads : int
+        On how many threads large operations are carried out; the spare memory of convolutions is
+        for so many. They do not change the bits.
     """
 
     cdef Operation* operations
     cdef char** memory
-    cdef readonly int n_operations, n_pieces
+    cdef readonly int n_operations, n_pieces, n_threads
     cdef object lock
 
-    def __cinit__(self, words, numbers, int n_pieces):
+    def __cinit__(self, words, numbers, int n_pieces, int n_threads=1):
         cdef int64_t[:, ::1] word = np.ascontiguousarray(words, np.int64)
         cdef double[:, ::1] number = np.ascontiguousarray(numbers, np.float64)
-        self.n_operations, self.n_pieces = word.shape[0], n_pieces
+        self.n_operations, self.n_pieces, self.n_threads = word.shape[0], n_pieces, n_threads
         if word.shape[1] != 1 + kWords or number.shape[0] != word.shape[0] or number.shape[1] != 2:
             raise ValueError(f"words must be [n, {1 + kWords}] and numbers [n, 2], got "
                              f"{np.shape(words)} and {np.shape(numbers)}")
+        if n_threads < 1:
+            raise ValueError(f"n_threads must be 1 or more, got {n_threads}")
         self.operations = <Operation*>PyMem_Malloc(self.n_operations * sizeof(Operation) + 1)
         self.memory = <char**>PyMem_Malloc(n_pieces * sizeof(char*) + 1)
         if self.operations is NULL or self.memory is NULL:
@@ -147,7 +152,7 @@ cdef class Program:
             for i in range(self.n_pieces):
                 self.memory[i] = <char*><uintptr_t>pieces[i]()
             with nogil:
-                done = chosen.run(self.operations, self.n_operations, self.memory)
+                done = chosen.run(self.operations, self.n_operations, self.memory, self.n_threads)
         if not done:
             raise IndexError("an index is out of range: actions count from 0")
 
@@ -168,7 +173,8 @@ cdef Step counted(float* parameters, const float* gradient, float* mean, float* 
 
 
 def adam(uintptr_t parameters, uintptr_t gradient, uintptr_t mean, uintptr_t square, int64_t n,
-         uintptr_t n_steps, double learning_rate, double beta1, double beta2, double eps):
+         uintptr_t n_steps, double learning_rate, double beta1, double beta2, double eps,
+         int n_threads=1):
     """Take a step of Adam with n float32 numbers at each address, and count it in ``n_steps``.
 
     Kingma & Ba (2015), arXiv:1412.6980, algorithm 1, in the form of ``torch.optim.Adam``.
@@ -177,13 +183,13 @@ def adam(uintptr_t parameters, uintptr_t gradient, uintptr_t mean, uintptr_t squ
         chosen.adam(counted(
             <float*>parameters, <const float*>gradient, <float*>mean, <float*>square, n,
             <float*>n_steps, learning_rate, beta1, beta2, eps,
-        ))
+        ), n_threads)
 
 
-def approach(uintptr_t to, uintptr_t source, int64_t n, double share):
+def approach(uintptr_t to, uintptr_t source, int64_t n, double share, int n_threads=1):
     """Move n float32 numbers by a share of the way to others; a share of 1 copies them."""
     with nogil:
-        chosen.approach(<float*>to, <const float*>source, n, share)
+        chosen.approach(<float*>to, <const float*>source, n, share, n_threads)
 
 
 cdef enum Kind:
@@ -198,12 +204,14 @@ cdef struct Call:
     const Operation* operations
     int64_t n                # of operations, or of numbers
     double number[3]         # betas and epsilon, or a share
+    int n_threads
 
 
 cdef class Sequence:
     """Programs, steps of Adam and `approach`, carried out one after another in one call.
 
     An address is a pair: the number of a piece of memory, and how many bytes from its beginning.
+    A program has its own number of threads, and a step or a move those that it is given.
     """
 
     cdef vector[Call] calls
@@ -218,9 +226,10 @@ cdef class Sequence:
         self.programs, self.lock = [], threading.Lock()
 
     cdef void append(self, Kind kind, list places, const Operation* operations, int64_t n,
-                     double first, double second, double third):
+                     double first, double second, double third, int n_threads):
         cdef Call call
         call.kind, call.first, call.operations, call.n = kind, self.piece.size(), operations, n
+        call.n_threads = n_threads
         call.number[0], call.number[1], call.number[2] = first, second, third
         for piece, offset in places:
             self.piece.push_back(piece)
@@ -233,20 +242,22 @@ cdef class Sequence:
         if len(places) != program.n_pieces:
             raise ValueError(f"the program works on {program.n_pieces} pieces, got {len(places)}")
         self.programs.append(program)
-        self.append(PROGRAM, places, program.operations, program.n_operations, 0, 0, 0)
+        self.append(PROGRAM, places, program.operations, program.n_operations, 0, 0, 0,
+                    program.n_threads)
 
-    def add_adam(self, list places, int64_t n, double beta1, double beta2, double eps):
+    def add_adam(self, list places, int64_t n, double beta1, double beta2, double eps,
+                 int n_threads=1):
         """Append `adam`: addresses of parameters, gradient, mean, square and n_steps."""
         if len(places) != 5:
             raise ValueError(f"a step of Adam has 5 addresses, got {len(places)}")
         self.n_rates += 1
-        self.append(ADAM, places, NULL, n, beta1, beta2, eps)
+        self.append(ADAM, places, NULL, n, beta1, beta2, eps, n_threads)
 
-    def add_approach(self, list places, int64_t n, double share):
+    def add_approach(self, list places, int64_t n, double share, int n_threads=1):
         """Append `approach`: addresses of what is moved, and of where to."""
         if len(places) != 2:
             raise ValueError(f"a move has 2 addresses, got {len(places)}")
-        self.append(APPROACH, places, NULL, n, share, 0, 0)
+        self.append(APPROACH, places, NULL, n, share, 0, 0, n_threads)
 
     def run(self, list pieces, list learning_rates):
         """Carry everything out.
@@ -290,14 +301,15 @@ cdef class Sequence:
             call = &self.calls[i]
             at = self.memory.data() + call.first
             if call.kind == PROGRAM:
-                if not chosen.run(call.operations, call.n, at):
+                if not chosen.run(call.operations, call.n, at, call.n_threads):
                     return False
             elif call.kind == ADAM:
                 chosen.adam(counted(
                     <float*>at[0], <const float*>at[1], <float*>at[2], <float*>at[3], call.n,
                     <float*>at[4], rate[0], call.number[0], call.number[1], call.number[2],
-                ))
+                ), call.n_threads)
                 rate += 1
             else:
-                chosen.approach(<float*>at[0], <const float*>at[1], call.n, <float>call.number[0])
+                chosen.approach(<float*>at[0], <const float*>at[1], call.n, <float>call.number[0],
+                                call.n_threads)
         return True

@@ -191,7 +191,7 @@ class RunnerConfig:
 
     Resumption is not exact with such a thread."""
     learner_threads: int = 1
-    """Threads of torch in each learner; actors have one."""
+    """Threads of each learner, of torch and of native programs; actors have one."""
     environment_timeout_seconds: float = 60.0
     """An actor stuck for longer in one step of its environments is killed and started anew."""
     on_environment_error: Literal["restart", "stop"] = "restart"

@@ -1,8 +1,12 @@
 """Native programs compute what torch does, with any set of instructions that the processor has."""
 
+import contextlib
 import copy
 import itertools
 import operator
+import os
+import signal
+import threading
 
 import numpy as np
 import pytest
@@ -405,22 +409,133 @@ def test_truths_of_other_bytes_than_0_and_1():
         torch.testing.assert_close(recorded(x)[0], torch.tensor([0.0, 3.0, 3.0, 3.0]))
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request):
-    """Let torch have so many threads."""
+@pytest.fixture
+def set_threads():
+    """Return what gives torch, and programs that are made from then on, so many threads."""
     former = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
+    yield torch.set_num_threads
     torch.set_num_threads(former)
 
 
-def test_large_convolutions_are_left_to_threads(threads):
-    images = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
-    windows = torch.randn(8, 4, 8, 8)
-    recorded = Recorded(lambda x: (F.conv2d(x.float(), windows, stride=4),))
-    torch.testing.assert_close(recorded(images), recorded.function(images), rtol=1e-4, atol=1e-2)
-    is_native = isinstance(next(iter(recorded.programs.values())), translation.NativeProgram)
-    assert is_native == (threads == 1)
+def large_gradients(images, *parameters):
+    """Return gradients by operations of which each is large enough to be shared by threads."""
+    one, two, matrix = (parameter.detach().requires_grad_() for parameter in parameters)
+    with torch.enable_grad():
+        seen = F.conv2d(images.float() / 255, one, stride=2).relu()
+        seen = F.conv2d(seen, two, stride=2).relu().flatten(1)
+        loss = F.huber_loss(F.linear(seen, matrix), torch.zeros(18, 160))
+        return torch.autograd.grad(loss, (one, two, matrix))
+
+
+def large_inputs(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    sizes = (32, 4, 4, 4), (32, 32, 3, 3), (160, 3200)
+    images = torch.randint(0, 256, (18, 4, 44, 44), generator=generator, dtype=torch.uint8)
+    return images, *(torch.randn(size, generator=generator) / 20 for size in sizes)
+
+
+def is_native(recorded):
+    programs = recorded.programs.values()
+    return all(isinstance(program, translation.NativeProgram) for program in programs)
+
+
+def test_threads_do_not_change_the_bits(set_threads, instructions):
+    given, found = large_inputs(), []
+    for n_threads in (1, 2, 3, 40):  # which is more than there are images, or parts of windows
+        set_threads(n_threads)
+        recorded = Recorded(large_gradients)
+        recorded(*given)
+        for _ in range(3):  # which thread does what is left to chance
+            found.append([gradient.clone() for gradient in recorded(*given)])
+        (program,) = recorded.programs.values()
+        assert is_native(recorded) and program._program.n_threads == n_threads
+    for one in found[1:]:
+        assert all(map(torch.equal, one, found[0]))
+    for one, other in zip(found[0], large_gradients(*given), strict=True):
+        assert distance(one, other) < CLOSE * 4
+
+
+@pytest.mark.parametrize("n", [1, 131_071, 131_072, 200_003])
+def test_steps_that_threads_share(n, instructions):
+    generator = torch.Generator().manual_seed(0)
+    start, gradient, square_ = (torch.randn(n, generator=generator).abs() for _ in range(3))
+    found = []
+    for n_threads in (1, 2, 5):
+        flat, mean, square, steps = start.clone(), start / 3, square_.clone(), torch.tensor([4.0])
+        addresses = (one.data_ptr() for one in (flat, gradient, mean, square))
+        native.adam(*addresses, n, steps.data_ptr(), 1e-3, 0.9, 0.999, 1e-8, n_threads)
+        target = start.clone()
+        native.approach(target.data_ptr(), gradient.data_ptr(), n, 0.3, n_threads)
+        found.append((flat, mean, square, steps, target))
+    assert not torch.equal(found[0][0], start)
+    for one in found[1:]:
+        assert all(map(torch.equal, one, found[0]))
+
+
+def test_programs_that_run_at_once_share_threads(set_threads):
+    """Whoever comes second does its work alone."""
+    set_threads(2)
+    programs = []
+    for seed in range(3):
+        given, recorded = large_inputs(seed), Recorded(large_gradients)
+        recorded(*given)
+        programs.append((recorded, given, [one.clone() for one in recorded(*given)]))
+    wrong = []
+
+    def run(recorded, given, expected):
+        for _ in range(20):
+            if not all(map(torch.equal, recorded(*given), expected)):
+                wrong.append(given)
+
+    threads = [threading.Thread(target=run, args=one) for one in programs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_of_a_fork_has_threads_of_its_own(set_threads):
+    set_threads(3)
+    given, recorded = large_inputs(), Recorded(large_gradients)
+    recorded(*given)
+    (program,) = recorded.programs.values()
+    expected = [one.clone().numpy() for one in program(*leaves(given))]
+    outputs = [one.numpy() for one in program._outputs]
+    for output in outputs:
+        output[...] = 0
+    child = os.fork()
+    if child == 0:  # where only native code may run: torch's threads are gone
+        signal.alarm(60)  # against hanging
+        done = 1
+        with contextlib.suppress(Exception):
+            program(*leaves(given))
+            done = 0 if all(map(np.array_equal, outputs, expected)) else 2
+        os._exit(done)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_threads_round_as_the_one_that_asks():
+    """Helpers are there from before; flushing is off where a thread begins."""
+    n, found = 2**19, []
+    tiny, nothing = torch.full((n,), 1e-39), torch.zeros(n)
+    for _ in range(2):
+        for n_threads in (1, 2, 2, 2):
+            target = tiny.clone()
+            native.approach(target.data_ptr(), nothing.data_ptr(), n, 0.3, n_threads)
+            found.append(target.numpy().view(np.int32).copy())
+        if not torch.set_flush_denormal(True):
+            pytest.skip("this processor does not flush")
+    torch.set_flush_denormal(False)
+    assert found[0].any() and not found[4].any()
+    assert all((one == found[0]).all() for one in found[:4])
+    assert all((one == found[4]).all() for one in found[4:])
+
+
+def test_threads_that_there_cannot_be():
+    with pytest.raises(ValueError, match="n_threads must be 1 or more, got 0"):
+        native.Program(np.zeros((0, 22), np.int64), np.zeros((0, 2)), 1, 0)
 
 
 def test_what_is_left_to_torch():

@@ -87,7 +87,8 @@ def move_towards(target: Tensor, source: Tensor, share: float) -> None:
         tape = active()
         if tape is not None:
             tape.approach(target, source, share)
-        approach(target.data_ptr(), source.data_ptr(), len(target), share)
+        n_threads = torch.get_num_threads()
+        approach(target.data_ptr(), source.data_ptr(), len(target), share, n_threads)
     else:
         with torch.no_grad():
             target.lerp_(source, share)
@@ -185,7 +186,11 @@ class Minimizer:
                 tape.adam(self, tensors, **self._adam_settings)
             flat, given, mean, square, n_steps = [tensor.data_ptr() for tensor in tensors]
             n, rate = self.flat.numel(), self.learning_rate
-            adam(flat, given, mean, square, n, n_steps, rate, **self._adam_settings)
+            adam(
+                *(flat, given, mean, square, n, n_steps, rate),
+                **self._adam_settings,
+                n_threads=torch.get_num_threads(),
+            )
             return
         with torch.inference_mode():
             self._n_steps += 1

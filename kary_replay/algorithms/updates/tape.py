@@ -104,12 +104,13 @@ class Tape(TorchDispatchMode):
         """Note a step of Adam: parameters, gradient, mean, square and number of steps."""
         self._minimizers.append(minimizer)
         places = [self._address(tensor) for tensor in tensors]
-        self._calls.add_adam(places, tensors[0].numel(), **constants)
+        n_threads = torch.get_num_threads()
+        self._calls.add_adam(places, tensors[0].numel(), **constants, n_threads=n_threads)
 
     def approach(self, target: Tensor, source: Tensor, share: float) -> None:
         """Note that a vector was moved towards another one."""
         places = [self._address(target), self._address(source)]
-        self._calls.add_approach(places, len(target), share)
+        self._calls.add_approach(places, len(target), share, torch.get_num_threads())
 
     def returns(self, result: Tensor) -> None:
         """Note what the function returned."""

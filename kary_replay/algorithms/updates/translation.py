@@ -35,9 +35,8 @@ OF_SHAPES = {
 }
 PANEL = 64  # columns of a product that are computed together, at most
 FEW = 4  # columns of a product that are rather computed as dot products
-# Numbers that the windows of a convolution see of one image. Of more, torch makes use of several
-# threads, which native programs do not.
-MOST_SEEN = 16_384
+MUCH = 2**22  # multiplications of a convolution that threads share
+ROWS_OF_THREAD = 48  # numbers of a window whose gradient a thread computes, at least
 LARGEST_WHOLE = 2**24  # up to which a float32 counts exactly
 BYTES = (torch.uint8, torch.bool)
 
@@ -113,11 +112,13 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 class NativeProgram:
     """A graph as a native program, called with tensors as it was translated for.
 
-    The tensors that it returns are always the same, which the next call overwrites.
+    It has as many threads as torch has when it is made, and the same bits with any number. The
+    tensors that it returns are always the same, which the next call overwrites.
     """
 
     def __init__(self, graph: Any, n_inputs: int) -> None:
-        translation = Translation(graph, n_inputs)
+        n_threads = torch.get_num_threads()
+        translation = Translation(graph, n_inputs, n_threads)
         with torch.inference_mode(False):
             memory = torch.zeros(translation.plan(), dtype=torch.float32, device="cpu")
             for buffer in translation.buffers:
@@ -128,7 +129,8 @@ class NativeProgram:
                 for place in translation.outputs
                 if isinstance(place.holder, Buffer)
             )
-        self._program = Program(*translation.tables(), 1 + n_inputs + len(translation.constants))
+        n_pieces = 1 + n_inputs + len(translation.constants)
+        self._program = Program(*translation.tables(), n_pieces, n_threads)
         self._own, self._constants = [memory], list(translation.constants)
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -155,6 +157,7 @@ class Translation:
 
     graph: Any
     n_inputs: int
+    n_threads: int
     constants: list[Tensor] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     outputs: list[Place] = field(default_factory=list)
@@ -517,19 +520,25 @@ class Translation:
             raise UntranslatableError("a convolution over other than two axes")
         rows, columns = ((sizes[i] - window[i]) // steps[i] + 1 for i in range(2))
         n_places, n_weights = rows * columns, math.prod(windows[1:])
-        if n_places * n_weights > MOST_SEEN and torch.get_num_threads() > 1:
-            raise UntranslatableError("a large convolution, for which torch has several threads")
         tables, image = n_places + n_weights, math.prod(images[1:])
-        n_spare = {  # see kernels.hpp
-            "convolve": tables + n_weights * _padded(outputs) + n_places * outputs,
-            "convolve_weights": tables + n_places * _padded(outputs) + n_weights * outputs,
-            "convolve_inputs": outputs * _padded(n_weights)
-            + image
-            + max(outputs, n_places) * n_weights,
+        once, for_each_thread, parts = {  # see kernels.hpp
+            "convolve": (tables + n_weights * _padded(outputs), n_places * outputs, batch),
+            "convolve_weights": (
+                tables + n_weights * outputs,
+                n_places * _padded(outputs),
+                n_weights // ROWS_OF_THREAD,
+            ),
+            "convolve_inputs": (
+                outputs * _padded(n_weights),
+                image + max(outputs, n_places) * n_weights,
+                batch,
+            ),
         }[code]
-        spare = self._new((n_spare,))
+        is_much = batch * n_places * n_weights * outputs >= MUCH
+        n_threads = max(1, min(self.n_threads, parts)) if is_much else 1
+        spare = self._new((once + n_threads * for_each_thread,))
         words = one, two, bias, to, spare, batch, channels, *sizes
-        self._emit(code, *words, outputs, *window, *steps, relu)
+        self._emit(code, *words, outputs, *window, *steps, relu, n_threads)
 
     def matrix(self, node: Any) -> Place:
         """Return the place of a matrix."""
