@@ -225,10 +225,11 @@ def report(results: Path, docs: Path) -> None:
     for record in records:
         goal = reached(record)
         best = max(point[2] for point in record["curve"])
+        no = "no" if is_over(record) else "not yet"
         rows.append(
             [
                 record["who"],
-                f"yes, {goal[2]:.1f}" if goal else f"no, at most {best:.1f}",
+                f"yes, {goal[2]:.1f}" if goal else f"{no}, at most {best:.1f}",
                 f"{(goal[1] if goal else record['seconds']) / 3600:.2f}",
                 f"{goal[0] if goal else record['env_steps']:,}",
                 f"{record['env_steps'] / record['seconds']:,.0f}",
@@ -250,8 +251,8 @@ def report(results: Path, docs: Path) -> None:
         "RL Baselines3 Zoo for Atari, and the network of Mnih et al. (2015). Ours has its own: "
         "smaller convolutions, returns of several steps as a distribution (C51), priorities. Both "
         "learn from 32 rows for every four steps. The hours have in them an evaluation of "
-        f"{EPISODES} greedy episodes after every {INTERVAL:,} steps. Who did not get there in "
-        f"{MOST_HOURS:.0f} hours ended. A step is four frames; memory is that of all processes at "
+        f"{EPISODES} greedy episodes after every {INTERVAL:,} steps. Who does not get there in "
+        f"{MOST_HOURS:.0f} hours ends. A step is four frames; memory is that of all processes at "
         "its most, shared memory counted once.",
         "",
         *markdown_table(head, rows),
@@ -293,6 +294,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="of the run, which may have begun there")
     parser.add_argument("--minutes", type=float, default=60 * MOST_HOURS)
     parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--docs", type=Path, help="where the page and its image are to be")
     given = parser.parse_args()
     if given.who:
         if given.folder is None:
@@ -303,8 +305,8 @@ def main() -> None:
         with watched() as most:
             outcome = WHO[given.who](given.folder, 60 * given.minutes)
         note(given.who, {**outcome, **most}, given.output)
-    docs = DOCS if given.output == OUTPUT else given.output.parent / "docs"
-    report(given.output, docs)
+    beside = DOCS if given.output == OUTPUT else given.output.parent / "docs"
+    report(given.output, given.docs or beside)
 
 
 if __name__ == "__main__":
