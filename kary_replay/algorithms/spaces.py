@@ -73,12 +73,10 @@ def check_observations(name: str, space: Any) -> None:
 def _check_image(name: str, space: Any, where: str) -> None:
     """Raise UnsuitableSpaceError if these are images that the CNN does not take."""
     shape = space.shape
-    pairs: tuple[Any, ...] = {3: (shape[:2], shape[1:]), 4: (shape[1:3], shape[2:])}.get(
-        len(shape), ()
-    )
-    if len(shape) == 2 and np.issubdtype(space.dtype, np.floating):
-        pairs = (shape,)
-    if is_image(space) or not any(min(pair) >= LEAST_IMAGE for pair in pairs):
+    sides: dict[int, tuple[Any, ...]] = {3: (shape[:2], shape[1:]), 4: (shape[1:3], shape[2:])}
+    if np.issubdtype(space.dtype, np.floating):  # tables of whole numbers are often no images
+        sides[2] = (shape,)
+    if is_image(space) or not any(min(pair) >= LEAST_IMAGE for pair in sides.get(len(shape), ())):
         return
     if len(shape) == 4:
         raise UnsuitableSpaceError(

@@ -31,10 +31,10 @@ constexpr std::int64_t kMuch = 4 << 20;      // multiplications that threads sha
 constexpr std::int64_t kMany = 1 << 17;      // numbers that threads share, each of little work
 constexpr std::int64_t kTogether = 1 << 15;  // of them, done in one go
 
-// Calls part(i, thread) for each i below n, by several threads if it is worth it.
+// Calls part(i, thread) for each i below n.
 template <class Part>
-KARY_INLINE void share(std::int64_t n, bool is_much, int threads, const Part& part) {
-    if (is_much && threads > 1) return thread_pool.for_each(n, threads, part);
+KARY_INLINE void share(std::int64_t n, int threads, const Part& part) {
+    if (threads > 1) return thread_pool.for_each(n, threads, part);
     for (std::int64_t i = 0; i < n; ++i) part(i, 0);
 }
 
@@ -42,7 +42,7 @@ KARY_INLINE void share(std::int64_t n, bool is_much, int threads, const Part& pa
 template <class Part>
 KARY_INLINE void share_numbers(std::int64_t n, int threads, const Part& part) {
     if (n < kMany || threads < 2) return part(0, n);
-    share((n + kTogether - 1) / kTogether, true, threads, [&](std::int64_t i, int) {
+    share((n + kTogether - 1) / kTogether, threads, [&](std::int64_t i, int) {
         part(i * kTogether, std::min(n, (i + 1) * kTogether));
     });
 }
@@ -58,7 +58,7 @@ KARY_INLINE Vector load_up_to(const float* from, std::int64_t n) {
     return n >= kWidth ? load(from) : n > 0 ? load_part(from, n) : Vector{};
 }
 
-// The same, for products: by way of memory, so that a compiler does not multiply on each of the ways
+// The same, for products: by way of memory, so that no compiler multiplies on each of the ways
 // here, apart from the addition, which it then cannot fuse.
 KARY_INLINE Vector factor_up_to(const float* from, std::int64_t n) {
     Vector value = load_up_to(from, n);
@@ -261,7 +261,7 @@ static void multiply_rows(const Product& p, int threads) {
     if (p.m == 1 && p.b_row)
         for (; first + kOfRow * kWidth <= p.n; first += kOfRow * kWidth) multiply_row(p, first);
     const std::int64_t n = (p.n - first + kPanel - 1) / kPanel;
-    share(n, p.m * p.n * p.k >= kMuch, threads, [&](std::int64_t i, int) {
+    share(n, p.m * p.n * p.k >= kMuch ? threads : 1, [&](std::int64_t i, int) {
         multiply_panel<false>(p, first + i * kPanel);
     });
 }
@@ -381,7 +381,7 @@ static void transposed(const float* from, std::int64_t from_row, std::int64_t n_
 // Packs B (k × n) for `multiply`. What is between the last column and the next whole vector is 0.
 static void pack(const float* b, std::int64_t row, std::int64_t column, std::int64_t k,
                  std::int64_t n, float* to, int threads) {
-    share((n + kPanel - 1) / kPanel, k * n >= kMany, threads, [&](std::int64_t part, int) {
+    share((n + kPanel - 1) / kPanel, k * n >= kMany ? threads : 1, [&](std::int64_t part, int) {
         const std::int64_t first = part * kPanel, columns = std::min(kPanel, n - first);
         const std::int64_t width = (columns + kWidth - 1) / kWidth * kWidth;
         const float* from = b + first * column;
@@ -803,7 +803,7 @@ static void convolve(const Convolution& c) {
     const Tables t = tables_of(c);
     float *const windows = t.rest, *const outcomes = windows + k * padded(m);  // of threads, [n][m]
     pack(c.two, 1, k, k, m, windows, 1);
-    share(c.batch, c.threads > 1, c.threads, [&](std::int64_t i, int thread) {
+    share(c.batch, c.threads, [&](std::int64_t i, int thread) {
         float* const outcome = outcomes + thread * n * m;
         multiply_windows({c.one + i * c.n_image(), 0, 0, windows, 0, outcome, m, c.bias, nullptr, 0,
                           c.relu, n, m, k, nullptr, false, t.places, t.weights});
@@ -817,7 +817,7 @@ static void convolve_weights(const Convolution& c) {
     const std::int64_t n = c.n_places(), k = c.n_weights(), m = c.outputs;
     const Tables t = tables_of(c);
     float *const sums = t.rest, *const gradients = sums + k * m;  // [k][m]; of threads, [n][m]
-    share(c.threads, c.threads > 1, c.threads, [&](std::int64_t part, int thread) {
+    share(c.threads, c.threads, [&](std::int64_t part, int thread) {
         const std::int64_t first = part * k / c.threads, rows = (part + 1) * k / c.threads - first;
         float *const gradient = gradients + thread * n * padded(m), *const sum = sums + first * m;
         std::memset(sum, 0, rows * m * sizeof(float));
@@ -855,7 +855,7 @@ static void convolve_inputs(const Convolution& c) {
     for (std::int64_t o = 0; o < m; ++o)
         transposed(c.two + o * k, n_seen, c.channels, n_seen, sorted + o * k, c.channels);
     pack(sorted, k, 1, m, k, windows, 1);
-    share(c.batch, c.threads > 1, c.threads, [&](std::int64_t i, int thread) {
+    share(c.batch, c.threads, [&](std::int64_t i, int thread) {
         float* const image = rest + thread * (c.n_image() + n_outcome);
         float* const outcome = image + c.n_image();
         multiply_rows({c.one + i * m * n, 1, n, windows, 0, outcome, k, nullptr, nullptr, 0, false,

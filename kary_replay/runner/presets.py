@@ -120,11 +120,7 @@ Q_LEARNING: dict[str, Any] = {
 # environment, and "FAMILY/*" any of a family.
 PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("dqn", "*"): {"envs_per_actor": 16, "options": Q_LEARNING},
-    # Quantiles find their range; atoms have theirs, 10 each way, which clipped rewards stay in.
-    ("rainbow", "*"): {
-        "envs_per_actor": 16,
-        "options": {**Q_LEARNING, "n_atoms": 1, "n_quantiles": 32},
-    },
+    ("rainbow", "*"): {"envs_per_actor": 16, "options": Q_LEARNING},
     # Rows are sequences. Environments explore differently, as in Kapturowski et al. (2019).
     ("r2d2", "*"): {
         "exploration_spread": 7.0,
@@ -189,7 +185,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
             "batch_size": 32,
             "target_interval": 2_000,
             "tau": 1.0,
-            "n_atoms": 51,
+            "n_atoms": 51,  # over 10 each way, which clipped rewards stay in
             "n_quantiles": 1,
         },
     },

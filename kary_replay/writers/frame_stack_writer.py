@@ -188,9 +188,9 @@ class FrameStackWriter:
             self._frames("stack", map_leaves({"frame": stack}, partial(_nth, j=j))["frame"], n)
             for j in range(n_frames)
         ]
+        nothing = self._transitions(self._rows.none, n)
         for frames in shown:
-            columns = frames + self._transitions(self._rows.none, n)
-            handles.append(self._write(columns, np.full(n, NEVER_DRAWN))[1])
+            handles.append(self._write(frames + nothing, np.full(n, NEVER_DRAWN))[1])
         self._folder.reset(streams)
         self._history[streams] = np.stack(handles, 1)
         self._has_begun[streams] = True

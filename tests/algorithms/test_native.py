@@ -78,6 +78,11 @@ def instructions(request):
     native.use(former)
 
 
+def is_native(recorded):
+    programs = recorded.programs.values()
+    return all(isinstance(program, translation.NativeProgram) for program in programs)
+
+
 def distance(one, other):
     """Return the greatest difference, as a share of the largest number."""
     size = other.double().abs().max().clamp(min=1e-30)
@@ -232,7 +237,7 @@ def test_functions_to_the_last_digits(name, instructions):
     x = x.abs() if name == "log" else x
     recorded = Recorded(lambda x: (FUNCTIONS[name](x),))
     (found,) = recorded(x)
-    assert isinstance(next(iter(recorded.programs.values())), translation.NativeProgram)
+    assert is_native(recorded)
     exact = FUNCTIONS[name](x.double())
     expected = exact.float()
     finite = torch.isfinite(expected)
@@ -272,7 +277,7 @@ def test_products_of_all_sizes(m, k, n, form):
         recorded = Recorded(function)
         (found,) = recorded(*arguments)
         native.use(former)
-        assert isinstance(next(iter(recorded.programs.values())), translation.NativeProgram)
+        assert is_native(recorded)
         assert float((found - expected).abs().max()) < 1e-6 * k + 1e-5
 
 
@@ -329,7 +334,7 @@ def test_convolutions(
         recorded = Recorded(function)
         results[name] = [one.clone() for one in recorded(images, *given)]
         native.use(former)
-        assert isinstance(next(iter(recorded.programs.values())), translation.NativeProgram)
+        assert is_native(recorded)
         for one, other in zip(results[name], expected, strict=True):
             assert distance(one, other) < 1e-5
     fused = [found for name, found in results.items() if name != "portable"]
@@ -359,7 +364,7 @@ def test_a_fault_of_a_convolution_is_noticed(monkeypatch, code):
     recorded = Recorded(function)
     given = images, first, second
     torch.testing.assert_close(recorded(*given), function(*given))
-    assert not isinstance(next(iter(recorded.programs.values())), translation.NativeProgram)
+    assert not is_native(recorded)
 
 
 MASK = torch.arange(64) % 3 > 0
@@ -432,11 +437,6 @@ def large_inputs(seed=0):
     sizes = (32, 4, 4, 4), (32, 32, 3, 3), (160, 3200)
     images = torch.randint(0, 256, (18, 4, 44, 44), generator=generator, dtype=torch.uint8)
     return images, *(torch.randn(size, generator=generator) / 20 for size in sizes)
-
-
-def is_native(recorded):
-    programs = recorded.programs.values()
-    return all(isinstance(program, translation.NativeProgram) for program in programs)
 
 
 def test_threads_do_not_change_the_bits(set_threads, instructions):
@@ -551,7 +551,7 @@ def test_what_is_left_to_torch():
     ):
         recorded = Recorded(function)
         torch.testing.assert_close(recorded(x), function(x))
-        assert not isinstance(next(iter(recorded.programs.values())), translation.NativeProgram)
+        assert not is_native(recorded)
 
 
 def few(k, n, form):
@@ -587,7 +587,7 @@ def test_products_of_few_steps_or_columns(k, form):
                 (result,) = recorded(*given)
                 found[name] = result.clone()
                 native.use(former)
-                assert isinstance(next(iter(recorded.programs.values())), translation.NativeProgram)
+                assert is_native(recorded)
                 assert float((found[name] - expected).abs().max()) < 2e-6 * k + 1e-6, (m, n, name)
             fused = [found[name] for name in native.SETS if name != "portable"]
             assert all(torch.equal(one, fused[0]) for one in fused)
@@ -603,7 +603,7 @@ def test_reductions(axes, shape, instructions):
 
     recorded = Recorded(function)
     found = recorded(x)
-    assert isinstance(next(iter(recorded.programs.values())), translation.NativeProgram)
+    assert is_native(recorded)
     for one, other in zip(found, function(x), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
@@ -692,7 +692,7 @@ def test_what_is_not_known_is_run_by_torch(function):
         (found,) = recorded(x)
         torch.manual_seed(0)
         assert torch.equal(found, function(x)[0])
-    assert not isinstance(next(iter(recorded.programs.values())), translation.NativeProgram)
+    assert not is_native(recorded)
 
 
 @pytest.mark.parametrize("n", [1, 15, 16, 1003])

@@ -70,7 +70,7 @@ def test_rows_have_what_a_policy_carried_to_their_first_step(env, tmp_path, monk
     assert ((moves == 1) | (carried[1:, 0] == 0)).all() and (carried[1:, 0] == 0).any()
     actor.close()
     made.close()
-    assert run("dqn", env, tmp_path / "whole", total_env_steps=300, **{"groups": 1}).updates > 0
+    assert run("dqn", env, tmp_path / "whole", total_env_steps=300, groups=1).updates > 0
 
 
 def test_what_is_drawn_ahead_are_tensors_of_whole_stacks(tmp_path):

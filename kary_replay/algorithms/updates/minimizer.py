@@ -84,10 +84,9 @@ def is_native(*tensors: Tensor) -> bool:
 def move_towards(target: Tensor, source: Tensor, share: float) -> None:
     """Move a vector by a share of the way to another one, in place; a share of 1 copies it."""
     if is_native(target, source) and target.shape == source.shape:
-        tape = active()
+        tape, n_threads = active(), torch.get_num_threads()
         if tape is not None:
-            tape.approach(target, source, share)
-        n_threads = torch.get_num_threads()
+            tape.approach(target, source, share, n_threads)
         approach(target.data_ptr(), source.data_ptr(), len(target), share, n_threads)
     else:
         with torch.no_grad():
@@ -181,16 +180,13 @@ class Minimizer:
         """Take a step of Adam along a gradient."""
         if self._is_native:
             tensors = self.flat, gradient, self._mean, self._square, self._n_steps
-            tape = active()
+            tape, n_threads = active(), torch.get_num_threads()
             if tape is not None:
-                tape.adam(self, tensors, **self._adam_settings)
+                tape.adam(self, tensors, n_threads, **self._adam_settings)
             flat, given, mean, square, n_steps = [tensor.data_ptr() for tensor in tensors]
             n, rate = self.flat.numel(), self.learning_rate
-            adam(
-                *(flat, given, mean, square, n, n_steps, rate),
-                **self._adam_settings,
-                n_threads=torch.get_num_threads(),
-            )
+            own = self._adam_settings
+            adam(flat, given, mean, square, n, n_steps, rate, **own, n_threads=n_threads)
             return
         with torch.inference_mode():
             self._n_steps += 1

@@ -100,17 +100,18 @@ class Tape(TorchDispatchMode):
         """Note what a minimizer takes a step with: inputs, and what came out of programs."""
         self._views.append((minimizer, [self._again(value) for value in inputs]))
 
-    def adam(self, minimizer: Any, tensors: Sequence[Tensor], **constants: float) -> None:
+    def adam(
+        self, minimizer: Any, tensors: Sequence[Tensor], n_threads: int, **constants: float
+    ) -> None:
         """Note a step of Adam: parameters, gradient, mean, square and number of steps."""
         self._minimizers.append(minimizer)
         places = [self._address(tensor) for tensor in tensors]
-        n_threads = torch.get_num_threads()
         self._calls.add_adam(places, tensors[0].numel(), **constants, n_threads=n_threads)
 
-    def approach(self, target: Tensor, source: Tensor, share: float) -> None:
+    def approach(self, target: Tensor, source: Tensor, share: float, n_threads: int) -> None:
         """Note that a vector was moved towards another one."""
         places = [self._address(target), self._address(source)]
-        self._calls.add_approach(places, len(target), share, torch.get_num_threads())
+        self._calls.add_approach(places, len(target), share, n_threads)
 
     def returns(self, result: Tensor) -> None:
         """Note what the function returned."""
