@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import pyplot as plt
@@ -22,19 +22,31 @@ from bench.harness.timing import rotated
 
 STACK = 4  # observations that DQN sees
 BURN_INS = (0, 8, 16)
-# name -> environment, title, mean return that solves it, environment steps: of a run, of a short
-# one, between two evaluations
-TASKS: dict[str, tuple[str, str, float, int, int, int]] = {
-    "positions": ("positions", "CartPole without velocities", 475.0, 60_000, 20_000, 5_000),
-    "tmaze": ("tmaze", "T-maze of length 30", 3.9, 60_000, 20_000, 5_000),
+STEPS_KEPT = 100_000  # by the replay buffer, whatever its rows are
+
+
+class Task(NamedTuple):
+    """What is to be learned, and for how many environment steps."""
+
+    title: str
+    threshold: float  # mean return that solves it
+    steps: int
+    short_steps: int
+    steps_before_learning: int
+
+
+# In the T-maze the steps before learning are an episode of each environment. A network that has
+# learned from nothing but walls often turns back, and then no episode gets to the end any more.
+TASKS = {
+    "positions": Task("CartPole without velocities", 475.0, 60_000, 20_000, 4_000),
+    "tmaze": Task("T-maze of length 30", 3.9, 100_000, 30_000, 15_000),
 }
 SETTINGS: dict[str, Any] = {
     "actors": 1,
     "envs_per_actor": 16,
-    "learning_starts": 100,
-    "buffer_capacity": 4_000,
     "samples_per_insert": 64.0,
-    "exploration_spread": 7.0,  # and 0.4 at the end: Kapturowski et al. (2019), as Ape-X
+    "exploration_spread": None,
+    "evaluation_interval": 5_000,
 }
 COMMON: dict[str, Any] = {
     "hidden": [64],
@@ -46,8 +58,8 @@ COMMON: dict[str, Any] = {
     "target_interval": 1,
     "dueling": True,
     "huber_delta": 10.0,
-    "exploration_fraction": 0.2,
-    "exploration_final": 0.4,
+    "exploration_fraction": 0.3,
+    "exploration_final": 0.05,
 }
 R2D2 = {**COMMON, "batch_size": 32, "lstm_hidden_size": 64, "sequence_length": 48}
 # rows are steps, each of which is learned from as often as with R2D2
@@ -70,27 +82,27 @@ def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
     every = [variants()[0], variants()[-1]] if short else variants()
     for seed in range(seeds):
         for task in tasks:
-            env, _, threshold, long_steps, short_steps, interval = TASKS[task]
+            _, threshold, steps, short_steps, steps_before_learning = TASKS[task]
             for variant, burn_in in rotated(every, seed):
-                remembers = burn_in is not None
+                if burn_in is None:
+                    options, steps_per_row = {**DQN}, 1
+                else:
+                    options = {**R2D2, "burn_in": burn_in, "stored_state": variant == STORED}
+                    steps_per_row = R2D2["sequence_length"] - burn_in - R2D2["n_step"]
                 settings = {
                     **SETTINGS,
-                    "total_env_steps": short_steps if short else long_steps,
-                    "evaluation_interval": interval,
-                    "env_options": {"stack": 1 if remembers else STACK},
+                    "total_env_steps": short_steps if short else steps,
+                    "learning_starts": steps_before_learning // steps_per_row,
+                    "buffer_capacity": STEPS_KEPT // steps_per_row,
+                    "env_options": {"stack": STACK if burn_in is None else 1},
+                    "normalize_observations": task == "positions",  # which are small numbers
                 }
-                settings["normalize_observations"] = task == "positions"  # which are small numbers
-                options = {**DQN}
-                if remembers:
-                    options = {**R2D2, "burn_in": burn_in, "stored_state": variant == STORED}
-                else:
-                    settings |= {"buffer_capacity": 100_000, "learning_starts": 1_000}
                 yield {
                     "task": task,
                     "variant": variant,
                     "burn_in": burn_in,
-                    "algorithm": "r2d2" if remembers else "dqn",
-                    "env": f"bench.runs.memory_envs:{env}",
+                    "algorithm": "dqn" if burn_in is None else "r2d2",
+                    "env": f"bench.runs.memory_envs:{task}",
                     "threshold": threshold,
                     "seed": seed,
                     "options": options,
@@ -158,7 +170,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
 
 
 def _panel(axes: Any, task: str, records: Sequence[Record]) -> None:
-    _, title, threshold, *_ = TASKS[task]
+    title, threshold, *_ = TASKS[task]
     lines = dict(zip(BURN_INS, ("-", "--", ":"), strict=True))
     for variant, burn_in in variants():
         runs = [run for run in chosen(records, variant=variant, burn_in=burn_in) if run["curve"]]
@@ -194,7 +206,7 @@ def report(results: Path, docs: Path) -> None:
         "![Policies that remember](images/memory.png)",
         "",
     ]
-    for task, (_, title, threshold, *_) in TASKS.items():
+    for task, (title, threshold, *_) in TASKS.items():
         if some := chosen(records, task=task):
             lines += [f"## {title}, to a mean return of {threshold:g}", "", *table(some)]
     write(docs / "memory.md", "Policies that remember", [*lines, *failures(records, IDENTITY)])
