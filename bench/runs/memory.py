@@ -28,6 +28,7 @@ STEPS_KEPT = 100_000  # by the replay buffer, whatever its rows are
 class Task(NamedTuple):
     """What is to be learned, and for how many environment steps."""
 
+    env: str
     title: str
     threshold: float  # mean return that solves it
     steps: int
@@ -38,8 +39,17 @@ class Task(NamedTuple):
 # In the T-maze the steps before learning are an episode of each environment. A network that has
 # learned from nothing but walls often turns back, and then no episode gets to the end any more.
 TASKS = {
-    "positions": Task("CartPole without velocities", 475.0, 60_000, 20_000, 4_000),
-    "tmaze": Task("T-maze of length 30", 3.9, 100_000, 30_000, 15_000),
+    "positions": Task(
+        "bench.runs.memory_envs:positions",
+        "CartPole without velocities",
+        475.0,
+        60_000,
+        20_000,
+        4_000,
+    ),
+    "tmaze": Task(
+        "bench.runs.memory_envs:tmaze", "T-maze of length 30", 3.9, 100_000, 30_000, 15_000
+    ),
 }
 SETTINGS: dict[str, Any] = {
     "actors": 1,
@@ -82,7 +92,7 @@ def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
     every = [variants()[0], variants()[-1]] if short else variants()
     for seed in range(seeds):
         for task in tasks:
-            _, threshold, steps, short_steps, steps_before_learning = TASKS[task]
+            env, _, threshold, steps, short_steps, steps_before_learning = TASKS[task]
             for variant, burn_in in rotated(every, seed):
                 if burn_in is None:
                     options, steps_per_row = {**DQN}, 1
@@ -102,7 +112,7 @@ def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
                     "variant": variant,
                     "burn_in": burn_in,
                     "algorithm": "dqn" if burn_in is None else "r2d2",
-                    "env": f"bench.runs.memory_envs:{task}",
+                    "env": env,
                     "threshold": threshold,
                     "seed": seed,
                     "options": options,
@@ -170,7 +180,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
 
 
 def _panel(axes: Any, task: str, records: Sequence[Record]) -> None:
-    title, threshold, *_ = TASKS[task]
+    _, title, threshold, *_ = TASKS[task]
     lines = dict(zip(BURN_INS, ("-", "--", ":"), strict=True))
     for variant, burn_in in variants():
         runs = [run for run in chosen(records, variant=variant, burn_in=burn_in) if run["curve"]]
@@ -206,7 +216,7 @@ def report(results: Path, docs: Path) -> None:
         "![Policies that remember](images/memory.png)",
         "",
     ]
-    for task, (title, threshold, *_) in TASKS.items():
+    for task, (_, title, threshold, *_) in TASKS.items():
         if some := chosen(records, task=task):
             lines += [f"## {title}, to a mean return of {threshold:g}", "", *table(some)]
     write(docs / "memory.md", "Policies that remember", [*lines, *failures(records, IDENTITY)])
