@@ -133,11 +133,13 @@ def test_the_page_of_pixels(tmp_path, monkeypatch):
     def execute(job):
         if job["rival"] == "Tianshou":
             return {**job, "error": "it broke"}
-        seconds = 1.0 + job["apart"] + job["seed"]
-        return {**job, "updates": 100, "seconds": seconds if job["rival"] == pixels.OURS else 6.0}
+        is_ours = job["rival"] == pixels.OURS
+        made = {"env_steps": 6_000 + 2 * is_ours, "updates": 100}
+        return {**job, **made, "seconds": 1.0 + job["apart"] + job["seed"] if is_ours else 6.0}
 
-    jobs = list(pixels.jobs(list(pixels.TASKS), 3, False))
-    campaign.conduct(output, jobs, pixels.IDENTITY, execute, pixels.describe)
+    for n_seeds, before in ((2, "refuse"), (3, "resume")):
+        jobs = list(pixels.jobs(list(pixels.TASKS), n_seeds, False))
+        campaign.conduct(output, jobs, pixels.IDENTITY, execute, pixels.describe, before)
     pixels.report(output, tmp_path)
     page = (tmp_path / "pixels.md").read_text()
     assert "it broke" in page

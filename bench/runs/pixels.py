@@ -77,7 +77,7 @@ def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
                 }
 
 
-def rate(record: Record, what: str = "steps") -> float:
+def rate(record: Record, what: str = "env_steps") -> float:
     """Return environment steps, or updates, per second."""
     return float(record[what] / record["seconds"])
 

@@ -75,7 +75,7 @@ def sb3(job: dict[str, Any]) -> dict[str, Any]:
     began = perf_counter()
     model.learn(10**9, callback=Enough(), log_interval=None)
     seconds = perf_counter() - began
-    outcome = {"steps": model.num_timesteps, "updates": model._n_updates, "seconds": seconds}
+    outcome = {"env_steps": model.num_timesteps, "updates": model._n_updates, "seconds": seconds}
     envs.close()
     return outcome
 
@@ -132,7 +132,7 @@ def tianshou(job: dict[str, Any]) -> dict[str, Any]:
         updates = trainer._env_step // STEPS_PER_UPDATE
     seconds = perf_counter() - began
     envs.close()
-    return {"steps": int(made), "updates": int(updates), "seconds": seconds}
+    return {"env_steps": int(made), "updates": int(updates), "seconds": seconds}
 
 
 def ours(job: dict[str, Any]) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
             )
         ).run()
     return {
-        "steps": result.env_steps,
+        "env_steps": result.env_steps,
         "updates": result.updates,
         "seconds": result.wall_seconds,
         "waited": result.waited,
