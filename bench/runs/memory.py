@@ -194,6 +194,7 @@ def _panel(axes: Any, task: str, records: Sequence[Record]) -> None:
         axes.plot(steps, middle, line, color=colour, lw=1.6, label=named(variant, burn_in))
         axes.fill_between(steps, low, high, color=colour, alpha=0.08, lw=0)
     axes.axhline(threshold, color="#333333", lw=0.8)
+    axes.set_ylim(bottom=0)  # an untrained network that walks into walls is far below
     axes.set_title(title)
     axes.set_xlabel("environment steps")
     axes.set_ylabel("mean return of 20 episodes")
