@@ -175,6 +175,8 @@ def draw(records: Sequence[Record], path: Path) -> None:
         )
         for axes, task in zip(panels[0], tasks, strict=True):
             _panel(axes, task, chosen(records, task=task))
+        if len(panels[0][0].lines) > 1:
+            panels[0][0].legend(fontsize=7, loc="lower right")  # the others have the same lines
         figure.savefig(path)
         plt.close(figure)
 
@@ -194,13 +196,11 @@ def _panel(axes: Any, task: str, records: Sequence[Record]) -> None:
         axes.plot(steps, middle, line, color=colour, lw=1.6, label=named(variant, burn_in))
         axes.fill_between(steps, low, high, color=colour, alpha=0.08, lw=0)
     axes.axhline(threshold, color="#333333", lw=0.8)
-    axes.set_ylim(bottom=0)  # an untrained network that walks into walls is far below
+    axes.set_ylim(0, 1.1 * threshold)  # untrained networks that walk into walls are far below
     axes.set_title(title)
     axes.set_xlabel("environment steps")
     axes.set_ylabel("mean return of 20 episodes")
     axes.grid()
-    if len(axes.lines) > 1:
-        axes.legend(fontsize=7)
 
 
 def report(results: Path, docs: Path) -> None:
