@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -533,6 +534,39 @@ def test_records_of_several_commits_are_all_named(tmp_path):
         "commit": "first, second",
         "results": "results.json",
     }
+
+
+def test_parts_of_a_campaign_are_merged(tmp_path):
+    here, there = (
+        {"date": "2026-01-01", "commit": "first", "processor": {"model": name}}
+        for name in ("fast", "slow")
+    )
+    ours = [{"seed": 0, "score": 1}, {"seed": 1, "error": "broke"}]
+    theirs = [{"seed": 0, "score": 2}, {"seed": 1, "score": 3}, {"seed": 2, "error": "broke"}]
+    whole, *parts = (tmp_path / f"{name}.json" for name in ("whole", "one", "two"))
+    campaign.write(parts[0], here, ours)
+    campaign.write(parts[1], there, [{**run, "cores_used_by_others": 0.5} for run in theirs])
+    campaign.merge(whole, parts, ("seed",))
+    described, records = campaign.read(whole)
+    assert [run.get("score", run.get("error")) for run in records] == [1, 3, "broke"]
+    assert [run.get("processor") for run in records] == [None, *[there["processor"]] * 2]
+    assert described["other_processors"] == ["slow (family ?, model ?)"]
+    assert described["cores_used_by_others"] == 0.5
+    campaign.merge(whole, [whole, parts[0]], ("seed",))
+    assert campaign.read(whole) == (described, records)
+
+
+def test_campaigns_of_another_machine_are_gone_on_with_only_if_it_does_not_matter(tmp_path):
+    output, jobs = tmp_path / "results.json", [{"seed": 0}, {"seed": 1}]
+    elsewhere = {"date": "2026-01-01", "commit": "first", "processor": {"model": "another"}}
+    campaign.write(output, elsewhere, [{"seed": 0}])
+    conduct = partial(campaign.conduct, output, jobs, ("seed",), dict, str, "resume")
+    with pytest.raises(SystemExit, match="measured on another machine"):
+        conduct()
+    conduct(any_machine=True)
+    described, records = campaign.read(output)
+    assert [run["seed"] for run in records] == [0, 1]
+    assert described["other_processors"] == ["another (family ?, model ?)"]
 
 
 def test_the_readme_names_the_best_form_of_a_rival_and_no_rival_without_figures():

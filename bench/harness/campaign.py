@@ -24,7 +24,7 @@ import numpy as np
 
 from bench.harness import machine, orphans
 from bench.harness.paths import DOCS, RESULTS, ROOT
-from bench.harness.report import machine_text
+from bench.harness.report import machine_text, processor_name
 from bench.harness.report import write as write_section
 
 TIMEOUT = 3_600.0  # seconds; a run that takes longer is recorded as failed
@@ -86,7 +86,8 @@ def write(path: Path, described: dict[str, Any], records: Sequence[Record]) -> N
 def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
     """Return the machine and the records of a results file.
 
-    The machine also has the file's name, and all the dates, commits and versions of its records.
+    The machine also has the file's name, all the dates, commits and versions of its records, and
+    the names of other processors that some of them are of.
     """
     document = json.loads(path.read_text())
     described, records = document["machine"], document["records"]
@@ -102,6 +103,12 @@ def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
     for name in first if records else ():
         found = [record.get("versions", first).get(name, "none") for record in records]
         described["versions"] = {**described["versions"], name: " and ".join(dict.fromkeys(found))}
+    processors = [
+        processor_name(record["processor"]) for record in records if "processor" in record
+    ]
+    if processors:
+        own = processor_name(described["processor"])
+        described["other_processors"] = [one for one in dict.fromkeys(processors) if one != own]
     return {**described, "results": path.name}, records
 
 
@@ -130,17 +137,45 @@ def earlier(
         raise SystemExit(
             f"{found.name} exists: add --resume to go on with it, or --anew to replace it"
         )
-    old, records = read(found)
+    old, records = _with_origin(found, described)
     if not any_machine and old["processor"] != described["processor"]:
         raise SystemExit(
             f"{found.name} was measured on another machine; "
             "its runs cannot be compared with new ones"
         )
+    return records
+
+
+def _with_origin(path: Path, here: dict[str, Any]) -> tuple[dict[str, Any], list[Record]]:
+    """Return the machine and the records of a file, which say what is not so of those made here."""
+    described, records = read(path)
     # older ones lack their own
-    own = {"began": old["date"], "commit": old["commit"]}
-    if any_machine:
-        own["processor"] = old["processor"]
-    return [{**own, **record} for record in records]
+    own = {"began": described["date"], "commit": described["commit"]}
+    if described["processor"] != here["processor"]:
+        own["processor"] = described["processor"]
+    return described, [{**own, **record} for record in records]
+
+
+def merge(output: Path, files: Sequence[Path], identity: Sequence[str]) -> None:
+    """Put the runs of several files into one: of each run the first that did not fail.
+
+    It is for campaigns whose results do not depend on the machine, parts of which were made beside
+    each other or elsewhere.
+    """
+    described = json.loads(files[0].read_text())["machine"]
+    records: dict[tuple[Any, ...], Record] = {}
+    for file in files:
+        for record in _with_origin(file, described)[1]:
+            key = tuple(record[name] for name in identity)
+            if key not in records or "error" in records[key]:
+                records[key] = record
+    described["cores_used_by_others"] = _most_used_by_others(records.values())
+    write(output, described, list(records.values()))
+
+
+def _most_used_by_others(records: Iterable[Record]) -> float:
+    known = (record.get("cores_used_by_others") for record in records)
+    return max(filter(None, known), default=0.0)
 
 
 def agrees(made: Any, wanted: Any) -> bool:
@@ -157,6 +192,7 @@ def conduct(
     execute: Callable[[Job], Record],
     describe: Callable[[Record], str],
     before: str = "refuse",
+    any_machine: bool = False,
 ) -> None:
     """Do the jobs that were not done yet, and write the records after each of them.
 
@@ -167,7 +203,7 @@ def conduct(
     refused.
     """
     described = machine.describe()
-    records = earlier(output, before, described)
+    records = earlier(output, before, described, any_machine)
     there = {tuple(record[key] for key in identity): record for record in records}
     planned = [
         (job, there.get(tuple(job[key] for key in identity)))
@@ -187,8 +223,7 @@ def conduct(
             record["earlier_errors"] = [*old.get("earlier_errors", []), old["error"]]
             records.remove(old)
         records.append(record)
-        known = (record.get("cores_used_by_others") for record in records)
-        described["cores_used_by_others"] = max(filter(None, known), default=0.0)
+        described["cores_used_by_others"] = _most_used_by_others(records)
         write(partial_of(output), described, records)
         print(describe(record), flush=True)
     complete(output)
@@ -213,10 +248,12 @@ def command(
     report: Callable[[Path, Path], None] | None = None,
     worker: str = "bench.runs.runner_run",
     seeds: int = 5,
+    any_machine: bool = False,
 ) -> None:
     """Be the command line of a campaign: make the runs that are missing, then write the page.
 
-    Without ``report`` another module writes it.
+    Without ``report`` another module writes it. ``any_machine``: the results do not depend on it,
+    so that parts of the campaign may be made beside each other, or elsewhere, and merged.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m bench.runs.{name}", description=document.splitlines()[0]
@@ -235,11 +272,24 @@ def command(
         parser.add_argument(
             "--docs", type=Path, default=DOCS, help="where the page and its images are"
         )
+    parser.set_defaults(merge=None)
+    if any_machine:
+        parser.add_argument(
+            "--merge",
+            nargs="+",
+            type=Path,
+            metavar="FILE",
+            help="only put the runs of these files into the output, and write the page",
+        )
     arguments = parser.parse_args()
-    if report is None or not arguments.report:
+    if arguments.merge:
+        merge(arguments.output, arguments.merge, identity)
+    elif report is None or not arguments.report:
         planned = jobs(arguments.tasks, arguments.seeds, arguments.short)
         execute = partial(run, worker=worker)
-        conduct(arguments.output, planned, identity, execute, describe, arguments.before)
+        conduct(
+            arguments.output, planned, identity, execute, describe, arguments.before, any_machine
+        )
     if report is None:
         return
     (arguments.docs / "images").mkdir(parents=True, exist_ok=True)

@@ -143,6 +143,7 @@ def machine_text(machine: dict[str, Any]) -> list[str]:
         f"{level} {size}" for level, size in processor["caches_per_instance"].items()
     )
     others = machine.get("cores_used_by_others")  # of older results of many processes not known
+    elsewhere = machine.get("other_processors")
     gpu = f"{machine['gpu']}, " if machine.get("gpu") else ""
     # results from before the package knew it have what was found then
     compiler = machine["compiler"]
@@ -151,6 +152,7 @@ def machine_text(machine: dict[str, Any]) -> list[str]:
         f"{machine['memory_gib']} GiB, {gpu}{machine['system']}, "
         f"huge pages `{machine['transparent_huge_pages']}`"
         + (f"; other processes used {others} cores meanwhile" if others is not None else ""),
+        *([f"- **Some runs were made on:** {' and '.join(elsewhere)}"] if elsewhere else []),
         f"- **Compiler:** {compiler.get('compiler', compiler.get('found_now'))}; "
         f"flags: {compiler['flags']}",
         "- **Versions:** "

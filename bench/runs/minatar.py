@@ -4,7 +4,10 @@ DQN with each of them alone, and with all; everything else is the preset of DQN 
 every run. The question is that of Hessel et al. (2018), asked of small games as in Obando-Ceron &
 Castro (2021), and scores are put together as Agarwal et al. (2021) advise. Every run is in one
 process, so that it can be made again to the bit. Returns by frames do not depend on the speed of
-the machine, so two campaigns may run beside each other, into two files.
+the machine, so parts of the campaign may run beside each other, and elsewhere:
+
+    python -m bench.runs.minatar --tasks asterix breakout --output a.json --resume
+    python -m bench.runs.minatar --merge a.json b.json
 """
 
 from __future__ import annotations
@@ -210,7 +213,17 @@ def report(results: Path, docs: Path) -> None:
 
 def main() -> None:
     """Be the command line."""
-    campaign.command("minatar", __doc__, list(TASKS), jobs, IDENTITY, describe, report, seeds=10)
+    campaign.command(
+        "minatar",
+        __doc__,
+        list(TASKS),
+        jobs,
+        IDENTITY,
+        describe,
+        report,
+        seeds=10,
+        any_machine=True,
+    )
 
 
 if __name__ == "__main__":
