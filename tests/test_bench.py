@@ -546,14 +546,29 @@ def test_parts_of_a_campaign_are_merged(tmp_path):
     whole, *parts = (tmp_path / f"{name}.json" for name in ("whole", "one", "two"))
     campaign.write(parts[0], here, ours)
     campaign.write(parts[1], there, [{**run, "cores_used_by_others": 0.5} for run in theirs])
-    campaign.merge(whole, parts, ("seed",))
+    jobs = [{"seed": seed} for seed in range(3)]
+    merge = partial(campaign.merge, whole, jobs=jobs, identity=("seed",), describe=str)
+    merge(parts)
     described, records = campaign.read(whole)
     assert [run.get("score", run.get("error")) for run in records] == [1, 3, "broke"]
     assert [run.get("processor") for run in records] == [None, *[there["processor"]] * 2]
     assert described["other_processors"] == ["slow (family ?, model ?)"]
     assert described["cores_used_by_others"] == 0.5
-    campaign.merge(whole, [whole, parts[0]], ("seed",))
+    assert records[1]["earlier_errors"] == ["broke"]
+    merge([whole, parts[0]])
     assert campaign.read(whole) == (described, records)
+    with pytest.raises(SystemExit, match=r"whole\.json has runs"):
+        merge(parts)
+    with pytest.raises(SystemExit, match=r"nowhere\.json is not there.*nowhere\.partial\.json"):
+        merge([whole, tmp_path / "nowhere.json"])
+    with pytest.raises(SystemExit, match=r"whole\.json has runs with other settings"):
+        merge([whole, parts[0]], jobs=[{"seed": 0, "score": 2}])
+    begun = campaign.partial_of(whole)
+    campaign.write(begun, here, [{"seed": 2, "score": 4}])
+    with pytest.raises(SystemExit, match=r"whole\.partial\.json has runs"):
+        merge([whole])
+    merge([begun, whole])
+    assert not begun.exists() and [run["seed"] for run in campaign.read(whole)[1]] == [2, 0, 1]
 
 
 def test_campaigns_of_another_machine_are_gone_on_with_only_if_it_does_not_matter(tmp_path):

@@ -156,21 +156,66 @@ def _with_origin(path: Path, here: dict[str, Any]) -> tuple[dict[str, Any], list
     return described, [{**own, **record} for record in records]
 
 
-def merge(output: Path, files: Sequence[Path], identity: Sequence[str]) -> None:
+def merge(
+    output: Path,
+    files: Sequence[Path],
+    jobs: Iterable[Job],
+    identity: Sequence[str],
+    describe: Callable[[Record], str],
+) -> None:
     """Put the runs of several files into one: of each run the first that did not fail.
 
     It is for campaigns whose results do not depend on the machine, parts of which were made beside
-    each other or elsewhere.
+    each other or elsewhere. Refused are files that are not there, runs with other settings than the
+    jobs have, and an output with runs that would be lost.
     """
-    described = json.loads(files[0].read_text())["machine"]
-    records: dict[tuple[Any, ...], Record] = {}
     for file in files:
-        for record in _with_origin(file, described)[1]:
+        if not file.exists():
+            raise SystemExit(f"{file} is not there; runs so far are in {partial_of(file).name}")
+    for there in (output, partial_of(output)):
+        if there.exists() and there not in files:
+            raise SystemExit(f"{there} has runs: name it among the files, or move it away")
+    described = json.loads(files[0].read_text())["machine"]
+    merged: dict[tuple[Any, ...], Record] = {}
+    planned = list(jobs)
+    for file in files:
+        records = _with_origin(file, described)[1]
+        _match(file, planned, records, identity, describe)
+        for record in records:
             key = tuple(record[name] for name in identity)
-            if key not in records or "error" in records[key]:
-                records[key] = record
-    described["cores_used_by_others"] = _most_used_by_others(records.values())
-    write(output, described, list(records.values()))
+            old = merged.get(key)
+            if old is None or "error" in old:
+                merged[key] = record if old is None else {**record, **_errors_so_far(old)}
+    described["cores_used_by_others"] = _most_used_by_others(merged.values())
+    write(output, described, list(merged.values()))
+    if partial_of(output) in files:
+        partial_of(output).unlink()
+
+
+def _errors_so_far(record: Record) -> Record:
+    return {"earlier_errors": [*record.get("earlier_errors", []), record["error"]]}
+
+
+def _match(
+    file: Path,
+    jobs: Iterable[Job],
+    records: Sequence[Record],
+    identity: Sequence[str],
+    describe: Callable[[Record], str],
+) -> list[tuple[Job, Record | None]]:
+    """Return each job with its run, if it was made; refuse runs that were made otherwise."""
+    there = {tuple(record[key] for key in identity): record for record in records}
+    found = [
+        (job, there.get(tuple(job[key] for key in identity)))
+        for job in json.loads(json.dumps(list(jobs)))
+    ]
+    for job, old in found:
+        if old and "error" not in old and not agrees(old, job):
+            raise SystemExit(
+                f"{file.name} has runs with other settings, such as {describe(old)}: "
+                "replace it with --anew"
+            )
+    return found
 
 
 def _most_used_by_others(records: Iterable[Record]) -> float:
@@ -204,23 +249,12 @@ def conduct(
     """
     described = machine.describe()
     records = earlier(output, before, described, any_machine)
-    there = {tuple(record[key] for key in identity): record for record in records}
-    planned = [
-        (job, there.get(tuple(job[key] for key in identity)))
-        for job in json.loads(json.dumps(list(jobs)))
-    ]
-    for job, old in planned:
-        if old and "error" not in old and not agrees(old, job):
-            raise SystemExit(
-                f"{output.name} has runs with other settings, such as {describe(old)}: "
-                "replace it with --anew"
-            )
-    for job, old in planned:
+    for job, old in _match(output, jobs, records, identity, describe):
         if old and "error" not in old:
             continue
         record = execute(job)
         if old:
-            record["earlier_errors"] = [*old.get("earlier_errors", []), old["error"]]
+            record |= _errors_so_far(old)
             records.remove(old)
         records.append(record)
         described["cores_used_by_others"] = _most_used_by_others(records)
@@ -282,10 +316,10 @@ def command(
             help="only put the runs of these files into the output, and write the page",
         )
     arguments = parser.parse_args()
+    planned = jobs(arguments.tasks, arguments.seeds, arguments.short)
     if arguments.merge:
-        merge(arguments.output, arguments.merge, identity)
+        merge(arguments.output, arguments.merge, planned, identity, describe)
     elif report is None or not arguments.report:
-        planned = jobs(arguments.tasks, arguments.seeds, arguments.short)
         execute = partial(run, worker=worker)
         conduct(
             arguments.output, planned, identity, execute, describe, arguments.before, any_machine

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
 from bench.harness import campaign
 from bench.harness.campaign import Job, Record, chosen, failures, spread
@@ -22,7 +23,7 @@ from bench.harness.timing import rotated
 
 STACK = 4  # observations that DQN sees
 BURN_INS = (0, 8, 16)
-STEPS_KEPT = 100_000  # by the replay buffer, whatever its rows are
+STEPS_KEPT = 100_000  # by the replay buffer, if its rows are full, as but for the last of episodes
 
 
 class Task(NamedTuple):
@@ -188,9 +189,11 @@ def _panel(axes: Any, task: str, records: Sequence[Record]) -> None:
         runs = [run for run in chosen(records, variant=variant, burn_in=burn_in) if run["curve"]]
         if not runs:
             continue
-        length = min(len(run["curve"]) for run in runs)
-        steps = [point[0] for point in runs[0]["curve"][:length]]
-        means = np.array([[point[3] for point in run["curve"][:length]] for run in runs])
+        # evaluations are not after quite the same steps
+        first = max(run["curve"][0][0] for run in runs)
+        interval = SETTINGS["evaluation_interval"]
+        steps = np.arange(-(-first // interval) * interval, runs[0]["env_steps"] + 1, interval)
+        means = [np.interp(steps, *np.array(run["curve"]).T[[0, 3]]) for run in runs]
         low, middle, high = np.quantile(means, (0.25, 0.5, 0.75), axis=0)
         line, colour = lines.get(burn_in, "-"), COLOURS[variant]
         axes.plot(steps, middle, line, color=colour, lw=1.6, label=named(variant, burn_in))
@@ -199,6 +202,8 @@ def _panel(axes: Any, task: str, records: Sequence[Record]) -> None:
     axes.set_ylim(0, 1.1 * threshold)  # untrained networks that walk into walls are far below
     axes.set_title(title)
     axes.set_xlabel("environment steps")
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_ylabel("mean return of 20 episodes")
     axes.grid()
 
@@ -209,10 +214,11 @@ def report(results: Path, docs: Path) -> None:
     draw(records, docs / "images" / "memory.png")
     lines = [
         *machine_text(described),
-        f"R2D2 has sequences of {R2D2['sequence_length']} steps, and DQN sees its last {STACK} "
-        "observations. Both have the same options where they have the same; all are in the results "
-        "file. Medians over seeds, in brackets the quartiles; a run that never got there counts as "
-        "∞.",
+        f"R2D2 has batches of {R2D2['batch_size']} sequences of {R2D2['sequence_length']} steps, "
+        f"and DQN, which sees its last {STACK} observations, {DQN['batch_size']} steps; both learn "
+        f"from each step {SETTINGS['samples_per_insert']:g} times. R2D2 has an LSTM where DQN has "
+        "a second layer. Their other options are the same, and in the results file. Medians over "
+        "seeds, in brackets the quartiles; a run that never got there counts as ∞.",
         "",
         "![Policies that remember](images/memory.png)",
         "",
@@ -225,7 +231,9 @@ def report(results: Path, docs: Path) -> None:
 
 def main() -> None:
     """Be the command line."""
-    campaign.command("memory", __doc__, list(TASKS), jobs, IDENTITY, describe, report)
+    campaign.command(
+        "memory", __doc__, list(TASKS), jobs, IDENTITY, describe, report, any_machine=True
+    )
 
 
 if __name__ == "__main__":

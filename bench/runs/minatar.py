@@ -7,7 +7,7 @@ process, so that it can be made again to the bit. Returns by frames do not depen
 the machine, so parts of the campaign may run beside each other, and elsewhere:
 
     python -m bench.runs.minatar --tasks asterix breakout --output a.json --resume
-    python -m bench.runs.minatar --merge a.json b.json
+    python -m bench.runs.minatar --merge a.partial.json b.partial.json
 """
 
 from __future__ import annotations

@@ -134,7 +134,8 @@ def part(results: Path) -> list[str]:
         f"With learning, one update of {pixels_run.BATCH} rows for {pixels_run.STEPS_PER_UPDATE} "
         f"steps, after {pixels_run.LEARNING_STARTS}. The rivals' torch and our learner have a "
         "thread for each core. "
-        "Medians of interleaved repetitions, in brackets the quartiles.",
+        f"Medians of {len({run['seed'] for run in records})} interleaved repetitions, in brackets "
+        "the quartiles.",
         "",
     ]
     for name, task in TASKS.items():
