@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from .spaces import is_board, is_image
-from .updates.recorded import MAX_PROGRAMS, Recorded
+from .updates.recorded import Recorded
 
 __all__ = ["ACTIVATIONS", "IMAGE_NETWORKS", "MLP", "Encoder", "initialize", "rectify", "through"]
 
 CPU = torch.device("cpu")
+RECORDED_SIZES = 8  # of batches; each takes 2 to 28 MiB for images of Atari, up to 128 of them
 ONE_AT_A_TIME = threading.Lock()  # what a recording returns, its next call overwrites
 DICT_IMAGE_FEATURES, BOARD_FEATURES = 256, 128
 Layer = tuple[int, int, int]  # channels, width of the window, stride
@@ -244,7 +245,7 @@ class Encoder(nn.Module):
 
     def _is_worth_recording(self, n_rows: int) -> bool:
         """Return whether batches of this size are recorded: the first sizes that come."""
-        if len(self._sizes) < MAX_PROGRAMS:
+        if len(self._sizes) < RECORDED_SIZES:
             self._sizes.add(n_rows)
         return n_rows in self._sizes
 

@@ -241,7 +241,7 @@ def test_threads_may_act_by_the_same_convolutions():
 
 
 def test_only_the_first_sizes_of_batches_are_recorded(monkeypatch):
-    monkeypatch.setattr(networks, "MAX_PROGRAMS", 2)
+    monkeypatch.setattr(networks, "RECORDED_SIZES", 2)
     encoder = Encoder(WITH_CONVOLUTIONS["board"])
     for n_rows in (1, 2, 3, 4, 2, 1):
         batch = batch_of(WITH_CONVOLUTIONS["board"], n_rows)
