@@ -536,7 +536,7 @@ def test_records_of_several_commits_are_all_named(tmp_path):
     }
 
 
-def test_parts_of_a_campaign_are_merged(tmp_path):
+def test_parts_of_a_campaign_are_merged(tmp_path, monkeypatch):
     here, there = (
         {"date": "2026-01-01", "commit": "first", "processor": {"model": name}}
         for name in ("fast", "slow")
@@ -555,7 +555,8 @@ def test_parts_of_a_campaign_are_merged(tmp_path):
     assert described["other_processors"] == ["slow (family ?, model ?)"]
     assert described["cores_used_by_others"] == 0.5
     assert records[1]["earlier_errors"] == ["broke"]
-    merge([whole, parts[0]])
+    monkeypatch.chdir(tmp_path)
+    merge([Path(whole.name), parts[0]])
     assert campaign.read(whole) == (described, records)
     with pytest.raises(SystemExit, match=r"whole\.json has runs"):
         merge(parts)

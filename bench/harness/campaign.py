@@ -172,8 +172,9 @@ def merge(
     for file in files:
         if not file.exists():
             raise SystemExit(f"{file} is not there; runs so far are in {partial_of(file).name}")
+    named = [file.resolve() for file in files]
     for there in (output, partial_of(output)):
-        if there.exists() and there not in files:
+        if there.exists() and there.resolve() not in named:
             raise SystemExit(f"{there} has runs: name it among the files, or move it away")
     described = json.loads(files[0].read_text())["machine"]
     merged: dict[tuple[Any, ...], Record] = {}
@@ -188,7 +189,7 @@ def merge(
                 merged[key] = record if old is None else {**record, **_errors_so_far(old)}
     described["cores_used_by_others"] = _most_used_by_others(merged.values())
     write(output, described, list(merged.values()))
-    if partial_of(output) in files:
+    if partial_of(output).resolve() in named:
         partial_of(output).unlink()
 
 
