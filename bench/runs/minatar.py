@@ -4,10 +4,12 @@ DQN with each of them alone, and with all; everything else is the preset of DQN 
 every run. The question is that of Hessel et al. (2018), asked of small games as in Obando-Ceron &
 Castro (2021), and scores are put together as Agarwal et al. (2021) advise. Every run is in one
 process, so that it can be made again to the bit. Returns by frames do not depend on the speed of
-the machine, so parts of the campaign may run beside each other, and elsewhere:
+the machine, so parts of the campaign may run beside each other, and elsewhere, each from a copy of
+what there is:
 
+    cp bench/results/minatar.json a.json
     python -m bench.runs.minatar --tasks asterix breakout --output a.json --resume
-    python -m bench.runs.minatar --merge a.partial.json b.partial.json
+    python -m bench.runs.minatar --merge bench/results/minatar.json a.partial.json b.partial.json
 """
 
 from __future__ import annotations
