@@ -31,6 +31,7 @@ STORING = (
 )
 ADAPTERS = ("calls/test_sb3.py", "calls/test_tianshou.py")
 LEARNER = ("calls/test_learner.py",)
+ACTING = ("calls/test_acting.py",)
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Part:
 def others() -> tuple[str, ...]:
     """Name every test file that no other part has, and the folder of the ablations."""
     calls = sorted(f"calls/{path.name}" for path in BENCH.glob("calls/test_*.py"))
-    taken = {*STORING, *ADAPTERS, *LEARNER}
+    taken = {*STORING, *ADAPTERS, *LEARNER, *ACTING}
     return (*(name for name in calls if name not in taken), "ablation")
 
 
@@ -61,6 +62,7 @@ PARTS = {
     "storing": Part("processes, frames, checkpoints, prefetch", files=STORING),
     "adapters": Part("SB3 and Tianshou, stock against ours", files=ADAPTERS),
     "learner": Part("a learner's update", files=LEARNER),
+    "acting": Part("choosing actions", files=ACTING),
     "rllib_training": Part(
         "RLlib's training, stock against ours",
         module="bench.runs.rllib_training",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -92,6 +93,22 @@ def short(request: pytest.FixtureRequest) -> bool:
 def smoke(request: pytest.FixtureRequest) -> bool:
     """Whether every call is made once, only to see that it works."""
     return request.config.getoption("--benchmark-disable")
+
+
+@pytest.fixture
+def one_core() -> Iterator[None]:
+    """Keep this process on one core, and with it those that start meanwhile.
+
+    A rival's libraries then find one core and start no threads for others, and whoever waits leaves
+    the core to the one whose turn it is.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    yield
+    os.sched_setaffinity(0, cores)
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import gymnasium as gym
 import numpy as np
@@ -78,22 +77,6 @@ def contender(name: str, update: Callable[[], object]) -> Contender:
             update()
 
     return Contender(name, call, lambda n: [()] * n, operations=PERIOD)
-
-
-@pytest.fixture
-def one_core() -> Iterator[None]:
-    """Keep this process on one core, and with it those that start meanwhile.
-
-    A rival's libraries then find one core and start no threads for others, and whoever waits leaves
-    the core to the one whose turn it is.
-    """
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(cores)})
-    yield
-    os.sched_setaffinity(0, cores)
 
 
 @pytest.mark.parametrize("units", [64, 256])

@@ -229,6 +229,7 @@ PAGES = (
     Page("adapter_benchmarks.md", "Adapter benchmarks", scenarios.ADAPTERS, adapter_plots.draw),
     Page("storing_benchmarks.md", "Benchmarks of sharing and storing", scenarios.STORING),
     Page("learner_benchmarks.md", "Benchmarks of the learner's update", scenarios.LEARNER),
+    Page("acting_benchmarks.md", "Benchmarks of acting", scenarios.ACTING),
 )
 
 

@@ -139,3 +139,13 @@ LEARNER = {  # docs/learner_benchmarks.md
         "records its graph. The call has two updates, or SBX's 40."
     ),
 }
+ACTING = {  # docs/acting_benchmarks.md
+    "acting: best actions": (
+        "Choose the best actions of so many observations by DQN's network, on one core, arrays in "
+        "and arrays out: `act`, torch's modules under `inference_mode`, and SB3's `predict`."
+    ),
+    "acting: first call": (
+        "Seconds of the first of these calls, measured once. In it ours records its programs for "
+        "batches of this size."
+    ),
+}

@@ -46,6 +46,15 @@ def test_changes_in_place_of_other_tensors_count(linear):
         assert (y == linear(X)).all() and (z == linear.bias.exp()).all()
 
 
+def test_what_is_recorded_is_not_called_while_another_is(linear):
+    inner = Recorded(lambda x: (linear(x),))
+    outer = Recorded(lambda x: (inner(x)[0] * 2,))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="call the function that it was made of"):
+            outer(X)
+        assert torch.equal(inner(X)[0], linear(X)), "it is of no use afterwards"
+
+
 def branch_on_an_input(linear, x):
     return linear(x).mean() * (2 if x[0, 0] > 0 else 1)
 

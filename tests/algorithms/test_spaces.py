@@ -1,9 +1,5 @@
 """Spaces that an algorithm cannot handle are refused by name, with what to do instead."""
 
-import copy
-import pickle
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 
@@ -14,11 +10,8 @@ from gymnasium import spaces  # noqa: E402
 
 from kary_replay.algorithms import (  # noqa: E402
     ALGORITHMS,
-    Encoder,
     UnsuitableSpaceError,
-    networks,
 )
-from kary_replay.algorithms.updates.translation import NativeProgram  # noqa: E402
 
 BAD_OBSERVATIONS = {
     "Tuple": spaces.Tuple([VECTOR, VECTOR]),
@@ -165,91 +158,6 @@ def test_the_wrapper_named_for_several_discrete_actions_works(name):
     assert {env.step(action) for action in range(6)} == {(i, j) for i in range(3) for j in range(2)}
 
 
-@pytest.mark.parametrize(
-    ("name", "n_features", "n_weights"),
-    [("nature", 512, 1_684_128), ("data_efficient", 256, 202_208)],
-)
-def test_networks_for_images_are_those_of_their_papers(name, n_features, n_weights):
-    """Weights and biases, added up by hand; the larger is also that of Stable-Baselines3."""
-    encoder = Encoder(IMAGE, name)
-    assert encoder.n_features == n_features
-    assert sum(parameter.numel() for parameter in encoder.parameters()) == n_weights
-    image = torch.randint(256, (3, *IMAGE.shape), dtype=torch.uint8)
-    features = encoder(image)
-    assert features.shape == (3, n_features) and features.min() == 0 < features.max()
-    brighter = image.clone()
-    brighter[1] = 255 - brighter[1]
-    assert ((encoder(brighter) != features).any(1) == torch.tensor([False, True, False])).all()
-
-
-SMALL = spaces.Box(0, 255, (1, 36, 36), np.uint8)
-WITH_CONVOLUTIONS = {
-    "image": SMALL,
-    "board": spaces.Box(0, 1, (4, 10, 10), np.bool_),
-    "dict": spaces.Dict({"camera": SMALL, "speed": VECTOR}),
-    "dict that is not native": spaces.Dict({"camera": SMALL, "place": spaces.Discrete(3)}),
-}
-
-
-def batch_of(space, n_rows):
-    rows = [space.sample() for _ in range(n_rows)]
-    if isinstance(space, spaces.Dict):
-        return {key: np.stack([row[key] for row in rows]) for key in space}
-    return np.stack(rows)
-
-
-def expected(encoder, batch):
-    with torch.no_grad():
-        if isinstance(batch, dict):
-            return encoder({key: torch.from_numpy(part) for key, part in batch.items()}).numpy()
-        return encoder(torch.from_numpy(batch)).numpy()
-
-
-@pytest.mark.parametrize("kind", WITH_CONVOLUTIONS)
-def test_convolutions_act_by_the_parameters_of_now(kind):
-    space = WITH_CONVOLUTIONS[kind]
-    encoder = Encoder(space)
-    batch = batch_of(space, 5)
-    first = encoder.numpy(batch)
-    (program,) = encoder._recorded.programs.values()
-    assert isinstance(program, NativeProgram) is not kind.endswith("not native")
-    before = first.copy()
-    np.testing.assert_allclose(first, expected(encoder, batch), rtol=1e-4, atol=1e-5)
-    encoder.numpy(batch_of(space, 5))
-    assert np.array_equal(first, before), "the next batch was written over the features of this one"
-    other = pickle.loads(pickle.dumps(copy.deepcopy(encoder)))
-    for parameter in encoder.parameters():
-        parameter.data = 2 * parameter.data  # as where a minimizer makes one vector of all
-    with torch.no_grad():
-        next(encoder.parameters()).add_(0.01)
-    np.testing.assert_allclose(encoder.numpy(batch), expected(encoder, batch), rtol=1e-4, atol=1e-4)
-    assert not np.allclose(encoder.numpy(batch), first)
-    assert np.array_equal(other.numpy(batch), first), "a copy reads the parameters of the original"
-    assert list(encoder.state_dict()) == list(other.state_dict())
-    assert not any(name.startswith("_") for name in encoder.state_dict())
-
-
-def test_threads_may_act_by_the_same_convolutions():
-    space = WITH_CONVOLUTIONS["board"]
-    encoder = Encoder(space)
-    batches = [batch_of(space, 5) for _ in range(4)]
-    alone = [encoder.numpy(batch) for batch in batches]
-    with ThreadPoolExecutor(4) as pool:
-        together = [pool.submit(encoder.numpy, batch) for batch in 250 * batches]
-        for number, features in enumerate(together):
-            assert np.array_equal(features.result(), alone[number % 4])
-
-
-def test_only_the_first_sizes_of_batches_are_recorded(monkeypatch):
-    monkeypatch.setattr(networks, "RECORDED_SIZES", 2)
-    encoder = Encoder(WITH_CONVOLUTIONS["board"])
-    for n_rows in (1, 2, 3, 4, 2, 1):
-        batch = batch_of(WITH_CONVOLUTIONS["board"], n_rows)
-        found = encoder.numpy(batch)
-        np.testing.assert_allclose(found, expected(encoder, batch), rtol=1e-4, atol=1e-5)
-    assert len(encoder._recorded.programs) == 2
-
-
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_has_the_network_for_images_that_is_asked_for(name):
     space = BOX if name in ("ddpg", "td3", "sac") else DISCRETE
@@ -263,17 +171,3 @@ def test_every_algorithm_has_the_network_for_images_that_is_asked_for(name):
         if hasattr(layer, "kernel_size")
     ]
     assert set(windows) == {(5, 5)}
-
-
-def test_images_without_an_axis_of_channels_have_one():
-    flat, deep = spaces.Box(0, 255, (84, 80), np.uint8), spaces.Box(0, 255, (1, 84, 80), np.uint8)
-    torch.manual_seed(0)
-    first = Encoder(flat)
-    torch.manual_seed(0)
-    second = Encoder(deep)
-    assert first.n_features == second.n_features == 512
-    image = torch.randint(256, (3, 84, 80), dtype=torch.uint8)
-    assert torch.equal(first(image), second(image.unsqueeze(1)))
-    assert Encoder(spaces.Dict({"camera": flat})).n_features == 256
-    assert Encoder(spaces.Box(0, 255, (84, 3), np.uint8)).n_features == 252  # too small for one
-    assert Encoder(spaces.Box(0, 255, (84, 84), np.float32)).n_features == 84 * 84  # not bytes

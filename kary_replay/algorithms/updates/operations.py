@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["graph_of"]
+__all__ = ["graph_of", "is_recording"]
 
 aten: Any = torch.ops.aten
 # operations that return no tensor, and ask for no value
@@ -47,6 +47,11 @@ def graph_of(
     return torch.fx.GraphModule(recorder.constants, recorder.graph)
 
 
+def is_recording() -> bool:
+    """Return whether this thread is carrying out a function for its graph."""
+    return isinstance(_get_current_dispatch_mode(), Recorder)
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down every operation that is carried out, and whose results it takes."""
 
@@ -69,6 +74,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled():  # else autograd has taken operations apart
+            with self:
+                parts = function.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
         if function is aten.lift_fresh.default:
             # A literal is copied each time, because what is done with it in place must not last.
             function = aten.lift_fresh_copy.default

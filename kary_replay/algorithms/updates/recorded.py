@@ -6,17 +6,20 @@ native programs do not know. On a GPU it is one CUDA graph.
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from .captured import Captured
-from .operations import graph_of
+from .operations import graph_of, is_recording
 from .translation import NativeProgram, translated
 
 __all__ = ["Function", "Recorded", "recorded"]
@@ -24,6 +27,14 @@ __all__ = ["Function", "Recorded", "recorded"]
 Function = Callable[..., tuple[Tensor, ...]]
 MAX_PROGRAMS = 32  # of one function, for inputs of as many shapes; the oldest goes
 RECORDING = threading.Lock()  # torch's tracers keep their state in globals
+
+
+def _renew() -> None:
+    global RECORDING
+    RECORDING = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)  # whatever a thread of the parent was at
 
 
 class Recorded:
@@ -43,7 +54,8 @@ class Recorded:
     RuntimeError
         At the first call, if the function asks for a value that its arguments or parameters
         determine, as ``if`` and ``item`` do, or selects as many rows as some condition holds for:
-        the recording could not ask again. On a GPU also if it uses tensors of another device.
+        the recording could not ask again. Also if it calls what is recorded itself, and on a GPU
+        if it uses tensors of another device.
 
     Notes
     -----
@@ -51,7 +63,7 @@ class Recorded:
     program, and bit for bit otherwise, but for ``torch.addmm`` onto a matrix, which TorchScript
     rounds once more. The tensors that are returned are for use under ``torch.inference_mode``;
     outside, clone them, and also if they are to outlast the next call. One thread at a time may
-    call it.
+    call it, but any number may ask for ``arrays``.
 
     At the first call the function is carried out up to three times, so it should change nothing
     besides what it returns. Values that it takes out of torch, as by ``numpy`` or ``tolist``, stay
@@ -60,7 +72,11 @@ class Recorded:
 
     def __init__(self, function: Function) -> None:
         self.function = function
+        self._begin()
+
+    def _begin(self) -> None:
         self.programs: dict[tuple[Any, ...], Function] = {}
+        self._lock, self._pid = threading.Lock(), os.getpid()
 
     def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
         tensors = leaves(inputs)
@@ -68,6 +84,11 @@ class Recorded:
         casts = torch.is_autocast_enabled(device)
         kind = casts, kind_of(tensors)
         program = self.programs.get(kind)
+        if is_recording():
+            raise RuntimeError(
+                "a function that is recorded calls one that is recorded already, whose operations "
+                "cannot be seen: call the function that it was made of"
+            )
         if program is None:
             with RECORDING:
                 program = self._record(inputs, tensors)
@@ -80,9 +101,18 @@ class Recorded:
         with torch.inference_mode(), without_autocast(device) if casts else nullcontext():
             return program(*tensors)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # a copy of a program would go on reading the parameters of the original
-        return {"function": self.function, "programs": {}}
+    def arrays(self, *inputs: Any) -> tuple[npt.NDArray[Any], ...]:
+        """Return what a call does, as arrays of their own. Threads wait for each other."""
+        if self._pid != os.getpid():
+            self._begin()  # a forked child: of the parent's threads one may have held the locks
+        with self._lock:
+            return tuple(np.array(result.cpu().numpy()) for result in self(*inputs))
+
+    def __getstate__(self) -> Function:
+        return self.function  # a copy of a program would go on reading the original's parameters
+
+    def __setstate__(self, function: Function) -> None:
+        self.__init__(function)  # type: ignore[misc]
 
     def _record(self, inputs: tuple[Any, ...], tensors: list[Tensor]) -> Function:
         """Return the function as a program of the leaves of such inputs."""
