@@ -148,7 +148,7 @@ class CNN(nn.Module):
         On a CPU a native program computes it, which gives the same to within rounding. There is one
         for 1, 2, 4, ... images each, and other batches go through in parts of so many. So an
         image has the same features, to the bit, whatever came before and whatever is beside it.
-        One thread at a time gets in. The first batch of a size takes 5 to 40 ms longer.
+        One thread at a time gets in. The first batch of a size takes 5 to 150 ms longer.
         """
         rows = torch.as_tensor(images)
         device = self._last[0].weight.device
