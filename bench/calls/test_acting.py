@@ -35,7 +35,7 @@ NETWORKS: dict[str, tuple[spaces.Box, dict[str, Any], tuple[str, dict[str, Any]]
         ("MlpPolicy", {"net_arch": [256, 256]}),
     ),
 }
-ROWS, SHORT_ROWS = (1, 2, 4, 8, 32, 128), (1, 8)
+ROWS, SHORT_ROWS = (1, 2, 3, 4, 5, 7, 8, 20, 32, 128), (1, 8)
 ACTIONS = spaces.Discrete(6)
 
 

@@ -7,7 +7,7 @@ there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -114,7 +114,7 @@ class CNN(nn.Module):
     Parameters
     ----------
     shape : tuple of int
-        Of an image: channels, rows, columns.
+        Of an image: channels, rows, columns. One channel need not be said.
     layers : sequence of Layer
         The convolutions.
     n_features : int
@@ -124,14 +124,15 @@ class CNN(nn.Module):
     def __init__(self, shape: tuple[int, ...], layers: Sequence[Layer], n_features: int) -> None:
         super().__init__()
         self.shape, self.n_features = shape, n_features
+        n_channels, *sides = shape if len(shape) == 3 else (1, *shape)
         self.cnn = nn.Sequential()
-        n_channels = shape[0]
+        one = torch.zeros(1, n_channels, *sides)
         for n_outputs, window, stride in layers:
             self.cnn.extend((nn.Conv2d(n_channels, n_outputs, window, stride), nn.ReLU()))
             n_channels = n_outputs
         self.cnn.append(nn.Flatten())
         with torch.no_grad():
-            n_flat = self.cnn(torch.zeros(1, *shape)).shape[1]
+            n_flat = self.cnn(one).shape[1]
         linear = nn.Linear(n_flat, n_features)
         self.linear = nn.Sequential(linear, nn.ReLU())
         self._last = (linear,)  # in a tuple, so that its weights have no second name
@@ -139,39 +140,50 @@ class CNN(nn.Module):
         self._most_rows = 1 << max(1, MOST_NUMBERS // math.prod(shape)).bit_length() - 1
 
     def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.linear(self.cnn(images.float().reshape(-1, *self.shape)))
+        numbers = images.float()
+        features: Tensor = self.linear(
+            self.cnn(numbers if len(self.shape) == 3 else numbers.unsqueeze(1))
+        )
         return features
 
     def numpy(self, images: Tensor | npt.NDArray[Any]) -> Array:
         """Return what ``forward`` does, without gradients, for a tensor or an array.
 
-        On a CPU a native program computes it, which gives the same to within rounding. There is one
-        for 1, 2, 4, ... images each, and other batches go through in parts of so many. So an
-        image has the same features, to the bit, whatever came before and whatever is beside it.
+        On a CPU native programs compute it, which give the same to within rounding. There is one
+        for 1, 2, 4, ... images each, and other batches go through in parts of so many. So these
+        give an image the same features, to the bit, whatever came before and whatever is beside it.
         One thread at a time gets in. The first batch of a size takes 5 to 150 ms longer.
         """
         rows = torch.as_tensor(images)
+        if rows.shape[1:] != self.shape:
+            raise ValueError(f"images must be [B, *{self.shape}], got {tuple(rows.shape)}")
         device = self._last[0].weight.device
         if device != CPU:
             with torch.no_grad():
                 return self(rows.to(device)).cpu().numpy()  # type: ignore[no-any-return]
         rows = (rows if rows.dtype in BYTES else rows.float()).cpu().contiguous()
-        rows = rows.reshape(-1, *self.shape)
-        split = torch.split(rows, self._sizes(len(rows)))
-        parts = [self._recorded.arrays(part)[0] for part in split]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        features, begin = np.empty((len(rows), self.n_features), np.float32), 0
+        for size in self._sizes(len(rows)):
+            part = rows[begin : begin + size]
+            n = len(part)
+            if n < size:
+                part = torch.cat([part, part.new_zeros(size - n, *self.shape)])
+            features[begin : begin + n] = self._recorded.arrays(part)[0][:n]
+            begin += n
+        return features
 
-    def _sizes(self, n_rows: int) -> list[int]:
-        """Return the sizes of the parts of a batch: powers of two, the largest first."""
-        sizes = [self._most_rows] * (n_rows // self._most_rows)
-        rest = n_rows % self._most_rows
-        return sizes + [2**i for i in reversed(range(rest.bit_length())) if rest & 2**i]
+    def _sizes(self, n_rows: int) -> Iterator[int]:
+        """Yield powers of two that make a batch; of the last, a quarter may be too much."""
+        while n_rows > 0:
+            size = min(1 << (n_rows - 1).bit_length(), self._most_rows)
+            yield (size := size if n_rows >= 0.75 * size else size // 2)
+            n_rows -= size
 
     def _features(self, images: Tensor) -> tuple[Tensor]:
         with torch.no_grad():
             return (self(images),)
 
-    # The doors through which torch replaces parameters, or changes how they lie in memory.
+    # Where torch changes all parameters of a module: what they are, or how they lie in memory.
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         self._recorded = Recorded(self._features)
@@ -184,10 +196,7 @@ class CNN(nn.Module):
 
 
 class ImageCNN(CNN):
-    """A CNN of images of bytes. Those without an axis of channels have one channel."""
-
-    def __init__(self, shape: tuple[int, ...], n_features: int, layers: Sequence[Layer]) -> None:
-        super().__init__(shape if len(shape) == 3 else (1, *shape), layers, n_features)
+    """A CNN of images of bytes."""
 
     def forward(self, images: Tensor) -> Tensor:
         return super().forward(images.float() / 255.0)
@@ -223,9 +232,9 @@ class Flatten(nn.Module):
 
     def numpy(self, value: Tensor | npt.NDArray[Any]) -> Array:
         """Return what ``forward`` does, for a tensor or an array."""
-        array = value.cpu().numpy() if isinstance(value, Tensor) else value
+        array = value.cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
         if self.n is not None:
-            array = array[:, None] - self.start == np.arange(self.n)
+            array = array.astype(np.int64).reshape(len(array), 1) - self.start == np.arange(self.n)
         features: Array = array.reshape(len(array), self.n_features).astype(np.float32, copy=False)
         return features
 
@@ -255,7 +264,7 @@ class Encoder(nn.Module):
         for part in (space,) if spaces is None else spaces.values():
             encoder: CNN | Flatten
             if is_image(part):
-                encoder = ImageCNN(part.shape, n_image, layers)
+                encoder = ImageCNN(part.shape, layers, n_image)
             elif is_board(part):
                 encoder = BoardCNN(part.shape)
             else:

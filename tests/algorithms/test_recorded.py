@@ -50,8 +50,9 @@ def test_what_is_recorded_is_not_called_while_another_is(linear):
     inner = Recorded(lambda x: (linear(x),))
     outer = Recorded(lambda x: (inner(x)[0] * 2,))
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="call the function that it was made of"):
-            outer(X)
+        for asked in (outer, Recorded(lambda x: (torch.from_numpy(inner.arrays(x)[0]),))):
+            with pytest.raises(RuntimeError, match="call the function that it was made of"):
+                asked(X)
         assert torch.equal(inner(X)[0], linear(X)), "it is of no use afterwards"
 
 

@@ -79,16 +79,12 @@ class Recorded:
         self._lock, self._pid = threading.Lock(), os.getpid()
 
     def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
+        check_is_seen()
         tensors = leaves(inputs)
         device = tensors[0].device.type
         casts = torch.is_autocast_enabled(device)
         kind = casts, kind_of(tensors)
         program = self.programs.get(kind)
-        if is_recording():
-            raise RuntimeError(
-                "a function that is recorded calls one that is recorded already, whose operations "
-                "cannot be seen: call the function that it was made of"
-            )
         if program is None:
             with RECORDING:
                 program = self._record(inputs, tensors)
@@ -103,6 +99,7 @@ class Recorded:
 
     def arrays(self, *inputs: Any) -> tuple[npt.NDArray[Any], ...]:
         """Return what a call does, as arrays of their own. Threads wait for each other."""
+        check_is_seen()
         if self._pid != os.getpid():
             self._begin()  # a forked child: of the parent's threads one may have held the locks
         with self._lock:
@@ -144,6 +141,15 @@ class Recorded:
         device = tensors[0].device.type
         with without_autocast(device):
             return PROGRAMS[device](graph, tensors)
+
+
+def check_is_seen() -> None:
+    """Raise RuntimeError if a function is being recorded, which would see nothing of another."""
+    if is_recording():
+        raise RuntimeError(
+            "a function that is recorded calls one that is recorded already, whose operations "
+            "cannot be seen: call the function that it was made of"
+        )
 
 
 def compiled(graph: Any, tensors: list[Tensor]) -> Function:
