@@ -149,10 +149,10 @@ class CNN(nn.Module):
     def numpy(self, images: Tensor | npt.NDArray[Any]) -> Array:
         """Return what ``forward`` does, without gradients, for a tensor or an array.
 
-        On a CPU native programs compute it, which give the same to within rounding. There is one
-        for 1, 2, 4, ... images each, and other batches go through in parts of so many. So these
-        give an image the same features, to the bit, whatever came before and whatever is beside it.
-        One thread at a time gets in. The first batch of a size takes 5 to 150 ms longer.
+        On a CPU native programs compute it, which give the same to within rounding, and an image
+        the same features to the bit in any batch. There is one for each size, of which the first
+        three binary digits count: smaller batches are filled up, by a quarter at most. One thread at
+        a time gets in. The first batch of a size takes 5 to 150 ms longer.
         """
         rows = torch.as_tensor(images)
         if rows.shape[1:] != self.shape:
@@ -173,11 +173,12 @@ class CNN(nn.Module):
         return features
 
     def _sizes(self, n_rows: int) -> Iterator[int]:
-        """Yield powers of two that make a batch; of the last, a quarter may be too much."""
+        """Yield the sizes of programs for a batch, the last of which may be for more."""
         while n_rows > 0:
-            size = min(1 << (n_rows - 1).bit_length(), self._most_rows)
-            yield (size := size if n_rows >= 0.75 * size else size // 2)
-            n_rows -= size
+            n = min(n_rows, self._most_rows)
+            step = 1 << max(0, (n - 1).bit_length() - 3)
+            yield -(-n // step) * step
+            n_rows -= n
 
     def _features(self, images: Tensor) -> tuple[Tensor]:
         with torch.no_grad():
