@@ -151,8 +151,8 @@ class CNN(nn.Module):
 
         On a CPU native programs compute it, which give the same to within rounding, and an image
         the same features to the bit in any batch. There is one for each size, of which the first
-        three binary digits count: smaller batches are filled up, by a quarter at most. One thread at
-        a time gets in. The first batch of a size takes 5 to 150 ms longer.
+        three binary digits count: smaller batches are filled up, by a quarter at most. One thread
+        at a time gets in. The first batch of a size takes 5 to 150 ms longer.
         """
         rows = torch.as_tensor(images)
         if rows.shape[1:] != self.shape:
