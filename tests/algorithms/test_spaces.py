@@ -8,10 +8,7 @@ torch = pytest.importorskip("torch")
 from algorithm_runs import BOX, DISCRETE, IMAGE, NAMES, VECTOR, make  # noqa: E402
 from gymnasium import spaces  # noqa: E402
 
-from kary_replay.algorithms import (  # noqa: E402
-    ALGORITHMS,
-    UnsuitableSpaceError,
-)
+from kary_replay.algorithms import ALGORITHMS, UnsuitableSpaceError  # noqa: E402
 
 BAD_OBSERVATIONS = {
     "Tuple": spaces.Tuple([VECTOR, VECTOR]),
