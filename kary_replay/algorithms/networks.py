@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from .parameters import Array, Views, stored
 from .spaces import is_board, is_image
 from .updates.recorded import Recorded
 
@@ -24,6 +25,7 @@ __all__ = ["ACTIVATIONS", "IMAGE_NETWORKS", "MLP", "Encoder", "initialize", "rec
 CPU = torch.device("cpu")
 BYTES = (torch.uint8, torch.bool)
 MOST_NUMBERS = 2**22  # of images that are recorded as one batch: 128 images of Atari
+MOST_ROWS = 512  # of them; there are 32 sizes up to it, for which a recording has room
 DICT_IMAGE_FEATURES, BOARD_FEATURES = 256, 128
 Layer = tuple[int, int, int]  # channels, width of the window, stride
 # Layers, and features of an image that is alone
@@ -33,7 +35,6 @@ IMAGE_NETWORKS: dict[str, tuple[Sequence[Layer], int]] = {
     # van Hasselt, Hessel & Aslanides (2019), arXiv:1906.05243
     "data_efficient": (((32, 5, 5), (64, 5, 5)), 256),
 }
-Array = npt.NDArray[np.float32]
 Observation = Any  # Tensor [B, ...], or a dict of them
 
 
@@ -46,7 +47,7 @@ class MLP(nn.Sequential):
         self._linears = [nn.Linear(*widths) for widths in pairwise((n_inputs, *hidden, n_outputs))]
         layer, self._activate = ACTIVATIONS[activation]
         super().__init__(*[part for linear in self._linears for part in (linear, layer())][:-1])
-        self._views: list[tuple[Array, Array]] = []
+        self._views = Views(self._linears)
 
     def numpy(self, features: Array) -> Array:
         """Return what ``forward`` does, without gradients; on a CPU by NumPy.
@@ -55,24 +56,18 @@ class MLP(nn.Sequential):
         through layers of 64 units take 60 µs with torch and 15 with NumPy, or 130 and 40 µs if
         other work has been done in between.
         """
-        weight = self._linears[0].weight
-        if not self._views or self._views[0][0].__array_interface__["data"][0] != weight.data_ptr():
-            if weight.device.type != "cpu":
-                with torch.no_grad():
-                    outputs: Tensor = self(torch.from_numpy(features).to(weight.device))
-                return outputs.cpu().numpy()
-            self._views = [
-                (linear.weight.detach().numpy().T, linear.bias.detach().numpy())
-                for linear in self._linears
-            ]
-        return through(self._views, self._activate, features)
+        arrays = self._views.arrays()
+        if arrays is not None:
+            return through(arrays, self._activate, features)
+        with torch.no_grad():
+            device = self._linears[0].weight.device
+            outputs: Tensor = self(torch.from_numpy(features).to(device))
+        return outputs.cpu().numpy()
 
 
-def through(
-    layers: Sequence[tuple[Array, Array]], activate: Callable[[Array], None], features: Array
-) -> Array:
-    """Return what layers make of features: matrices [inputs, outputs] and biases."""
-    for number, (matrix, bias) in enumerate(layers):
+def through(arrays: list[Array], activate: Callable[[Array], None], features: Array) -> Array:
+    """Return what layers make of features, each a matrix [inputs, outputs] and a bias."""
+    for number, (matrix, bias) in enumerate(zip(arrays[::2], arrays[1::2], strict=True)):
         if number:
             activate(features)
         features = features @ matrix
@@ -135,9 +130,14 @@ class CNN(nn.Module):
             n_flat = self.cnn(one).shape[1]
         linear = nn.Linear(n_flat, n_features)
         self.linear = nn.Sequential(linear, nn.ReLU())
-        self._last = (linear,)  # in a tuple, so that its weights have no second name
-        self._recorded = Recorded(self._features)
-        self._most_rows = 1 << max(1, MOST_NUMBERS // math.prod(shape)).bit_length() - 1
+        most_rows = min(MOST_ROWS, max(1, MOST_NUMBERS // math.prod(shape)))
+        self._most_rows = 1 << most_rows.bit_length() - 1
+        self._strides = (math.prod(shape), *one[0].stride()[-len(shape) :])
+        self._recorded: Recorded | None = None
+        self._places: list[Any] = []  # of the parameters that it reads
+        convolutions = [each for each in self.cnn if isinstance(each, nn.Conv2d)]
+        # in a tuple, so that weights have no second name
+        self._layers: tuple[nn.Conv2d | nn.Linear, ...] = (*convolutions, linear)
 
     def forward(self, images: Tensor) -> Tensor:
         numbers = images.float()
@@ -152,24 +152,35 @@ class CNN(nn.Module):
         On a CPU native programs compute it, which give the same to within rounding, and an image
         the same features to the bit in any batch. There is one for each size, of which the first
         three binary digits count: smaller batches are filled up, by a quarter at most. One thread
-        at a time gets in. The first batch of a size takes 5 to 150 ms longer, and its program 1 to
-        28 MiB for images of Atari, 270 MiB if there are batches of all sizes.
+        at a time gets in; another may change parameters in place meanwhile, but not give them other
+        memory. Layers that are replaced after the first call are not noticed. The first batch of a
+        size takes 5 to 150 ms longer, and its program 1 to 28 MiB for images of Atari, 270 MiB if
+        there are batches of all sizes.
         """
         rows = torch.as_tensor(images)
         if rows.shape[1:] != self.shape:
             raise ValueError(f"images must be [B, *{self.shape}], got {tuple(rows.shape)}")
-        device = self._last[0].weight.device
-        if device != CPU:
+        read = stored(self._layers)
+        places = [(id(each), each.device, each.dtype, each.stride()) for each in read]
+        if places != self._places:  # programs go on to read what was there, and as it lay
+            is_readable = len(read) == 2 * len(self._layers) and {p.device for p in read} == {CPU}
+            self._recorded = Recorded(self._features) if is_readable else None
+            self._places = places
+        recorded = self._recorded
+        if recorded is None:
             with torch.no_grad():
-                return self(rows.to(device)).cpu().numpy()  # type: ignore[no-any-return]
+                outputs: Tensor = self(rows.to(self._layers[0].weight.device))
+            return outputs.float().cpu().numpy()
         rows = (rows if rows.dtype in BYTES else rows.float()).cpu().contiguous()
+        if rows.stride() != self._strides:  # of axes of one, where they say nothing
+            rows = rows.view(-1).view(rows.shape)
         features, begin = np.empty((len(rows), self.n_features), np.float32), 0
         for size in self._sizes(len(rows)):
             part = rows[begin : begin + size]
             n = len(part)
             if n < size:
                 part = torch.cat([part, part.new_zeros(size - n, *self.shape)])
-            features[begin : begin + n] = self._recorded.arrays(part)[0][:n]
+            features[begin : begin + n] = recorded.arrays(part)[0][:n]
             begin += n
         return features
 
@@ -183,18 +194,7 @@ class CNN(nn.Module):
 
     def _features(self, images: Tensor) -> tuple[Tensor]:
         with torch.no_grad():
-            return (self(images),)
-
-    # Where torch changes all parameters of a module: what they are, or how they lie in memory.
-
-    def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        self._recorded = Recorded(self._features)
-        return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *args: Any) -> None:
-        if metadata.get("assign_to_params_buffers"):
-            self._recorded = Recorded(self._features)
-        super()._load_from_state_dict(state, prefix, metadata, *args)
+            return (self(images).float(),)
 
 
 class ImageCNN(CNN):

@@ -6,19 +6,17 @@ Fortunato et al. (2018), Noisy Networks for Exploration, arXiv:1706.10295, with 
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .networks import MLP, rectify, through
+from .parameters import Array
 
 __all__ = ["NoisyMLP", "factorized_noise"]
-
-Array = npt.NDArray[np.float32]
 
 
 def factorized_noise(numbers: Tensor) -> Tensor:
@@ -57,7 +55,7 @@ class NoisyMLP(nn.Module):
             for name in ("weight", "bias")
         )
         self.n_noise = sum(layer.in_features + layer.out_features for layer in self._linears)
-        self._disturbed: list[tuple[Array, Array]] | None = None
+        self._disturbed: list[Array] | None = None
 
     def forward(self, features: Tensor, noise: Tensor | None = None) -> Tensor:
         """Return the outputs with factorized noise, float [n_noise]; without it those of means."""
@@ -84,9 +82,8 @@ class NoisyMLP(nn.Module):
     @torch.no_grad()
     def disturb(self, noise: Tensor) -> None:
         """Let `numpy` compute with this noise from now on, by the weights of now."""
-        self._disturbed = [
-            (weight.cpu().numpy().T, bias.cpu().numpy()) for weight, bias in self._weights(noise)
-        ]
+        weights = chain.from_iterable(self._weights(noise))
+        self._disturbed = [each.cpu().numpy().T for each in weights]
 
     def numpy(self, features: Array) -> Array:
         """Return what ``forward`` does, without gradients, with the noise of `disturb`."""

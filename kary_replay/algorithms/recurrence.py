@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .parameters import Array, Views
+
 __all__ = ["LSTM", "parts_of", "sequences"]
 
-Array = npt.NDArray[np.float32]
 OBSERVATION, STATE, GOES_ON = "observation.", "state", "goes_on"
 
 
@@ -40,7 +40,7 @@ class LSTM(nn.Module):
         self.n_units = n_units
         self.inputs = nn.Linear(n_inputs, 4 * n_units)
         self.recurrent = nn.Linear(n_units, 4 * n_units, bias=False)
-        self._views: list[Array] = []
+        self._views = Views((self.inputs, self.recurrent))
 
     @property
     def state_size(self) -> int:
@@ -91,19 +91,16 @@ class LSTM(nn.Module):
 
     def numpy(self, features: Array, state: Array) -> tuple[Array, Array]:
         """Return what ``forward`` does for a single step, without gradients; on a CPU by NumPy."""
-        weight = self.inputs.weight
-        if not self._views or self._views[0].__array_interface__["data"][0] != weight.data_ptr():
-            if weight.device.type != "cpu":
-                inputs = (torch.from_numpy(each).to(weight.device) for each in (features, state))
-                with torch.no_grad():
-                    output, after = self(*inputs)
-                return output.cpu().numpy(), after.cpu().numpy()
-            own = weight, self.inputs.bias, self.recurrent.weight
-            self._views = [parameter.detach().numpy() for parameter in own]
-        matrix, bias, recurrent = self._views
+        arrays = self._views.arrays()
+        if arrays is None:
+            device = self.inputs.weight.device
+            with torch.no_grad():
+                output, after = self(*(torch.from_numpy(x).to(device) for x in (features, state)))
+            return output.cpu().numpy(), after.cpu().numpy()
+        matrix, bias, recurrent = arrays
         width = self.n_units
-        layer = features @ matrix.T
-        layer += state[:, :width] @ recurrent.T
+        layer = features @ matrix
+        layer += state[:, :width] @ recurrent
         layer += bias
         layer[:, : 3 * width] *= 0.5
         np.tanh(layer, out=layer)

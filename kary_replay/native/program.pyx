@@ -10,8 +10,6 @@ from libc.stdint cimport int64_t, uintptr_t
 from libc.string cimport memcpy
 from libcpp.vector cimport vector
 
-import threading
-
 import numpy as np
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
@@ -105,9 +103,7 @@ cdef class Program:
     """
 
     cdef Operation* operations
-    cdef char** memory
     cdef readonly int n_operations, n_pieces, n_threads
-    cdef object lock
 
     def __cinit__(self, words, numbers, int n_pieces, int n_threads=1):
         cdef int64_t[:, ::1] word = np.ascontiguousarray(words, np.int64)
@@ -119,21 +115,20 @@ cdef class Program:
         if n_threads < 1:
             raise ValueError(f"n_threads must be 1 or more, got {n_threads}")
         self.operations = <Operation*>PyMem_Malloc(self.n_operations * sizeof(Operation) + 1)
-        self.memory = <char**>PyMem_Malloc(n_pieces * sizeof(char*) + 1)
-        if self.operations is NULL or self.memory is NULL:
+        if self.operations is NULL:
             raise MemoryError
         for i in range(self.n_operations):
             memcpy(&self.operations[i].code, &word[i, 0], sizeof(int64_t))
             memcpy(self.operations[i].word, &word[i, 1], kWords * sizeof(int64_t))
             memcpy(self.operations[i].number, &number[i, 0], 2 * sizeof(double))
-        self.lock = threading.Lock()
 
     def __dealloc__(self):
         PyMem_Free(self.operations)
-        PyMem_Free(self.memory)
 
     def run(self, list pieces):
         """Carry out the operations.
+
+        Threads may do so at once, if they give memory of their own.
 
         Parameters
         ----------
@@ -145,14 +140,15 @@ cdef class Program:
         IndexError
             If an index that the operations read is out of range.
         """
+        cdef vector[char*] memory
         cdef bint done = False
         if len(pieces) != self.n_pieces:
             raise ValueError(f"the program works on {self.n_pieces} pieces, got {len(pieces)}")
-        with self.lock:
-            for i in range(self.n_pieces):
-                self.memory[i] = <char*><uintptr_t>pieces[i]()
-            with nogil:
-                done = chosen.run(self.operations, self.n_operations, self.memory, self.n_threads)
+        memory.reserve(self.n_pieces)
+        for piece in pieces:
+            memory.push_back(<char*><uintptr_t>piece())
+        with nogil:
+            done = chosen.run(self.operations, self.n_operations, memory.data(), self.n_threads)
         if not done:
             raise IndexError("an index is out of range: actions count from 0")
 
@@ -217,13 +213,11 @@ cdef class Sequence:
     cdef vector[Call] calls
     cdef vector[int] piece        # of each address
     cdef vector[int64_t] offset
-    cdef vector[char*] memory     # scratch: the addresses of a call to `run`
     cdef list programs            # whose operations these are
     cdef int n_rates
-    cdef object lock
 
     def __cinit__(self):
-        self.programs, self.lock = [], threading.Lock()
+        self.programs = []
 
     cdef void append(self, Kind kind, list places, const Operation* operations, int64_t n,
                      double first, double second, double third, int n_threads):
@@ -234,7 +228,6 @@ cdef class Sequence:
         for piece, offset in places:
             self.piece.push_back(piece)
             self.offset.push_back(offset)
-        self.memory.resize(self.piece.size())
         self.calls.push_back(call)
 
     def add_program(self, Program program, list places):
@@ -262,6 +255,8 @@ cdef class Sequence:
     def run(self, list pieces, list learning_rates):
         """Carry everything out.
 
+        Threads may do so at once, if they give memory of their own.
+
         Parameters
         ----------
         pieces : list of functions
@@ -274,7 +269,7 @@ cdef class Sequence:
         IndexError
             If an index that a program reads is out of range. What comes before it is done then.
         """
-        cdef vector[char*] base
+        cdef vector[char*] base, memory
         cdef vector[double] rate
         cdef bint done = True
         if len(learning_rates) != self.n_rates:
@@ -283,23 +278,23 @@ cdef class Sequence:
             base.push_back(<char*><uintptr_t>piece())
         for number in learning_rates:
             rate.push_back(number)
-        with self.lock:
-            for i in range(self.piece.size()):
-                if not 0 <= self.piece[i] < <int>base.size():
-                    raise ValueError(f"address {i} is in piece {self.piece[i]} of {base.size()}")
-                self.memory[i] = base[self.piece[i]] + self.offset[i]
-            with nogil:
-                done = self.carry_out(rate.data())
+        memory.reserve(self.piece.size())
+        for i in range(self.piece.size()):
+            if not 0 <= self.piece[i] < <int>base.size():
+                raise ValueError(f"address {i} is in piece {self.piece[i]} of {base.size()}")
+            memory.push_back(base[self.piece[i]] + self.offset[i])
+        with nogil:
+            done = self.carry_out(memory.data(), rate.data())
         if not done:
             raise IndexError("an index is out of range: actions count from 0")
 
-    cdef bint carry_out(self, const double* rate) noexcept nogil:
+    cdef bint carry_out(self, char** memory, const double* rate) noexcept nogil:
         cdef const Call* call
         cdef char** at
         cdef size_t i
         for i in range(self.calls.size()):
             call = &self.calls[i]
-            at = self.memory.data() + call.first
+            at = memory + call.first
             if call.kind == PROGRAM:
                 if not chosen.run(call.operations, call.n, at, call.n_threads):
                     return False

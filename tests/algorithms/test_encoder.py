@@ -1,8 +1,11 @@
 """What observations are made features by, for learners and for whoever acts."""
 
 import copy
+import gc
 import multiprocessing
 import pickle
+import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,6 +15,7 @@ gymnasium = pytest.importorskip("gymnasium")
 torch = pytest.importorskip("torch")
 from algorithm_runs import BOARD, DICT, IMAGE, VECTOR  # noqa: E402
 from gymnasium import spaces  # noqa: E402
+from torch.nn.utils import parametrizations  # noqa: E402
 
 from kary_replay.algorithms import Encoder, networks  # noqa: E402
 from kary_replay.algorithms.updates import recorded  # noqa: E402
@@ -183,10 +187,95 @@ def test_it_acts_by_the_parameters_of_now(name):
     assert np.array_equal(encoder.numpy(batch), first), "the parameters before are still read"
     encoder.to(memory_format=torch.channels_last)
     check(encoder, batch)
+    encoder.to(memory_format=torch.contiguous_format)
+    assert np.array_equal(encoder.numpy(batch), first)
     encoder.double()
     with pytest.raises(RuntimeError, match=r"float|Float|dtype"):
         encoder.numpy(batch)
     check(encoder.float(), batch)
+
+
+def other_weight(convolutions, layer):
+    layer.weight = torch.nn.Parameter(1.5 * layer.weight)
+
+
+def other_bias(convolutions, layer):
+    layer.bias.data = layer.bias + 1
+
+
+def other_state(convolutions, layer):
+    state = {name: 1.5 * value for name, value in convolutions.state_dict().items()}
+    convolutions.load_state_dict(state, assign=True)
+
+
+def other_layout(convolutions, layer):
+    convolutions.to(memory_format=torch.channels_last)
+
+
+def other_strides(convolutions, layer):
+    layer.weight.data = layer.weight.data.transpose(2, 3)
+
+
+def computed(convolutions, layer):
+    parametrizations.spectral_norm(layer)
+
+
+CHANGES = [other_weight, other_bias, other_state, other_layout, other_strides, computed]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_part_of_a_network_may_be_changed_after_it_has_acted(change):
+    encoder, batch = Encoder(SMALL), batch_of(SMALL, 3)
+    former = check(encoder, batch)
+    convolutions = encoder.parts[0].cnn
+    change(convolutions, convolutions[0])
+    encoder.eval()  # else spectral_norm goes on at each call
+    changed = check(encoder, batch, atol=1e-3)
+    assert change is other_layout or not np.allclose(changed, former, rtol=0.01)
+    check(encoder, batch, atol=1e-3)
+
+
+def test_parts_of_other_dtypes_are_refused_after_it_has_acted():
+    encoder, batch = Encoder(SMALL), batch_of(SMALL, 3)
+    for change, back in (("half", "float"), ("double", "float")):
+        former = check(encoder, batch)
+        getattr(encoder.parts[0].cnn, change)()
+        with pytest.raises(RuntimeError, match=r"float|Float|Half|dtype|type"):
+            encoder.numpy(batch)
+        getattr(encoder.parts[0].cnn, back)()
+        np.testing.assert_allclose(encoder.numpy(batch), former, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("change", [other_weight, other_bias, other_strides, computed])
+@pytest.mark.parametrize("number", [0, 2])
+def test_layers_for_vectors_may_be_changed_after_they_have_acted(change, number):
+    mlp, features = networks.MLP(4, (4,), 4), np.random.default_rng(0).normal(size=(3, 4))
+    features = features.astype(np.float32)
+
+    def compare(network):
+        found = network.numpy(features)
+        with torch.no_grad():
+            expected = network(torch.from_numpy(features)).numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        return found
+
+    former = compare(mlp)
+    if change is other_strides:
+        mlp[number].weight.data = mlp[number].weight.data.clone().t()
+    else:
+        change(mlp, mlp[number])
+    mlp.eval()
+    changed = compare(mlp)
+    assert not np.allclose(changed, former)
+    if change is not computed:  # which torch cannot pickle
+        size = len(pickle.dumps(networks.MLP(4, (4,), 4)))
+        assert len(pickle.dumps(mlp)) < size + 64, "views are sent, too"
+        assert np.array_equal(pickle.loads(pickle.dumps(mlp)).numpy(features), changed)
+    other = copy.deepcopy(mlp)
+    with torch.no_grad():
+        next(mlp.parameters()).add_(1)
+    compare(mlp)
+    np.testing.assert_allclose(other.numpy(features), changed, rtol=1e-5, atol=1e-5)
 
 
 def test_an_empty_network_is_filled():
@@ -217,6 +306,61 @@ def test_images_of_any_layout_and_dtype():
     assert all(isinstance(program, NativeProgram) for program in programs_of(encoder)[0].values())
 
 
+def test_strides_of_axes_of_one_do_not_matter():
+    space = spaces.Box(0, 1, (1, 10, 10), bool)
+    encoder = Encoder(space)
+    assert isinstance(encoder.parts[0], networks.BoardCNN)
+    many = as_arrays(batch_of(space, 6))
+    expected = check(encoder, torch.from_numpy(many[:1]))
+    last = np.ascontiguousarray(np.moveaxis(many, 1, -1))
+    for images in (many[0][None], many[::6], np.moveaxis(last, -1, 1)[:1]):
+        assert np.array_equal(encoder.numpy(images), expected)
+    (programs,) = encoder.parts[0]._recorded.programs.values()
+    assert isinstance(programs, NativeProgram)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_it_acts_where_torch_casts(dtype):
+    encoder, batch = Encoder(BOARD), batch_of(BOARD, 2)
+    plain, found = check(encoder, batch), {}
+    for other in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", other):
+            found[other] = encoder.numpy(batch)
+            with torch.no_grad():
+                expected = encoder(batch)
+        assert expected.dtype == other and found[other].dtype == np.float32
+        np.testing.assert_allclose(found[other], expected.float(), rtol=0.02, atol=0.02)
+    assert not np.array_equal(found[dtype], plain)
+    assert not np.array_equal(found[torch.bfloat16], found[torch.float16])
+
+
+def test_no_random_number_of_another_thread_is_drawn_twice(monkeypatch):
+    encoder, batch = Encoder(SMALL), batch_of(SMALL, 3)
+
+    def rewound(state):
+        raise AssertionError("the generator that all threads share was set back")
+
+    monkeypatch.setattr(torch.random, "set_rng_state", rewound)
+    before = torch.get_rng_state()
+    encoder.numpy(batch)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_was_recorded_does_not_stay():
+    encoder, batch = Encoder(SMALL), batch_of(SMALL, 7)
+    gc.collect()
+    gc.disable()
+    try:
+        encoder.numpy(batch)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what torch has deprecated, and gc shows
+            every = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+        kept = [each for each in every if len(each.shape) == 4 and len(each) == 7]
+        assert all(each is batch or each.data_ptr() == batch.data_ptr() for each in kept)
+    finally:
+        gc.enable()
+
+
 def test_threads_may_act_by_the_same_convolutions():
     encoder = Encoder(BOARD)
     batches = [batch_of(BOARD, 5, seed) for seed in range(4)]
@@ -233,14 +377,38 @@ def test_a_forked_child_acts_whatever_threads_of_its_parent_did():
     expected = encoder.numpy(batch)
     forked = multiprocessing.get_context("fork")
     with encoder.parts[0]._recorded._lock, recorded.RECORDING:
-        child = forked.Process(target=act_alike, args=(encoder, batch, expected))
-        child.start()
+        children = [forked.Process(target=act_alike, args=(encoder, batch, expected))]
+        children[0].start()
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        busy = pool.submit(act_until, stop, encoder, batch)
+        for _ in range(10):
+            children.append(forked.Process(target=act_alike, args=(encoder, batch, expected)))
+            children[-1].start()
+        stop.set()
+        assert busy.result() > 0
+    for child in children:
         child.join(60)
-    if child.is_alive():
-        child.kill()
-    assert child.exitcode == 0
+        if child.is_alive():
+            child.kill()
+        assert child.exitcode == 0
     assert np.array_equal(encoder.numpy(batch), expected)
+
+
+def act_until(stop, encoder, batch):
+    n = 0
+    while not stop.is_set():
+        encoder.numpy(batch)
+        n += 1
+    return n
 
 
 def act_alike(encoder, batch, expected):
-    assert np.array_equal(encoder.numpy(batch), expected)
+    """In a forked child: programs are still there, those of threads of its own and of one."""
+    (before,) = encoder.parts[0]._recorded.programs.values()
+    with ThreadPoolExecutor(2) as pool:
+        for found in pool.map(encoder.numpy, [batch] * 8):
+            assert np.array_equal(found, expected)
+    assert np.array_equal(encoder.parts[0]._recorded(batch)[0].numpy(), expected)
+    assert list(encoder.parts[0]._recorded.programs.values()) == [before]
+    assert np.array_equal(encoder.numpy(batch[:3]), expected[:3])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, cast
@@ -26,15 +27,8 @@ __all__ = ["Function", "Recorded", "recorded"]
 
 Function = Callable[..., tuple[Tensor, ...]]
 MAX_PROGRAMS = 32  # of one function, for inputs of as many shapes; the oldest goes
+TRIES = 3  # of a new program
 RECORDING = threading.Lock()  # torch's tracers keep their state in globals
-
-
-def _renew() -> None:
-    global RECORDING
-    RECORDING = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew)  # whatever a thread of the parent was at
 
 
 class Recorded:
@@ -72,18 +66,16 @@ class Recorded:
 
     def __init__(self, function: Function) -> None:
         self.function = function
-        self._begin()
-
-    def _begin(self) -> None:
         self.programs: dict[tuple[Any, ...], Function] = {}
-        self._lock, self._pid = threading.Lock(), os.getpid()
+        self._lock = threading.Lock()
+        EVERY.add(self)
 
     def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
         check_is_seen()
         tensors = leaves(inputs)
         device = tensors[0].device.type
         casts = torch.is_autocast_enabled(device)
-        kind = casts, kind_of(tensors)
+        kind = casts and torch.get_autocast_dtype(device), kind_of(tensors)
         program = self.programs.get(kind)
         if program is None:
             with RECORDING:
@@ -100,8 +92,6 @@ class Recorded:
     def arrays(self, *inputs: Any) -> tuple[npt.NDArray[Any], ...]:
         """Return what a call does, as arrays of their own. Threads wait for each other."""
         check_is_seen()
-        if self._pid != os.getpid():
-            self._begin()  # a forked child: of the parent's threads one may have held the locks
         with self._lock:
             return tuple(np.array(result.cpu().numpy()) for result in self(*inputs))
 
@@ -140,7 +130,24 @@ class Recorded:
         graph.recompile()
         device = tensors[0].device.type
         with without_autocast(device):
-            return PROGRAMS[device](graph, tensors)
+            program = PROGRAMS[device](graph, tensors)
+        for node in graph.graph.nodes:
+            node.meta.clear()  # all that was computed, in cycles that are seldom collected
+        return program
+
+
+EVERY: weakref.WeakSet[Recorded] = weakref.WeakSet()
+
+
+def free_locks() -> None:
+    """Free what threads of a parent held: a forked child has none of them."""
+    global RECORDING
+    RECORDING = threading.Lock()
+    for each in EVERY:
+        each._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=free_locks)
 
 
 def check_is_seen() -> None:
@@ -156,23 +163,26 @@ def compiled(graph: Any, tensors: list[Tensor]) -> Function:
     """Return a recorded graph as a native program, or else as one of TorchScript.
 
     A native program is tried on the inputs at hand. One that does not give what the graph gives,
-    but for rounding, is wrongly translated, and not used.
+    but for rounding, is wrongly translated, and not used. It is tried again first: another thread
+    may have changed the parameters in between.
     """
     program = translated(graph, tensors)
-    if program is None or not agrees(program, graph, tensors):
+    if program is None or not any(agrees(program, graph, tensors) for _ in range(TRIES)):
         return scripted(graph, tensors)
     return program
 
 
 def agrees(program: NativeProgram, graph: Any, tensors: list[Tensor]) -> bool:
-    """Return whether a program gives what a graph gives, but for rounding."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    """Return whether a program gives what a graph gives, but for rounding.
+
+    Neither draws random numbers: a graph that does is not translated.
+    """
+    with torch.no_grad():
         expected = graph(*tensors)
-    with torch.random.fork_rng(devices=[]):
-        try:
-            found = program(*tensors)
-        except IndexError:
-            return False
+    try:
+        found = program(*tensors)
+    except IndexError:
+        return False
     return all(map(is_near, found, expected))
 
 

@@ -1,0 +1,57 @@
+"""Weights and biases of layers, as whoever acts reads them without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
+
+__all__ = ["Array", "Views", "stored"]
+
+Array = npt.NDArray[np.float32]
+
+
+def stored(layers: Iterable[nn.Module]) -> list[Tensor]:
+    """Return the parameters of layers, without those that torch computes from others."""
+    return [p for layer in layers for p in layer._parameters.values() if p is not None]
+
+
+class Views:
+    """Parameters of layers as arrays, which show what is changed in place.
+
+    Parameters
+    ----------
+    layers : iterable of Module
+        Each has a weight, and may have a bias.
+    """
+
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
+        self._layers = tuple(layers)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._arrays: list[Array] = []
+        self._addresses: list[int] = []
+
+    def arrays(self) -> list[Array] | None:
+        """Return matrices [inputs, outputs] and biases in the order of layers, as they are now.
+
+        None: only torch can compute with them. They are on another device, or made of others.
+        """
+        read = stored(self._layers)
+        addresses = [parameter.data_ptr() for parameter in read]
+        if addresses != self._addresses:  # no other memory has these, while there are arrays of it
+            self._forget()
+            if not all(layer._parameters.get("weight") is not None for layer in self._layers):
+                return None
+            if any(parameter.device.type != "cpu" for parameter in read):
+                return None
+            self._arrays = [parameter.detach().numpy().T for parameter in read]
+            self._addresses = addresses
+        return self._arrays
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Views, (self._layers,)  # a copy of arrays would be of no use
