@@ -90,7 +90,7 @@ LANDING: dict[str, Any] = {
     },
 }
 
-# Frames of Atari, 7 KB each; updates of its networks take longer than many steps.
+# Frames of Atari, 7 KB each: a checkpoint is 3.6 GB. Updates take longer than many steps.
 ATARI: dict[str, Any] = {
     "total_env_steps": 10_000_000,
     "envs_per_actor": 8,
@@ -98,6 +98,7 @@ ATARI: dict[str, Any] = {
     "learning_starts": 20_000,
     "evaluation_interval": 250_000,
     "evaluation_episodes": 10,
+    "checkpoint_interval_seconds": 1_800.0,
 }
 MINATAR: dict[str, Any] = {
     "total_env_steps": 1_000_000,
@@ -130,12 +131,23 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
         "samples_per_insert": 64.0,
         "options": {"learning_rate": 1e-3, "tau": 0.01},
     },
-    # Sequences have whole stacks, 2.3 MB each.
+    # Sequences have whole stacks, 2.3 MB each. The paper, whose hyperparameters these are, draws
+    # each sequence about once, and has a thousand times as many steps.
     ("r2d2", "ALE/*"): {
         **ATARI,
         "envs_per_actor": 16,
         "buffer_capacity": 2_000,
         "learning_starts": 200,
+        "samples_per_insert": 8.0,
+        "options": {
+            "hidden": (512,),
+            "lstm_hidden_size": 512,
+            "burn_in": 40,
+            "learning_rate": 1e-4,
+            "adam_epsilon": 1e-3,
+            "target_interval": 2_500,
+            "tau": 1.0,
+        },
     },
     # In both, what matters is rare among the steps: a fall, or the reward for coming to rest. The
     # loss beyond its delta settles on the median of what follows, and ignores it. With a delta of 1

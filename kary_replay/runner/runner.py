@@ -25,6 +25,7 @@ from .allocation.measurement import measured_allocation, measured_in_turns, numb
 from .backends import BACKENDS, Supervisor
 from .callback import RunnerCallback
 from .config import ConfigError, RunnerConfig
+from .environments import atari
 from .environments.env_factory import EnvFactory, env_factory, is_importable
 from .failures import WorkerFailedError
 from .flow import HostedFlow, device_of
@@ -523,4 +524,4 @@ def _env_factory(config: RunnerConfig) -> EnvFactory:
     try:
         return env_factory(config)
     except UnsuitableSpaceError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(f"{error}{atari.hint(config.env, config.env_options)}") from None

@@ -13,8 +13,9 @@ from runs import config, hosted, run, worker
 
 from kary_replay import FrameReplayBuffer
 from kary_replay.runner import ConfigError, Runner, RunnerConfig
-from kary_replay.runner.environments.atari import is_game
+from kary_replay.runner.environments.atari import is_game, make_game
 from kary_replay.runner.environments.env_factory import env_factory
+from kary_replay.runner.environments.vector import Environments
 
 PONG = "ALE/Pong-v5"
 
@@ -73,6 +74,44 @@ def test_episodes_are_cut_off_after_so_many_steps(tmp_path):
     env.reset(seed=0)
     ends = [env.step(0)[3] for _ in range(10)]
     assert ends == [False] * 9 + [True]
+
+
+@pytest.mark.parametrize("clip_rewards", [True, False])
+def test_episodes_return_what_they_do_in_the_game(clip_rewards):
+    """Dots of Ms. Pac-Man are worth 10 each."""
+    make = functools.partial(make_game, "ALE/MsPacman-v5", max_episode_steps=100)
+    envs = Environments(
+        functools.partial(make, clip_rewards=clip_rewards), 2, np.random.default_rng(0), "games"
+    )
+    envs.reset()
+    summed, rng = np.zeros(2), np.random.default_rng(0)
+    while not envs.ended:
+        summed += envs.step(rng.integers(9, size=2)).reward
+    assert [episode.length for episode in envs.ended] == [100, 100]
+    returns = np.array([episode.episode_return for episode in envs.ended])
+    assert summed.min() > 0
+    if clip_rewards:
+        assert (returns >= 10 * summed).all() and summed.max() < 100
+    else:
+        assert (returns == summed).all() and (returns % 10 == 0).all()
+    played, n_cut = envs.play(lambda observation: np.ones(2, np.int64), [0, 1], 30)
+    assert n_cut == 2 and all(map(float.is_integer, played))
+    envs.close()
+
+
+def test_films_run_at_the_speed_of_the_game():
+    env = make_game(PONG)
+    assert env.metadata["render_fps"] == 15
+    env.close()
+
+
+def test_who_gets_no_prepared_game_is_told_why(tmp_path):
+    own = config("dqn", PONG, tmp_path / "run", env_options={"frameskip": 4}, buffer_capacity=400)
+    with pytest.raises(ConfigError, match=r"channels of images first.*Without 'frameskip' in env"):
+        Runner(own).run()
+    with pytest.raises(ConfigError, match=r"needs continuous actions(?!.*Without)"):
+        Runner(config("sac", PONG, tmp_path / "run", buffer_capacity=400)).run()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_function_of_ones_own_is_left_alone(tmp_path):

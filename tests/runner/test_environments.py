@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from faulty_envs import Faulty
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.wrappers import RecordEpisodeStatistics
 
 from kary_replay.runner.environments import vector as environments
 from kary_replay.runner.environments.vector import (
@@ -128,6 +129,51 @@ def test_what_a_step_returns_is_what_it_led_to_also_at_the_end_of_an_episode():
         (3.0, 3),
         (0.0, 3),
     ] * 2
+
+
+class Scaled(gymnasium.Wrapper):
+    """What normalizing or clipping rewards does, with a report at each end of an episode."""
+
+    def __init__(self, env, report):
+        super().__init__(env)
+        self.report = report
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            info = self.report(info)
+        return observation, reward / 10, terminated, truncated, info
+
+
+@pytest.mark.parametrize(
+    ("report", "is_reported"),
+    [
+        (lambda info: info, True),
+        (lambda info: {"episode": {"r": np.array([info["episode"]["r"]], np.float32)}}, True),
+        (lambda info: {"episode": {"r": np.array([1.0, 2.0])}}, False),
+        (lambda info: {"episode": {"r": "five"}}, False),
+        (lambda info: {"episode": {"r": float("nan")}}, False),
+        (lambda info: {"episode": 5}, False),
+        (lambda info: {"final_info": info}, False),
+        (lambda info: None, False),
+    ],
+)
+def test_an_episode_returns_what_its_environment_reports(report, is_reported):
+    def make():
+        return Scaled(RecordEpisodeStatistics(gymnasium.make("CartPole-v1")), report)
+
+    envs = Environments(make, 2, np.random.default_rng(0), "CartPole")
+    envs.reset()
+    while len(envs.ended) < 5:
+        envs.step(np.ones(2, np.int64))
+    scale = 1 if is_reported else 10
+    for episode in envs.ended:
+        assert episode.episode_return == pytest.approx(episode.length / scale)
+    played, n_cut = envs.play(lambda observation: np.ones(2, np.int64), [0, 1], 500)
+    assert n_cut == 0 and min(played) * scale == pytest.approx(round(min(played) * scale))
+    assert min(played) >= 5 / scale
+    played, n_cut = envs.play(lambda observation: np.ones(2, np.int64), [0, 1], 4)
+    assert n_cut == 2 and played == pytest.approx([0.4, 0.4]), "no report, so far"
 
 
 def test_environments_may_be_slow_one_by_one():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from runs import SMALL, config
+from runs import SMALL, config, hosted, worker
 
 from kary_replay.algorithms import ALGORITHMS, DQNOptions
 from kary_replay.runner import RunFailedError, Runner, RunnerConfig
@@ -169,6 +169,27 @@ def test_the_learner_that_failed_is_named_with_its_reason(tmp_path):
         RunFailedError, match=r"(?s)learner-1 failed: Traceback.*ValueError: diverged"
     ):
         Runner(settings).run()
+
+
+def test_asynchronous_learners_have_random_numbers_of_their_own(tmp_path):
+    """Also after they have taken up a state, which is that of the first one."""
+    settings = {"learners": 2, "optimization": "asynchronous", "backend": "process"}
+    flow = hosted(config("rainbow", "CartPole-v1", tmp_path / "run", **settings))
+    try:
+        learners = [worker(flow, "learner", index) for index in (0, 1)]
+        state = learners[0].state_dict()
+        drawn = [one.algorithm.generator.get_state() for one in learners]
+        for one in learners:
+            one.load_state_dict(state)
+        again = [one.algorithm.generator.get_state() for one in learners]
+        assert not torch.equal(*drawn) and not torch.equal(*again)
+        assert torch.equal(again[0], state["algorithm"]["generator"])
+        learners[1].load_state_dict(state)
+        assert torch.equal(learners[1].algorithm.generator.get_state(), again[1])
+        for one in learners:
+            one.close()
+    finally:
+        flow.close()
 
 
 def test_learners_end_when_the_last_rows_are_too_few_for_all_of_them(tmp_path):

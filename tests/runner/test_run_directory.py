@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from runs import config, run, stopped
+from runs import config, parameters, run, same, stopped
 
 from kary_replay.runner import ConfigError, RunFailedError, Runner, run_directory
 from kary_replay.runner.records.run_directory import RunDirectory, load_state, save_state
@@ -257,6 +257,39 @@ def test_no_policy_is_evaluated_twice(evaluate, tmp_path, monkeypatch):
     updates = [found.updates for found in third.evaluations]
     assert len(updates) >= 5 and updates == sorted(set(updates))
     assert len(played) == len(updates) and third.evaluations == second.evaluations
+
+
+@pytest.mark.parametrize("evaluate", ["during", "after"])
+def test_an_evaluation_is_given_up_and_made_when_the_run_goes_on(evaluate, tmp_path, monkeypatch):
+    """In the serial backend, where nobody else could end it; the run stays the same bit for bit."""
+    settings = {
+        "evaluate": evaluate,
+        "evaluation_interval": 100,
+        "evaluation_episodes": 2,
+        "total_env_steps": 600,
+    }
+    whole = run("dqn", "CartPole-v1", tmp_path / "whole", **settings)
+    runner = Runner(config("dqn", "CartPole-v1", tmp_path / "run", **settings))
+    play, begun, steps = evaluator.play, [], []
+
+    def play_in_part(algorithm, envs, n_episodes, max_steps, each_step):
+        begun.append(len(steps))
+
+        def one_more():
+            steps.append(len(begun))
+            if len(begun) == 3 and steps.count(3) == 4:
+                runner.stop()
+            each_step()
+
+        return play(algorithm, envs, n_episodes, max_steps, one_more)
+
+    monkeypatch.setattr(evaluator, "play", play_in_part)
+    first = runner.run()
+    assert first.interrupted and len(first.evaluations) == 2 and len(begun) == 3
+    assert steps.count(3) == 4, "it was played on"
+    second = Runner.resume(tmp_path / "run").run()
+    assert [e[:2] + e[3:] for e in second.evaluations] == [e[:2] + e[3:] for e in whole.evaluations]
+    assert same(parameters(tmp_path / "run"), parameters(tmp_path / "whole"))
 
 
 def test_the_last_policy_is_not_evaluated_twice_if_no_update_came_after_it(tmp_path):

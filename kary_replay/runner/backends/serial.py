@@ -29,7 +29,7 @@ class SerialBackend:
     config : RunnerConfig
         The settings of the run.
     interrupted : function
-        Whether the run is to end; evaluations that were put off are given up then.
+        Whether the run is to end; evaluations are given up then.
     """
 
     starts_anew = False  # what broke would break at the same step again
@@ -73,7 +73,10 @@ class SerialHandle:
         self._worker: Worker | None = None
         self._problem: Problem | None = None
         try:
-            self._worker = role.worker(dataclasses.replace(seat, report=self._reports.append))
+            own = dataclasses.replace(
+                seat, report=self._reports.append, interrupted=self._interrupted
+            )
+            self._worker = role.worker(own)
             if state is not None:
                 self._worker.load_state_dict(load_state(state))
             self._reports.append(Started())

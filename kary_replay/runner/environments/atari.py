@@ -12,12 +12,19 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TimeLimit, TransformReward
+from gymnasium.wrappers import (
+    AtariPreprocessing,
+    FrameStackObservation,
+    RecordEpisodeStatistics,
+    TimeLimit,
+    TransformReward,
+)
 
-__all__ = ["FAMILY", "is_game", "make_game"]
+__all__ = ["FAMILY", "hint", "is_game", "make_game"]
 
 FAMILY = "ALE/"
-STACK = 4
+STACK, SKIP = 4, 4
+FRAMES_PER_SECOND = 60  # of the console
 OWN = "obs_type", "frameskip"  # whoever gives one of these wants the screen as it is
 
 
@@ -27,6 +34,14 @@ def is_game(env: Any, options: Mapping[str, Any]) -> bool:
         return False
     name = env.id if isinstance(env, EnvSpec) else env
     return name.rpartition(":")[2].startswith(FAMILY) and not set(options) & set(OWN)
+
+
+def hint(env: Any, options: Mapping[str, Any]) -> str:
+    """Return how to have a game prepared, for whoever asked for its screen as it is."""
+    given = [f"{name!r}" for name in OWN if name in options]
+    if not given or not is_game(env, {}):
+        return ""
+    return f". Without {' and '.join(given)} in env_options, the game would be prepared"
 
 
 def make_game(
@@ -40,6 +55,7 @@ def make_game(
         What gymnasium makes.
     clip_rewards : bool
         Whether of rewards the sign is learned from, so that one learning rate suits all games.
+        Episodes still report what they returned in the game.
     max_episode_steps : int, optional
         After how many steps, of four frames each, an episode is cut off.
     **options
@@ -51,11 +67,13 @@ def make_game(
         message = 'Atari games need OpenCV: pip install "kary-replay[atari]"'
         raise ImportError(message) from None
     made = gymnasium.make(env, disable_env_checker=True, frameskip=1, **options)
-    made = AtariPreprocessing(made)
+    made = AtariPreprocessing(made, frame_skip=SKIP)
+    made.metadata = {**made.metadata, "render_fps": FRAMES_PER_SECOND // SKIP}
+    if max_episode_steps is not None:
+        made = TimeLimit(made, max_episode_steps)
     if clip_rewards:
-        made = TransformReward(made, _sign)
-    made = FrameStackObservation(made, STACK)
-    return made if max_episode_steps is None else TimeLimit(made, max_episode_steps)
+        made = TransformReward(RecordEpisodeStatistics(made), _sign)
+    return FrameStackObservation(made, STACK)
 
 
 def _sign(reward: Any) -> float:

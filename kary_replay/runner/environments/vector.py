@@ -38,7 +38,11 @@ class Steps(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """An episode that has ended."""
+    """An episode that has ended, with the return that the environment reports, if it does.
+
+    That is ``info["episode"]["r"]``, as gymnasium's RecordEpisodeStatistics and Stable-Baselines3's
+    Monitor have it: of the rewards before wrappers around these changed them.
+    """
 
     episode_return: float
     length: int
@@ -92,6 +96,7 @@ class Environments:
         self._reward = np.zeros(n_envs)
         self._terminated, self._truncated = np.zeros(n_envs, bool), np.zeros(n_envs, bool)
         self._returns, self._lengths = np.zeros(n_envs), np.zeros(n_envs, np.int64)
+        self._infos: list[Any] = [None] * n_envs  # of the last steps
         self._seeds = [0] * n_envs
         self._actions = [bytearray() for _ in range(n_envs)]  # of the running episode
         self.ended: list[Episode] = []
@@ -127,7 +132,7 @@ class Environments:
         over = self._terminated | self._truncated
         if over.any():
             for i in np.flatnonzero(over).tolist():
-                self.ended.append(Episode(float(self._returns[i]), int(self._lengths[i])))
+                self.ended.append(Episode(self._return(i), int(self._lengths[i])))
                 self._reset(i)
         return Steps(before, self._next, self._reward, self._terminated, self._truncated)
 
@@ -200,7 +205,7 @@ class Environments:
             for own, new in zip(_parts(self.observation), _parts(self._next), strict=True):
                 own[running] = new[running]
             running &= ~(self._terminated | self._truncated)
-        return [float(value) for value in self._returns[: len(seeds)]], int(running.sum())
+        return [self._return(i) for i in range(len(seeds))], int(running.sum())
 
     def close(self) -> None:
         """Close every environment; one that fails to is no reason to lose a run."""
@@ -225,14 +230,24 @@ class Environments:
     def _step(self, i: int, env: Any, action: Any) -> None:
         self._alive()
         try:
-            observation, reward, terminated, truncated, _ = env.step(action)
+            observation, reward, terminated, truncated, info = env.step(action)
         except (Exception, SystemExit) as error:
             raise self._fault(i, f"step raised {type(error).__name__}: {error}", error) from error
         self._store(self._next, i, observation, "step")
+        self._infos[i] = info
         try:
             self._reward[i], self._terminated[i], self._truncated[i] = reward, terminated, truncated
         except (TypeError, ValueError):
             raise self._fault(i, f"step returned reward={reward!r}, which is no number") from None
+
+    def _return(self, i: int) -> float:
+        """Return what an episode has returned, as the environment says if it has ended."""
+        if self._terminated[i] or self._truncated[i]:
+            with contextlib.suppress(KeyError, TypeError, ValueError, IndexError):
+                reported = float(np.asarray(self._infos[i]["episode"]["r"]).item())
+                if np.isfinite(reported):
+                    return reported
+        return float(self._returns[i])
 
     def _store(self, columns: Any, i: int, observation: Any, what: str) -> None:
         """Copy an observation to row i, if it is one."""

@@ -24,6 +24,10 @@ FIRST_SEED = 1_000_000  # of evaluation episodes, whatever the seed of the run
 MAX_ENVS = 20  # stepped together
 
 
+class _GivenUpError(Exception):
+    """The run is to end before the evaluation has."""
+
+
 class Evaluator:
     """Evaluates the policy in intervals, or keeps its parameters and evaluates them at the end.
 
@@ -56,14 +60,16 @@ class Evaluator:
     def work(self, patience_seconds: float) -> bool:
         """Evaluate, or keep the parameters, if it is time; return False if it is not."""
         self.seat.beat()
-        if self.reached_target or self.board.env_steps < self.due or not self._keep():
+        if self.reached_target:
             return False
-        if self.config.evaluate == "during":
-            self._play_kept(lambda: False)
+        is_new = self.board.env_steps >= self.due and self._keep()
+        if self.config.evaluate == "after" or not self.kept:
+            return is_new
+        self._play_kept(self.seat.interrupted)
         return True
 
     def finish(self, give_up: Callable[[], bool]) -> None:
-        """Evaluate the kept parameters and the last ones; ``give_up`` is asked before each."""
+        """Evaluate the kept parameters and the last ones; ``give_up`` is asked at each step."""
         self._keep()
         self._play_kept(give_up)
 
@@ -87,18 +93,27 @@ class Evaluator:
         return (env_steps // interval + 1) * interval
 
     def _play_kept(self, give_up: Callable[[], bool]) -> None:
+        """Evaluate what was kept, in order; what is given up stays, for a run that goes on."""
         config = self.config
         n_episodes, max_steps = config.evaluation_episodes, config.evaluation_max_steps
+
+        def go_on() -> None:
+            if give_up():
+                raise _GivenUpError
+
         while self.kept and not give_up():
-            env_steps, updates, seconds, vector = self.kept.pop(0)
+            env_steps, updates, seconds, vector = self.kept[0]
             load_vector(self.tensors, vector)
             try:
-                returns, n_cut = play(self.algorithm, self.envs, n_episodes, max_steps)
+                returns, n_cut = play(self.algorithm, self.envs, n_episodes, max_steps, go_on)
+            except _GivenUpError:
+                return
             except EnvironmentFaultError:
                 if np.isfinite(vector).all():
                     raise
                 what = "the parameters of the policy are no longer finite"
                 raise DivergedError(what, updates, env_steps, config.options) from None
+            del self.kept[0]
             self.row.episodes += len(returns)
             self.row.parameter_version = updates
             mean, target = float(np.mean(returns)), config.target_return
@@ -143,7 +158,11 @@ def n_together(config: RunnerConfig) -> int:
 
 
 def play(
-    algorithm: Algorithm, envs: Environments, n_episodes: int, max_steps: int
+    algorithm: Algorithm,
+    envs: Environments,
+    n_episodes: int,
+    max_steps: int,
+    each_step: Callable[[], None],
 ) -> tuple[list[float], int]:
     """Play the episodes of an evaluation, whose seeds are 1000000, 1000001, and so on.
 
@@ -155,7 +174,7 @@ def play(
         player.begin()
         n = min(envs.n_envs, n_episodes - first)
         seeds = [FIRST_SEED + first + i for i in range(n)]
-        played, cut = envs.play(player.act, seeds, max_steps)
+        played, cut = envs.play(player.act, seeds, max_steps, each_step)
         returns += played
         n_cut += cut
     return returns, n_cut

@@ -195,6 +195,9 @@ class Learner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up a state."""
         self.algorithm.load_state_dict(state["algorithm"])
+        if not (self.is_together or self.is_first):  # the state is the first one's
+            seed = self.seat.rng(state["updates"]).integers(2**63)
+            self.algorithm.generator.manual_seed(int(seed))
         self.row.updates = state["updates"] if self.is_together or self.is_first else 0
         self.learning.begin(self.algorithm)
         total = self.config.total_env_steps  # perhaps more than there were to be

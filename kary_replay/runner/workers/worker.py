@@ -44,9 +44,13 @@ def _nobody(report: Any) -> None:
     """Take no notice of a report."""
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Seat:
-    """What one worker of a run is made of; picklable, as long as nobody has set ``report``.
+    """What one worker of a run is made of; picklable, as long as nobody has set the last two.
 
     Parameters
     ----------
@@ -70,6 +74,8 @@ class Seat:
         How often the worker has been started anew.
     report : function of a message
         Tells the supervisor something.
+    interrupted : function
+        Whether the run is to end, for work that takes long, where nobody ends the worker instead.
     """
 
     config: RunnerConfig
@@ -84,6 +90,7 @@ class Seat:
     streams: Mapping[str, Any]
     incarnation: int = 0
     report: Callable[[Any], None] = field(default=_nobody)
+    interrupted: Callable[[], bool] = field(default=_never)
 
     @property
     def name(self) -> str:
