@@ -165,7 +165,7 @@ class RunnerConfig:
     """Steps after which an evaluation episode is cut off, for some never end.
 
     No episode of Atari is longer than the default."""
-    checkpoint_interval_seconds: float = 300.0
+    checkpoint_interval_seconds: float = PRESET
     """Seconds between two checkpoints; 0: only at the end."""
     checkpoint_interval_env_steps: int = 0
     """Environment steps between two checkpoints; 0: by time only."""

@@ -17,6 +17,7 @@ COMMON: dict[str, Any] = {
     "normalize_observations": False,
     "normalize_rewards": False,
     "evaluation_episodes": 20,
+    "checkpoint_interval_seconds": 300.0,
 }
 REPLAY: dict[str, Any] = {
     **COMMON,
