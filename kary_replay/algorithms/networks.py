@@ -16,13 +16,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from .parameters import Array, Views, stored
+from .parameters import Array, Views, are_readable, stored
 from .spaces import is_board, is_image
 from .updates.recorded import Recorded
+from .updates.translation import contiguous_strides
 
 __all__ = ["ACTIVATIONS", "IMAGE_NETWORKS", "MLP", "Encoder", "initialize", "rectify", "through"]
 
-CPU = torch.device("cpu")
 BYTES = (torch.uint8, torch.bool)
 MOST_NUMBERS = 2**22  # of images that are recorded as one batch: 128 images of Atari
 MOST_ROWS = 512  # of them; there are 32 sizes up to it, for which a recording has room
@@ -132,7 +132,7 @@ class CNN(nn.Module):
         self.linear = nn.Sequential(linear, nn.ReLU())
         most_rows = min(MOST_ROWS, max(1, MOST_NUMBERS // math.prod(shape)))
         self._most_rows = 1 << most_rows.bit_length() - 1
-        self._strides = (math.prod(shape), *one[0].stride()[-len(shape) :])
+        self._strides = contiguous_strides((1, *shape))
         self._recorded: Recorded | None = None
         self._places: list[Any] = []  # of the parameters that it reads
         convolutions = [each for each in self.cnn if isinstance(each, nn.Conv2d)]
@@ -163,8 +163,7 @@ class CNN(nn.Module):
         read = stored(self._layers)
         places = [(id(each), each.device, each.dtype, each.stride()) for each in read]
         if places != self._places:  # programs go on to read what was there, and as it lay
-            is_readable = len(read) == 2 * len(self._layers) and {p.device for p in read} == {CPU}
-            self._recorded = Recorded(self._features) if is_readable else None
+            self._recorded = Recorded(self._features) if are_readable(self._layers) else None
             self._places = places
         recorded = self._recorded
         if recorded is None:
