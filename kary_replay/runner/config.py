@@ -193,11 +193,17 @@ class RunnerConfig:
     learner_threads: int = 1
     """Threads of each learner, of torch and of native programs; actors have one."""
     environment_timeout_seconds: float = 60.0
-    """An actor stuck for longer in one step of its environments is killed and started anew."""
+    """An actor stuck for longer in one step of its environments is killed and started anew.
+
+    With backend="serial" nobody notices."""
     on_environment_error: Literal["restart", "stop"] = "restart"
-    """What an error of an environment does: start its actor anew, or end the run."""
+    """What an error of an environment does: start its actor anew, or end the run.
+
+    With backend="serial" it always ends the run."""
     max_restarts: int = 5
-    """Restarts of an actor in a row, with no episode in between, before the run ends."""
+    """Restarts of an actor in a row, with no episode in between, before the run ends.
+
+    With backend="serial" nothing is started anew: the first failure of a worker ends the run."""
 
     def __post_init__(self) -> None:
         check_algorithm(self.algorithm)
