@@ -21,6 +21,7 @@ PUBLIC = [
     "kary_replay.adapters.rllib",
     "kary_replay.algorithms",
     "kary_replay.runner",
+    "kary_replay.runner.tune",
 ]
 
 
