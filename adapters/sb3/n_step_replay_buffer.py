@@ -47,9 +47,10 @@ handle_timeout_termination
     Raises
     ------
     NotImplementedError
-        If ``optimize_memory_usage`` is True.
+        If ``optimize_memory_usage`` is True and ``handle_timeout_termination`` is False.
     ValueError, TypeError
-        If n_steps or gamma is out of range, or for a reason of `PrioritizedReplayBuffer`.
+        If n_steps or gamma is out of range, or for a reason of `PrioritizedReplayBuffer`, among
+        them that both of these are True.
 
     Notes
     -----
