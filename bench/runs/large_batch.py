@@ -26,7 +26,7 @@ SHORT_BATCHES = (64, 1024)
 # name -> algorithm, environment, threshold, preset's learning rate and batch, environment steps: of
 # a run, of a short run, between two evaluations
 TASKS: dict[str, tuple[str, str, float, float, int, int, int, int]] = {
-    "cartpole_dqn": ("dqn", "CartPole-v1", 475.0, 2e-3, 64, 300_000, 40_000, 4_000),
+    "cartpole_dqn": ("dqn", "CartPole-v1", 475.0, 1e-3, 64, 300_000, 40_000, 4_000),
     "pendulum_sac": ("sac", "Pendulum-v1", -200.0, 2e-3, 64, 30_000, 4_000, 500),
     "breakout_dqn": ("dqn", "MinAtar/Breakout-v1", 5.0, 2.5e-4, 32, 300_000, 20_000, 10_000),
 }
