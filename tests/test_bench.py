@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 pytest.importorskip("matplotlib")
@@ -22,7 +23,7 @@ pytest.importorskip("torch")
 import torch
 
 from bench import __main__ as suite
-from bench.harness import campaign, grid, headline, orphans, timing
+from bench.harness import campaign, grid, headline, machine, orphans, timing
 from bench.harness.paths import ROOT
 from bench.harness.timing import (
     Contender,
@@ -82,7 +83,7 @@ def invented(job, seconds):
         "updates": 100,
         "wall_seconds": seconds,
         "startup_seconds": 1.0,
-        "curve": [],
+        "curve": [[1000, 100, seconds, 5.0 + job["seed"]]],
         "training": [None, *(float(part + job["seed"]) for part in range(1, minatar.WINDOWS))],
         "env_steps_per_second": 1000 / seconds,
         "updates_per_second": 100 / seconds,
@@ -205,18 +206,80 @@ def test_seconds_until_solved_with_rllib():
     ]
 
 
-@pytest.mark.parametrize("kept", [0, 3])
-def test_what_minatar_compares(kept):
-    """Scores over DQN's mean of each game, of the games that every variant has been run on."""
-    jobs = list(minatar.jobs(list(minatar.TASKS), 2, False))
-    records = [invented(job, 1.0) for job in jobs]
-    missing = {"task": "freeway", "variant": minatar.RAINBOW}
-    records = [run for run in records if kept == 3 or not missing.items() <= run.items()]
+def minatar_runs(seeds, gain):
+    """Runs of every variant of every game, whose scores in DQN's are those of gain."""
+    records = []
+    for job in minatar.jobs(list(minatar.TASKS), seeds, False):
+        level = (1 + list(minatar.TASKS).index(job["task"])) * (10 + job["seed"])
+        returns = [level * gain.get(job["variant"], 1.0)] * minatar.WINDOWS
+        records.append({**invented(job, 1.0), "training": returns})
+    return records
+
+
+def test_what_minatar_compares():
+    records = minatar_runs(4, {minatar.RAINBOW: 2.0, "+ QR": 0.5})
     found = minatar.compared(records)
     assert list(found) == list(minatar.VARIANTS)
-    assert len(found[minatar.RAINBOW]) == (5 if kept == 3 else 4)
-    for runs in found[minatar.PLAIN]:
-        assert runs.mean() == pytest.approx(1.0)
+    middle = np.mean([11, 12]) / np.mean([10, 11, 12, 13])
+    for variant, gain, better in (("DQN", 1, 0.5), ("Rainbow", 2, 1), ("+ QR", 0.5, 0)):
+        scaled, likely = found[variant]
+        assert scaled.value == pytest.approx(gain * middle) and likely.value == better
+        assert scaled.low <= scaled.value <= scaled.high and scaled.low < scaled.high
+    # Seeds that one of the variants lacks count for none, and so do games.
+    del records[next(i for i, run in enumerate(records) if run["seed"] == 3)]
+    lacking = {"task": "freeway", "variant": minatar.RAINBOW}
+    records = [run for run in records if not lacking.items() <= run.items()]
+    variants, games, runs = minatar.complete(records)
+    assert variants == list(minatar.VARIANTS) and len(games) == 4 and "freeway" not in games
+    assert len(runs) == 3 * 4 * len(variants) and {run["seed"] for run in runs} == {0, 1, 2}
+    assert minatar.compared([run for run in records if run["variant"] != minatar.PLAIN]) == {}
+
+
+def test_the_games_of_minatar_are_told_apart_from_those_that_are_complete(tmp_path):
+    records = [run for run in minatar_runs(2, {}) if run["task"] in ("breakout", "asterix")]
+    records[0]["training"] = [None] * minatar.WINDOWS
+    output = tmp_path / "results.json"
+    by_key = {tuple(run[key] for key in minatar.IDENTITY): run for run in records}
+    jobs = list(minatar.jobs(["asterix", "breakout"], 2, False))
+    campaign.conduct(
+        output,
+        jobs,
+        minatar.IDENTITY,
+        lambda job: {**by_key[tuple(job[key] for key in minatar.IDENTITY)], **job},
+        minatar.describe,
+    )
+    (tmp_path / "images").mkdir()
+    minatar.report(output, tmp_path)
+    page = " ".join((tmp_path / "minatar.md").read_text().split())
+    assert "Over 1 seeds of Asterix, Breakout:" in page
+    assert "of each variant of each game: 0 to 2; fewer than ten" in page
+    assert "which have no score: 1." in page
+
+
+def test_runs_of_minatar_say_all_their_settings(tmp_path):
+    """So that a run with a setting that the job did not have then is not taken for one of it."""
+    jobs = list(minatar.jobs(["breakout"], 1, False))
+    for job in jobs:
+        config = job["config"]
+        assert config["total_env_steps"] == 1_000_000 and config["evaluate"] == "after"
+        assert config["options"]["learning_rate"] == 2.5e-4
+    output = tmp_path / "results.json"
+    conduct = partial(
+        campaign.conduct, output, jobs, minatar.IDENTITY, describe=str, before="resume"
+    )
+    conduct(lambda job: invented(job, 1.0))
+    conduct(lambda _: pytest.fail("it was made"))
+    for change in (
+        lambda run: run["config"]["options"].pop("huber_delta"),
+        lambda run: run.pop("config"),
+    ):
+        document = json.loads(output.read_text())
+        change(document["records"][3])
+        campaign.write(output, document["machine"], document["records"])
+        with pytest.raises(SystemExit, match="other settings"):
+            conduct(lambda _: pytest.fail("it was made"))
+        campaign.write(output, document["machine"], [])
+        conduct(lambda job: invented(job, 1.0))
 
 
 @pytest.mark.parametrize("name", CAMPAIGNS)
@@ -564,6 +627,8 @@ def test_parts_of_a_campaign_are_merged(tmp_path, monkeypatch):
         merge([whole, tmp_path / "nowhere.json"])
     with pytest.raises(SystemExit, match=r"whole\.json has runs with other settings"):
         merge([whole, parts[0]], jobs=[{"seed": 0, "score": 2}])
+    with pytest.raises(SystemExit, match=r"whole\.json has runs that are not asked for"):
+        merge([whole, parts[0]], jobs=jobs[:2])
     begun = campaign.partial_of(whole)
     campaign.write(begun, here, [{"seed": 2, "score": 4}])
     with pytest.raises(SystemExit, match=r"whole\.partial\.json has runs"):
@@ -583,6 +648,32 @@ def test_campaigns_of_another_machine_are_gone_on_with_only_if_it_does_not_matte
     described, records = campaign.read(output)
     assert [run["seed"] for run in records] == [0, 1]
     assert described["other_processors"] == ["another (family ?, model ?)"]
+
+
+def test_all_errors_of_a_run_are_kept_in_merging(tmp_path):
+    here = {"date": "2026-01-01", "commit": "first", "processor": {"model": "fast"}}
+    files = [tmp_path / f"{name}.json" for name in ("one", "two")]
+    campaign.write(files[0], here, [{"seed": 0, "error": "b", "earlier_errors": ["a"]}])
+    campaign.write(files[1], here, [{"seed": 0, "earlier_errors": ["b", "c"]}])
+    campaign.merge(tmp_path / "whole.json", files, [{"seed": 0}], ("seed",), str)
+    (record,) = campaign.read(tmp_path / "whole.json")[1]
+    assert record["earlier_errors"] == ["a", "b", "c"] and "error" not in record
+
+
+def test_what_was_gathered_does_not_replace_a_campaign_that_went_on_without_it(tmp_path):
+    here = {"date": "2026-01-01", "commit": "first", "processor": machine.describe()["processor"]}
+    output = tmp_path / "results.json"
+    conduct = partial(
+        campaign.conduct, output, [{"seed": 0}, {"seed": 1}], ("seed",), dict, str, "resume"
+    )
+    for path, began in ((campaign.partial_of(output), "2026-01-01"), (output, "2026-01-02")):
+        campaign.write(path, here, [{"seed": 0, "began": began}])
+    with pytest.raises(SystemExit, match=r"results\.json has later runs than results\.partial"):
+        conduct()
+    assert len(campaign.read(output)[1]) == 1
+    campaign.partial_of(output).unlink()
+    conduct()
+    assert len(campaign.read(output)[1]) == 2
 
 
 def test_the_readme_names_the_best_form_of_a_rival_and_no_rival_without_figures():

@@ -129,13 +129,20 @@ def earlier(
     """Return the records to go on from: of the campaign that was cut off, or of a finished one.
 
     Those of another machine are refused, or with ``any_machine`` say of which `processor` they are.
+    What was gathered is refused if the finished campaign went on without it.
     """
-    found = next((path for path in (partial_of(output), output) if path.exists()), None)
-    if found is None or before == "anew":
+    there = [path for path in (partial_of(output), output) if path.exists()]
+    if not there or before == "anew":
         return []
+    found = there[0]
     if before != "resume":
         raise SystemExit(
             f"{found.name} exists: add --resume to go on with it, or --anew to replace it"
+        )
+    if len(there) == 2 and _newest(output) > _newest(found):
+        raise SystemExit(
+            f"{output.name} has later runs than {found.name}, which would take its place: "
+            f"merge them, or remove {found.name}"
         )
     old, records = _with_origin(found, described)
     if not any_machine and old["processor"] != described["processor"]:
@@ -144,6 +151,11 @@ def earlier(
             "its runs cannot be compared with new ones"
         )
     return records
+
+
+def _newest(path: Path) -> str:
+    """Return when the last run of a file began."""
+    return max((record.get("began", "") for record in read(path)[1]), default="")
 
 
 def _with_origin(path: Path, here: dict[str, Any]) -> tuple[dict[str, Any], list[Record]]:
@@ -167,7 +179,7 @@ def merge(
 
     It is for campaigns whose results do not depend on the machine, parts of which were made beside
     each other or elsewhere. Refused are files that are not there, runs with other settings than the
-    jobs have, and an output with runs that would be lost.
+    jobs have or of no job, and an output with runs that would be lost.
     """
     for file in files:
         if not file.exists():
@@ -179,22 +191,30 @@ def merge(
     described = json.loads(files[0].read_text())["machine"]
     merged: dict[tuple[Any, ...], Record] = {}
     planned = list(jobs)
+    asked = {tuple(job[name] for name in identity) for job in planned}
     for file in files:
         records = _with_origin(file, described)[1]
         _match(file, planned, records, identity, describe)
         for record in records:
             key = tuple(record[name] for name in identity)
+            if key not in asked:
+                raise SystemExit(
+                    f"{file.name} has runs that are not asked for, such as {describe(record)}: "
+                    "give --tasks and --seeds that have them"
+                )
             old = merged.get(key)
             if old is None or "error" in old:
-                merged[key] = record if old is None else {**record, **_errors_so_far(old)}
+                merged[key] = record if old is None else {**record, **_errors_so_far(old, record)}
     described["cores_used_by_others"] = _most_used_by_others(merged.values())
     write(output, described, list(merged.values()))
     if partial_of(output).resolve() in named:
         partial_of(output).unlink()
 
 
-def _errors_so_far(record: Record) -> Record:
-    return {"earlier_errors": [*record.get("earlier_errors", []), record["error"]]}
+def _errors_so_far(old: Record, record: Record) -> Record:
+    errors = [*old.get("earlier_errors", []), old["error"]]
+    others = [error for error in record.get("earlier_errors", []) if error not in errors]
+    return {"earlier_errors": errors + others}
 
 
 def _match(
@@ -224,11 +244,9 @@ def _most_used_by_others(records: Iterable[Record]) -> float:
     return max(filter(None, known), default=0.0)
 
 
-def agrees(made: Any, wanted: Any) -> bool:
-    """Tell whether everything that is wanted is so in what was made, which may say more."""
-    if isinstance(made, dict) and isinstance(wanted, dict):
-        return all(agrees(made.get(key, value), value) for key, value in wanted.items())
-    return made == wanted
+def agrees(made: Record, wanted: Job) -> bool:
+    """Tell whether a run has all that its job says; what its record does not say, it has not."""
+    return all(key in made and made[key] == value for key, value in wanted.items())
 
 
 def conduct(
@@ -255,7 +273,7 @@ def conduct(
             continue
         record = execute(job)
         if old:
-            record |= _errors_so_far(old)
+            record |= _errors_so_far(old, record)
             records.remove(old)
         records.append(record)
         described["cores_used_by_others"] = _most_used_by_others(records)
@@ -424,7 +442,9 @@ def spread(values: Sequence[float]) -> str:
     return f"{number(middle)} [{number(low)}–{number(high)}]"
 
 
-def failures(records: Sequence[Record], identity: Sequence[str]) -> list[str]:
+def failures(
+    records: Sequence[Record], identity: Sequence[str], counted: str = "counted as not solved"
+) -> list[str]:
     """Lines that name the failed runs, and those that were made again after they had failed."""
 
     def named(run: Record) -> str:
@@ -437,6 +457,6 @@ def failures(records: Sequence[Record], identity: Sequence[str]) -> list[str]:
         if "earlier_errors" in run
     ]
     return [
-        *(["Failed runs, counted as not solved:", "", *failed, ""] if failed else []),
+        *([f"Failed runs, {counted}:", "", *failed, ""] if failed else []),
         *(["Runs that failed at first, and were made again:", "", *again, ""] if again else []),
     ]

@@ -26,6 +26,7 @@ LIBRARIES = (
     "stable-baselines3",
     "gymnasium",
     "mujoco",
+    "minatar",
     "torch",
     "ray",
     "sbx-rl",

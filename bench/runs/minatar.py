@@ -3,9 +3,9 @@
 DQN with each of them alone, and with all; everything else is the preset of DQN for MinAtar, in
 every run. The question is that of Hessel et al. (2018), asked of small games as in Obando-Ceron &
 Castro (2021), and scores are put together as Agarwal et al. (2021) advise. Every run is in one
-process, so that it can be made again to the bit. Returns by frames do not depend on the speed of
-the machine, so parts of the campaign may run beside each other, and elsewhere, each from a copy of
-what there is:
+process, so that the same commit makes it again to the bit; its record has all its settings.
+Returns by frames do not depend on the speed of the machine, so parts of the campaign may run beside
+each other, and elsewhere, each from a copy of what there is, and in a checkout that stays as it is:
 
     cp bench/results/minatar.json a.json
     python -m bench.runs.minatar --tasks asterix breakout --output a.json --resume
@@ -14,23 +14,32 @@ what there is:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.lines import Line2D
 
 from bench.harness import campaign
 from bench.harness.campaign import Job, Record, chosen, failures, number
 from bench.harness.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, STYLE, YELLOW
 from bench.harness.report import machine_text, markdown_table, write
 from bench.harness.timing import rotated
-from bench.runs.learning.scores import estimates, interquartile_mean
+from bench.runs.learning.scores import (
+    Estimate,
+    estimates,
+    interquartile_mean,
+    probability_of_improvement,
+)
+from bench.runs.runner_run import EPISODES, configured
+from kary_replay.runner.config import as_json
 
 FRAMES, SHORT_FRAMES = 1_000_000, 20_000
 WINDOWS = 50  # parts of a run, of each of which the mean return of training episodes is kept
 LAST = 5  # of them make a run's score: its last 100,000 frames
+ENOUGH = 10  # seeds
 # name -> environment, title
 TASKS: dict[str, tuple[str, str]] = {
     "asterix": ("MinAtar/Asterix-v1", "Asterix"),
@@ -41,16 +50,19 @@ TASKS: dict[str, tuple[str, str]] = {
 }
 PLAIN, RAINBOW = "DQN", "Rainbow"
 Change = tuple[dict[str, Any], dict[str, Any]]  # settings of the run, options of the algorithm
+# Lengths of gradients depend on the loss, so that a bound would be another one for each.
 WITHOUT: Change = (
     {"alpha": 0.0, "uniform_share": 0.0},
-    {"n_step": 1, "double": False, "dueling": False},
+    {"n_step": 1, "double": False, "dueling": False, "max_gradient_norm": 1e6},
 )
+# With a gamma of 0.99 who gets a point in every fifth frame, as fast as one can shoot in Space
+# Invaders, has a return of 20.
 ADDED: dict[str, Change] = {
     "+ priorities": ({"alpha": 0.5}, {}),
     "+ n-step": ({}, {"n_step": 3}),
     "+ double": ({}, {"double": True}),
     "+ dueling": ({}, {"dueling": True}),
-    "+ C51": ({}, {"n_atoms": 51}),
+    "+ C51": ({}, {"n_atoms": 51, "v_min": -20.0, "v_max": 20.0}),
     "+ QR": ({}, {"n_quantiles": 32}),
     "+ noisy": ({}, {"noisy": True}),
 }
@@ -70,7 +82,12 @@ def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
                 settings, options = settings_of(variant)
                 settings |= {"backend": "serial", "groups": 1}
                 settings["total_env_steps"] = SHORT_FRAMES if short else FRAMES
-                yield {
+                # of the last parameters
+                settings |= {
+                    "evaluate": "after",
+                    "evaluation_interval": settings["total_env_steps"],
+                }
+                job = {
                     "task": task,
                     "variant": variant,
                     "algorithm": "dqn",
@@ -80,6 +97,7 @@ def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
                     "options": options,
                     "settings": settings,
                 }
+                yield {**job, "config": as_json(configured(job))}
 
 
 def settings_of(variant: str) -> Change:
@@ -112,54 +130,102 @@ def describe(record: Record) -> str:
     return f"{who}  {score(record):5.1f} in the end, {record['env_steps_per_second']:,.0f} frames/s"
 
 
-def of_game(records: Sequence[Record], task: str, variant: str) -> np.ndarray:
-    """Return the scores of a game's runs, float64 [seeds]."""
+def evaluation(record: Record) -> float:
+    """Return the mean return of the last parameters, without exploration."""
+    return float(record["curve"][-1][-1])
+
+
+def of_game(
+    records: Sequence[Record], task: str, variant: str, of_run: Callable[[Record], float] = score
+) -> np.ndarray:
+    """Return what each run of a game has, which is its score or another figure: float64 [seeds]."""
     runs = [run for run in chosen(records, task=task, variant=variant) if is_scored(run)]
-    return np.array([score(run) for run in runs], np.float64)
+    return np.array([of_run(run) for run in runs], np.float64)
 
 
-def compared(records: Sequence[Record]) -> dict[str, list[np.ndarray]]:
-    """Return the scores of all games by variant, over DQN's mean on the game.
+def complete(records: Sequence[Record]) -> tuple[list[str], list[str], list[Record]]:
+    """Return the variants that were run, the games that all of them were run on, and these runs.
 
-    Games without a run of every variant that has any are left out.
+    Of the runs those of the seeds that all of these games have with every variant.
     """
-    there = [v for v in VARIANTS if any(len(of_game(records, task, v)) for task in TASKS)]
-    games = [t for t in TASKS if all(len(of_game(records, t, v)) for v in there)]
-    if PLAIN not in there or not games:
+    scored = [run for run in records if is_scored(run)]
+    variants = [each for each in VARIANTS if chosen(scored, variant=each)]
+
+    def seeds(task: str, variant: str) -> set[int]:
+        return {run["seed"] for run in chosen(scored, task=task, variant=variant)}
+
+    games = [task for task in TASKS if all(seeds(task, each) for each in variants)]
+    every = [seeds(task, each) for task in games for each in variants]
+    common = set.intersection(*every) if every else set()
+    return variants, games, [r for r in scored if r["task"] in games and r["seed"] in common]
+
+
+def compared(records: Sequence[Record]) -> dict[str, tuple[Estimate, Estimate]]:
+    """Return two figures of each variant, over the runs that are complete.
+
+    They are the interquartile mean of scores over DQN's mean on the game, and the probability that
+    a run has a higher score than one of DQN, the mean over games. The bootstrap draws the runs of
+    DQN anew, too.
+    """
+    variants, games, runs = complete(records)
+    if PLAIN not in variants or not runs:
         return {}
-    units = {task: of_game(records, task, PLAIN).mean() for task in games}
-    return {v: [of_game(records, t, v) / units[t] for t in games] for v in there}
+    plain = [of_game(runs, task, PLAIN) for task in games]
+
+    def figures(*drawn: np.ndarray) -> np.ndarray:
+        ours, theirs = drawn[: len(games)], drawn[-len(games) :]
+        pairs = list(zip(ours, theirs, strict=True))
+        return np.array(
+            [
+                interquartile_mean(np.concatenate([own / other.mean() for own, other in pairs])),
+                np.mean([probability_of_improvement(*pair) for pair in pairs]),
+            ]
+        )
+
+    found = {}
+    for variant in variants:
+        own = [of_game(runs, task, variant) for task in games]
+        scaled, better = estimates(plain if variant == PLAIN else own + plain, figures)
+        found[variant] = scaled, better
+    return found
 
 
-def table(records: Sequence[Record]) -> list[str]:
-    """One line per variant: each game's interquartile mean, and that of all scaled scores."""
-    together = compared(records)
-    rows = []
-    for variant in VARIANTS:
-        cells = []
-        for task in TASKS:
-            found = of_game(records, task, variant)
-            cells.append(
-                f"{number(interquartile_mean(found))} ({len(found)})" if len(found) else "–"
-            )
-        if all(cell == "–" for cell in cells):
-            continue
-        if variant in together:
-            (estimate,) = estimates(
-                together[variant],
-                lambda *drawn: np.array([interquartile_mean(np.concatenate(drawn))]),
-            )
-            cells.append(f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]")
-        else:
-            cells.append("–")
-        rows.append([variant, *cells])
-    titles = [title for _, title in TASKS.values()]
-    return markdown_table(["", *titles, "all, over DQN's mean"], rows)
+def together(records: Sequence[Record]) -> list[str]:
+    """One line per variant: what `compared` finds."""
+    rows = [
+        [
+            variant,
+            f"{scaled.value:.2f} [{scaled.low:.2f}, {scaled.high:.2f}]",
+            "–"
+            if variant == PLAIN
+            else f"{better.value:.0%} [{better.low:.0%}, {better.high:.0%}]",
+        ]
+        for variant, (scaled, better) in compared(records).items()
+    ]
+    return markdown_table(["", "score over DQN's", "better than DQN"], rows)
+
+
+def by_game(records: Sequence[Record], of_run: Callable[[Record], float]) -> list[str]:
+    """One line per variant: each game's interquartile mean over seeds, and its interval."""
+
+    def cell(sample: np.ndarray) -> str:
+        if not len(sample):
+            return "–"
+        (found,) = estimates([sample], lambda drawn: np.array([interquartile_mean(drawn)]))
+        return f"{number(found.value)} [{number(found.low)}, {number(found.high)}]"
+
+    rows = [
+        [variant, *(cell(of_game(records, task, variant, of_run)) for task in TASKS)]
+        for variant in VARIANTS
+    ]
+    rows = [row for row in rows if any(cell != "–" for cell in row[1:])]
+    return markdown_table(["", *(title for _, title in TASKS.values())], rows)
 
 
 def draw(records: Sequence[Record], path: Path) -> None:
-    """A panel for each game: the mean return of training episodes, the mean over seeds."""
+    """A panel for each game: interquartile means over seeds of the returns of training episodes."""
     tasks = [task for task in TASKS if chosen(records, task=task)] or list(TASKS)[:1]
+    there = [variant for variant in VARIANTS if chosen(records, variant=variant)]
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(
             2, 3, figsize=(10.5, 6.0), layout="constrained", squeeze=False
@@ -168,10 +234,17 @@ def draw(records: Sequence[Record], path: Path) -> None:
             _panel(axes, task, chosen(records, task=task))
         for axes in panels.flat[len(tasks) :]:
             axes.axis("off")
-        handles, labels = panels.flat[0].get_legend_handles_labels()
-        panels.flat[-1].legend(handles, labels, loc="center", fontsize=10)
+        panels.flat[-1].legend(
+            handles=[Line2D([], [], label=variant, **_style(variant)) for variant in there],
+            loc="center",
+            fontsize=10,
+        )
         figure.savefig(path)
         plt.close(figure)
+
+
+def _style(variant: str) -> dict[str, Any]:
+    return {"color": COLOURS[variant], "lw": 2.2 if variant in (PLAIN, RAINBOW) else 1.3}
 
 
 def _panel(axes: Any, task: str, records: Sequence[Record]) -> None:
@@ -182,8 +255,12 @@ def _panel(axes: Any, task: str, records: Sequence[Record]) -> None:
         returns = np.array([run["training"] for run in runs], np.float64)  # None: NaN
         frames = runs[0]["env_steps"] * (np.arange(WINDOWS) + 0.5) / WINDOWS
         known = ~np.isnan(returns).any(axis=0)
-        style = {"color": COLOURS[variant], "lw": 2.2 if variant in (PLAIN, RAINBOW) else 1.3}
-        axes.plot(frames[known], returns[:, known].mean(axis=0), label=variant, **style)
+        frames, returns = frames[known], returns[:, known]
+        middle = [interquartile_mean(column) for column in returns.T]
+        axes.plot(frames, middle, **_style(variant))
+        if variant in (PLAIN, RAINBOW) and len(runs) > 1:
+            low, high = np.quantile(returns, [0.25, 0.75], axis=0)
+            axes.fill_between(frames, low, high, color=COLOURS[variant], alpha=0.2, lw=0)
     axes.set_title(TASKS[task][1])
     axes.set_xlabel("frames")
     axes.set_ylabel("return of training episodes")
@@ -191,26 +268,66 @@ def _panel(axes: Any, task: str, records: Sequence[Record]) -> None:
     axes.grid()
 
 
+def seeds_text(records: Sequence[Record]) -> str:
+    """Say how many runs each variant has of each game."""
+    counts = {len(of_game(records, task, each)) for task in TASKS for each in VARIANTS}
+    low, high = min(counts), max(counts)
+    several = f"{low}" if low == high else f"{low} to {high}"
+    few = "; fewer than ten prove little, and their intervals are too narrow"
+    return f"Seeds of each variant of each game: {several}{few if low < ENOUGH else ''}."
+
+
 def report(results: Path, docs: Path) -> None:
     """Write docs/minatar.md and its picture."""
     described, records = campaign.read(results)
     draw(records, docs / "images" / "minatar.png")
-    counts = {len(of_game(records, task, variant)) for task in TASKS for variant in VARIANTS} - {0}
-    few = "Fewer than ten seeds prove little, and their intervals are too narrow."
+    games, runs = complete(records)[1:]
+    n_seeds = len({run["seed"] for run in runs})
+    titles = ", ".join(TASKS[task][1] for task in games)
+    silent = [run for run in records if "error" not in run and not is_scored(run)]
     lines = [
         *machine_text(described),
-        f"Mean return of the training episodes that ended in the last {LAST / WINDOWS:.0%} of a run"
-        f" of {FRAMES:,} frames, exploration included: interquartile means over seeds, whose "
-        "number is in brackets. The last column divides every score by DQN's mean on that game, "
-        "and has the interquartile mean of all. Its interval holds 95 % of what the stratified "
-        "bootstrap of [rliable](https://github.com/google-research/rliable) gives. "
-        + (few if counts and min(counts) < 10 else ""),
+        f"A run's score is the mean return of the training episodes that ended in its last "
+        f"{LAST / WINDOWS:.0%} of {FRAMES:,} frames, with what is left of exploration; of each "
+        f"{1 / WINDOWS:.0%} of the run the mean counts alike. {seeds_text(records)}",
         "",
         "![Returns by frames, by game and variant](images/minatar.png)",
         "",
-        *table(records),
+        "Lines are interquartile means over seeds, and bands have the middle half of the seeds of "
+        "DQN and of Rainbow.",
+        "",
     ]
-    write(docs / "minatar.md", "The parts of Rainbow", [*lines, *failures(records, IDENTITY)])
+    if figures := together(records):
+        lines += [
+            "## All games",
+            "",
+            f"Over {n_seeds} seeds of {titles}: the interquartile mean of scores over DQN's mean "
+            "on the game, and how likely a run has a higher score than one of DQN (the mean over "
+            "games; at 50 % they are alike). In brackets the 95 % of the stratified bootstrap of "
+            "[rliable](https://github.com/google-research/rliable), which draws DQN's runs anew, "
+            "too.",
+            "",
+            *figures,
+        ]
+    lines += [
+        "## Scores by game",
+        "",
+        "Interquartile means over seeds, and their 95 % intervals.",
+        "",
+        *by_game(records, score),
+        "## Without exploration",
+        "",
+        f"The same of what the last parameters have in {EPISODES} episodes without exploration.",
+        "",
+        *by_game(records, evaluation),
+    ]
+    if silent:
+        lines += [
+            f"Runs none of whose last episodes ended, which have no score: {len(silent)}.",
+            "",
+        ]
+    lines += failures(records, IDENTITY, "left out")
+    write(docs / "minatar.md", "The parts of Rainbow", lines)
 
 
 def main() -> None:

@@ -29,16 +29,13 @@ def configured(job: dict[str, Any]) -> Any:
         key: tuple(value) if isinstance(value, list) else value
         for key, value in job.get("options", {}).items()
     }
-    evaluate = "never" if job.get("threshold") is None else "after"
-    return replace(
-        config,
-        options=replace(config.options, **options),
-        seed=job["seed"],
-        evaluate=evaluate,
-        evaluation_episodes=EPISODES,
-        checkpoint_interval_seconds=0.0,
+    settings = {
+        "evaluate": "never" if job.get("threshold") is None else "after",
+        "evaluation_episodes": EPISODES,
+        "checkpoint_interval_seconds": 0.0,
         **job.get("settings", {}),
-    )
+    }
+    return replace(config, options=replace(config.options, **options), seed=job["seed"], **settings)
 
 
 def outcome(result: Any, threshold: float | None) -> dict[str, Any]:
