@@ -599,6 +599,14 @@ def test_records_of_several_commits_are_all_named(tmp_path):
     }
 
 
+def test_versions_of_what_some_records_lack_are_named_and_of_what_all_lack_are_not(tmp_path):
+    path = tmp_path / "results.json"
+    described = {"versions": {"torch": "3", "minatar": "1", "sbx-rl": "5"}}
+    runs = [{"versions": {"torch": "2", "sbx-rl": "5"}}, {"versions": {"torch": "3"}}]
+    campaign.write(path, described, runs)
+    assert campaign.read(path)[0]["versions"] == {"torch": "2 and 3", "sbx-rl": "5 and none"}
+
+
 def test_parts_of_a_campaign_are_merged(tmp_path, monkeypatch):
     here, there = (
         {"date": "2026-01-01", "commit": "first", "processor": {"model": name}}

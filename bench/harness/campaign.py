@@ -100,9 +100,13 @@ def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
             first = [] if len(found) == len(records) else [described[key]]
             described[key] = ", ".join(dict.fromkeys([*first, *found]))
     first = described.get("versions", {})
-    for name in first if records else ():
-        found = [record.get("versions", first).get(name, "none") for record in records]
-        described["versions"] = {**described["versions"], name: " and ".join(dict.fromkeys(found))}
+    if first and records:
+        each = [record.get("versions", first) for record in records]
+        described["versions"] = {
+            name: " and ".join(dict.fromkeys(versions.get(name, "none") for versions in each))
+            for name in first
+            if any(name in versions for versions in each)
+        }
     processors = [
         processor_name(record["processor"]) for record in records if "processor" in record
     ]
