@@ -195,12 +195,12 @@ def merge(
     described = json.loads(files[0].read_text())["machine"]
     merged: dict[tuple[Any, ...], Record] = {}
     planned = list(jobs)
-    asked = {tuple(job[name] for name in identity) for job in planned}
+    asked = {_identified(job, identity) for job in planned}
     for file in files:
         records = _with_origin(file, described)[1]
         _match(file, planned, records, identity, describe)
         for record in records:
-            key = tuple(record[name] for name in identity)
+            key = _identified(record, identity)
             if key not in asked:
                 raise SystemExit(
                     f"{file.name} has runs that are not asked for, such as {describe(record)}: "
@@ -213,6 +213,11 @@ def merge(
     write(output, described, list(merged.values()))
     if partial_of(output).resolve() in named:
         partial_of(output).unlink()
+
+
+def _identified(run: Job, identity: Sequence[str]) -> tuple[Any, ...]:
+    """Return what tells a run apart from others."""
+    return tuple(run[key] for key in identity)
 
 
 def _errors_so_far(old: Record, record: Record) -> Record:
@@ -229,10 +234,9 @@ def _match(
     describe: Callable[[Record], str],
 ) -> list[tuple[Job, Record | None]]:
     """Return each job with its run, if it was made; refuse runs that were made otherwise."""
-    there = {tuple(record[key] for key in identity): record for record in records}
+    there = {_identified(record, identity): record for record in records}
     found = [
-        (job, there.get(tuple(job[key] for key in identity)))
-        for job in json.loads(json.dumps(list(jobs)))
+        (job, there.get(_identified(job, identity))) for job in json.loads(json.dumps(list(jobs)))
     ]
     for job, old in found:
         if old and "error" not in old and not agrees(old, job):

@@ -31,6 +31,7 @@ from bench.runs.learning.scores import (
     Estimate,
     estimates,
     interquartile_mean,
+    middle,
     probability_of_improvement,
 )
 from bench.runs.runner_run import EPISODES, configured
@@ -80,13 +81,10 @@ def jobs(tasks: Sequence[str], seeds: int, short: bool) -> Iterator[Job]:
         for task in tasks:
             for variant in rotated((PLAIN, RAINBOW) if short else VARIANTS, seed):
                 settings, options = settings_of(variant)
-                settings |= {"backend": "serial", "groups": 1}
-                settings["total_env_steps"] = SHORT_FRAMES if short else FRAMES
+                frames = SHORT_FRAMES if short else FRAMES
+                settings |= {"backend": "serial", "groups": 1, "total_env_steps": frames}
                 # of the last parameters
-                settings |= {
-                    "evaluate": "after",
-                    "evaluation_interval": settings["total_env_steps"],
-                }
+                settings |= {"evaluate": "after", "evaluation_interval": frames}
                 job = {
                     "task": task,
                     "variant": variant,
@@ -211,7 +209,7 @@ def by_game(records: Sequence[Record], of_run: Callable[[Record], float]) -> lis
     def cell(sample: np.ndarray) -> str:
         if not len(sample):
             return "–"
-        (found,) = estimates([sample], lambda drawn: np.array([interquartile_mean(drawn)]))
+        found = middle(dict(enumerate(sample)))
         return f"{number(found.value)} [{number(found.low)}, {number(found.high)}]"
 
     rows = [
@@ -256,8 +254,8 @@ def _panel(axes: Any, task: str, records: Sequence[Record]) -> None:
         frames = runs[0]["env_steps"] * (np.arange(WINDOWS) + 0.5) / WINDOWS
         known = ~np.isnan(returns).any(axis=0)
         frames, returns = frames[known], returns[:, known]
-        middle = [interquartile_mean(column) for column in returns.T]
-        axes.plot(frames, middle, **_style(variant))
+        means = [interquartile_mean(column) for column in returns.T]
+        axes.plot(frames, means, **_style(variant))
         if variant in (PLAIN, RAINBOW) and len(runs) > 1:
             low, high = np.quantile(returns, [0.25, 0.75], axis=0)
             axes.fill_between(frames, low, high, color=COLOURS[variant], alpha=0.2, lw=0)
@@ -340,7 +338,7 @@ def main() -> None:
         IDENTITY,
         describe,
         report,
-        seeds=10,
+        seeds=ENOUGH,
         any_machine=True,
     )
 
