@@ -29,6 +29,53 @@ def field_of_row(array: np.ndarray) -> kary_replay.Field:
     return kary_replay.Field(array.shape[2:], array.dtype)
 
 
+class StoredArray:
+    """An attribute for one of SB3's arrays, which shows the rows of the native buffer.
+
+    To assign to it writes the rows: `buffer.rewards = relabelled` does what it does with SB3's own
+    buffer, where it replaces the array.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, buffer: Any, owner: type | None = None) -> Any:
+        if buffer is None:
+            return self
+        try:
+            return buffer.__dict__[self.name]
+        except KeyError:
+            what = f"{type(buffer).__name__!r} object has no attribute {self.name!r}"
+            raise AttributeError(what) from None
+
+    def __set__(self, buffer: Any, value: Any) -> None:
+        if "_native" not in buffer.__dict__:  # SB3 makes it
+            buffer.__dict__[self.name] = value
+            return
+        rows = self.__get__(buffer)
+        pairs = [(self.name, rows, value)]
+        if isinstance(rows, dict):
+            if not isinstance(value, dict) or value.keys() != rows.keys():
+                raise ValueError(f"{self.name} must be a dict of arrays with the keys {[*rows]}")
+            pairs = [(f"{self.name}[{key!r}]", rows[key], value[key]) for key in rows]
+        checked = [(stored, _fitting(name, stored, new)) for name, stored, new in pairs]
+        for stored, new in checked:
+            stored[...] = new
+
+
+def _fitting(name: str, stored: np.ndarray, value: Any) -> np.ndarray:
+    """Return a value as an array that can take the place of stored rows, or raise."""
+    new = np.asarray(value)
+    if new.shape != stored.shape:
+        raise ValueError(
+            f"{name} must have the shape of the stored rows, {stored.shape}, got {new.shape}: "
+            "add or extend fills a buffer, and reset() empties it"
+        )
+    if not np.can_cast(new.dtype, stored.dtype, "same_kind"):
+        raise TypeError(f"{name} must be of the dtype {stored.dtype}, got {new.dtype}")
+    return new
+
+
 def warn_if_larger_than_memory(name: str, capacity: int, fields: dict[str, Any]) -> None:
     """Warn of rows that do not fit into memory, as SB3 does; without psutil there is no warning."""
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
@@ -15,8 +17,8 @@ class PrioritizedReplayCallback(BaseCallback):
 
     TensorBoard shows what is logged: ``replay/beta``; ``replay/uniform_share``;
     ``replay/relative_noise`` and ``replay/least_noise``; ``replay/max_priority``, the largest
-    priority seen so far, which new transitions get; ``replay/mean_mass``; and the quantiles
-    ``replay/priority_p10``, ``_p50`` and ``_p90`` over at most 1000 rows.
+    priority seen so far and at least 1, which new transitions get; ``replay/mean_mass``; and the
+    quantiles ``replay/priority_p10``, ``_p50`` and ``_p90`` over at most 1000 rows.
 
     Parameters
     ----------
@@ -28,7 +30,8 @@ class PrioritizedReplayCallback(BaseCallback):
         The verbosity, as in every SB3 callback.
     total_timesteps : int or None
         The model's ``num_timesteps`` at which beta reaches ``final_beta``, at least 1. None means
-        the end of the call of ``learn``, as in SB3's own schedules. A training that calls
+        the end of the call of ``learn``, as in SB3's own schedules. A further call begins again
+        with the buffer's first beta, unless ``reset_num_timesteps=False``. A training that calls
         ``learn(…, reset_num_timesteps=False)`` several times needs the sum of their steps here:
         otherwise beta reaches ``final_beta`` at the end of the first call.
 
@@ -92,6 +95,8 @@ class PrioritizedReplayCallback(BaseCallback):
         # SB3 has already added the steps of earlier calls, unless num_timesteps was reset.
         end_of_call = self.locals["total_timesteps"]
         self._first_step, self._first_beta = self.num_timesteps, self._buffer.beta
+        if self.num_timesteps == 0 and not math.isnan(self._buffer.first_beta):
+            self._first_beta = self._buffer.first_beta  # a further training begins anew
         self._last_step = end_of_call if self.total_timesteps is None else self.total_timesteps
         self._next_record = self.num_timesteps
 
@@ -110,7 +115,8 @@ class PrioritizedReplayCallback(BaseCallback):
         if self.final_beta is not None:
             n_left = self._last_step - self.num_timesteps
             share_left = n_left / (self._last_step - self._first_step) if n_left > 0 else 0.0
-            buffer.beta = share_left * self._first_beta + (1.0 - share_left) * self.final_beta
+            beta = share_left * self._first_beta + (1.0 - share_left) * self.final_beta
+            buffer.anneal_beta(beta)
         self.logger.record("replay/beta", buffer.beta)
         native = buffer.native
         if not len(native):

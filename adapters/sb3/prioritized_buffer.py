@@ -7,6 +7,7 @@ priorities before the next batch is drawn or the next transition is added.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -17,7 +18,12 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 
 import kary_replay
-from kary_replay.adapters.sb3.arrays import field_of_row, map_arrays, warn_if_larger_than_memory
+from kary_replay.adapters.sb3.arrays import (
+    StoredArray,
+    field_of_row,
+    map_arrays,
+    warn_if_larger_than_memory,
+)
 from kary_replay.adapters.sb3.prioritized_loss import PrioritizedTensor
 from kary_replay.adapters.sb3.priority_updates import PriorityUpdates
 from kary_replay.adapters.sb3.step_shapes import StepShapes
@@ -59,6 +65,14 @@ class PrioritizedBuffer(ReplayBuffer):
     prioritize_by: PrioritizeBy = "td_error"  # as version 0.1.0 did, whose pickles do not say
     # Whether uniform draws are those of SB3's own buffer; those of pickles without it are not.
     _draws_as_stock: bool = False
+    _n_added_before = 0  # the rows that the native buffer had got when it was reset last
+
+    observations: Any = StoredArray()
+    actions: Any = StoredArray()
+    rewards: Any = StoredArray()
+    next_observations: Any = StoredArray()
+    dones: Any = StoredArray()
+    timeouts: Any = StoredArray()
 
     # --------------------------------------------------------------------------------- construction
 
@@ -100,6 +114,7 @@ class PrioritizedBuffer(ReplayBuffer):
             raise ValueError(
                 f"prioritize_by must be 'td_error' or 'gradient', got {prioritize_by!r}"
             )
+        self._refuse_empty_observations()
         fields = {
             ours: map_arrays(field_of_row, getattr(self, theirs)) for theirs, ours in self._arrays()
         }
@@ -121,6 +136,17 @@ class PrioritizedBuffer(ReplayBuffer):
         self._remember_no_batch()
         self._show_rows()
 
+    def _refuse_empty_observations(self) -> None:
+        """Raise ValueError if the observation, or a part of it, has an axis of length 0."""
+        shapes = self.obs_shape if isinstance(self.obs_shape, dict) else {None: self.obs_shape}
+        for key, shape in shapes.items():
+            if 0 in shape:
+                part = "" if key is None else f"[{key!r}]"
+                raise ValueError(
+                    f"observation_space{part} has the shape {tuple(shape)}, which holds nothing to "
+                    "store: leave it out (gymnasium.wrappers.FilterObservation)"
+                )
+
     def _remember_no_batch(self) -> None:
         """Begin without a batch whose TD errors are still to come."""
         is_by_gradient = self.prioritize_by == "gradient"
@@ -139,7 +165,8 @@ class PrioritizedBuffer(ReplayBuffer):
 
         for theirs, ours in _FIELDS.items():
             if ours in self._native.fields:
-                setattr(self, theirs, map_arrays(of_environments, self._native.field_view(ours)))
+                rows = map_arrays(of_environments, self._native.field_view(ours))
+                self.__dict__[theirs] = rows
 
     # ----------------------------------------------------------------------------------- priorities
 
@@ -173,6 +200,13 @@ class PrioritizedBuffer(ReplayBuffer):
         # The native buffer refuses a number out of range before the schedule changes.
         self._native.beta = value(self.n_sampled) if callable(value) else value
         self.beta_schedule = value if callable(value) else None
+        self.first_beta = self._native.beta
+
+    first_beta: float = math.nan  # what `beta` was set to, where annealing begins; NaN: unknown
+
+    def anneal_beta(self, value: float) -> None:
+        """Set beta to a number on its way from what it was set to, which stays `first_beta`."""
+        self._native.beta = value
 
     @property
     def uniform_share(self) -> float:
@@ -242,6 +276,40 @@ class PrioritizedBuffer(ReplayBuffer):
 
     # ------------------------------------------------------------------------------ rows in and out
 
+    @property
+    def pos(self) -> int:
+        """The row that the next step is stored in. Only `add`, `extend` and `reset` move it."""
+        return self._n_steps_added() % self.buffer_size
+
+    @pos.setter
+    def pos(self, value: int) -> None:
+        self._refuse_to_move("pos", value, self.pos)
+
+    @property
+    def full(self) -> bool:
+        """Whether every row has a step."""
+        return self._n_steps_added() >= self.buffer_size
+
+    @full.setter
+    def full(self, value: bool) -> None:
+        self._refuse_to_move("full", value, self.full)
+
+    def _n_steps_added(self) -> int:
+        """Return how many steps were added since the last reset, as the native buffer counts.
+
+        So the two agree even after an interrupt (Ctrl-C) between the native call and the next line.
+        """
+        if "_native" not in self.__dict__:
+            return 0
+        return (self._native.n_added - self._n_added_before) // self.n_envs
+
+    def _refuse_to_move(self, name: str, value: Any, present: Any) -> None:
+        if value != present:
+            raise AttributeError(
+                f"{name} is {present} and cannot be set to {value!r}, because it says where the "
+                "stored rows are: reset() forgets all rows; add and extend store new ones"
+            )
+
     def add(
         self,
         obs: np.ndarray | dict[str, np.ndarray],
@@ -251,7 +319,7 @@ class PrioritizedBuffer(ReplayBuffer):
         done: np.ndarray,
         infos: Sequence[dict[str, Any]],
     ) -> None:
-        """Add one transition per environment, at the largest priority seen so far.
+        """Add one transition per environment, at the largest priority seen so far, at least 1.
 
         Parameters
         ----------
@@ -294,10 +362,6 @@ class PrioritizedBuffer(ReplayBuffer):
         except (kary_replay.errors.FieldError, AttributeError, TypeError, ValueError, RuntimeError):
             # The shapes are not those of the fields, which is rare: reshape, or say what is wrong.
             self._native.add(**self._reshaped(obs, next_obs, action, reward, done, ends))
-        self.pos += 1
-        if self.pos == self.buffer_size:
-            self.full = True
-            self.pos = 0
 
     def _reshaped(
         self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, ends: list[Any]
@@ -432,9 +496,10 @@ class PrioritizedBuffer(ReplayBuffer):
 
     def reset(self) -> None:
         """Forget all rows and priorities."""
-        super().reset()
         self._remember_no_batch()
         self._native.reset()
+        self._n_added_before = self._native.n_added
+        super().reset()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without views and batches.
@@ -444,7 +509,13 @@ class PrioritizedBuffer(ReplayBuffer):
         self.flush_priorities()
         left_out = {*_FIELDS, "_updates"}
         state = {name: value for name, value in self.__dict__.items() if name not in left_out}
-        return state | _NO_BATCHES | {"_format": _FORMAT, "_version": kary_replay.__version__}
+        position = {"pos": self.pos, "full": self.full}  # for version 0.1.0
+        return (
+            state
+            | position
+            | _NO_BATCHES
+            | {"_format": _FORMAT, "_version": kary_replay.__version__}
+        )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         found, version = state.get("_format", 1), state.get("_version", "before 0.1.0")
@@ -455,8 +526,11 @@ class PrioritizedBuffer(ReplayBuffer):
                 f"load it with kary-replay {version}"
             )
         self._refuse_ignored_methods()
-        left_out = {*_NO_BATCHES, "_format", "_version"}
+        left_out = {*_NO_BATCHES, "_format", "_version", "pos", "full"}
         self.__dict__.update({name: value for name, value in state.items() if name not in left_out})
+        if "_n_added_before" not in state:  # of a version that counted by itself
+            n_rows = (state["pos"] + self.buffer_size * state["full"]) * self.n_envs
+            self._n_added_before = self._native.n_added - n_rows
         self._remember_no_batch()
         self._show_rows()
 

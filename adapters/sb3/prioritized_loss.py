@@ -16,14 +16,16 @@ The target is a `PrioritizedTensor`, too, by ``__torch_function__``. The loss th
 
 A loss that is written out, such as the quantile losses of sb3-contrib, is recognized at two places.
 The sum of rewards, next values and prediction is the TD error, whatever its sign. The final
-``.mean()`` is weighted. Where priorities are sizes of gradients, the backward pass brings them: a
-hook on the prediction reads its gradient, row by row.
+``.mean()`` is weighted. Where priorities are sizes of gradients, the backward pass brings them: one
+hook reads, row by row, what reaches the losses, another what leaves the sum for the prediction.
+What either is scaled by, and what else the prediction is used for, does not matter.
 
 A tensor is marked as one of the batch. A listed set of operations, which leave row i of the batch
 at row i, pass the mark on, and no other operations do. After any other operation the result is an
-ordinary tensor. A weight may get lost in this way, which the buffer warns of, but it is never
-applied to the wrong row. Writes into `rewards[:]`, `rewards.data`, or memory that the tensor shares
-with an array can move rows without notice.
+ordinary tensor. A weight may get lost in this way, but it is never applied to the wrong row. The
+buffer warns if no loss of a batch is recognized; if one of several is not, it cannot tell. Writes
+into `rewards[:]`, `rewards.data`, or memory that the tensor shares with an array can move rows
+without notice.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class SampledBatch:
         with respect to the prediction.
     """
 
-    __slots__ = ("handle", "importance_weight", "is_by_gradient", "pending", "td_error")
+    __slots__ = ("apart", "handle", "importance_weight", "is_by_gradient", "pending", "td_error")
 
     def __init__(
         self,
@@ -77,6 +79,8 @@ class SampledBatch:
         self.pending = pending
         # The largest TD error of any loss so far, by row, on the device of the batch.
         self.td_error: torch.Tensor | None = None
+        # The last prediction that entered a sum, and its view for sums alone; weakly.
+        self.apart: tuple[Any, Any] | None = None
 
     def __len__(self) -> int:
         return len(self.handle)
@@ -88,6 +92,19 @@ class SampledBatch:
         )
         marked.batch = self
         return marked
+
+    def prediction_apart(self, prediction: torch.Tensor) -> torch.Tensor:
+        """Return a view of a prediction that sums with rows of the batch alone are to use.
+
+        It is the same one for all of them, as long as one of their results is there.
+        """
+        if self.apart is not None and self.apart[0]() is prediction:
+            known = self.apart[1]()
+            if known is not None:
+                return known
+        view = prediction.view_as(prediction)
+        self.apart = weakref.ref(prediction), weakref.ref(view)
+        return view
 
     def record(self, td_error: torch.Tensor) -> None:
         """Note the TD errors of one loss, [B, …]. Of several losses, the largest error counts."""
@@ -203,29 +220,51 @@ class SampledBatch:
         2018, arXiv:1710.02298.
         """
         td_error = losses.detach() if losses.td_error is None else losses.td_error
-        prediction, is_mean = losses.prediction, function in _MEANS
+        prediction, by_row = losses.prediction, losses.as_subclass(torch.Tensor)
         if self.is_by_gradient and prediction is not None and not _is_batched(prediction):
-            prediction.register_hook(
-                functools.partial(self._record_gradient, td_error=td_error, is_mean=is_mean)
-            )
+            n_averaged = by_row.numel() // len(self) if function in _MEANS else 1
+            gradients = _RowGradients(self, td_error, n_averaged)
+            by_row.register_hook(gradients.reached_losses)
+            prediction.register_hook(gradients.reached_prediction)
         else:
             self.record(td_error)
-        return function(self.weighted(losses.as_subclass(torch.Tensor)), **options)
+        return function(self.weighted(by_row), **options)
 
-    def _record_gradient(
-        self, gradient: torch.Tensor, *, td_error: torch.Tensor, is_mean: bool
-    ) -> None:
-        """Note the sizes of the gradients of the rows' own losses, from that of the weighted one.
 
-        Where a weight is so small that it is 0 in float32, the TD error stands in.
-        """
-        size = gradient.detach().flatten(1).norm(dim=1)
-        size = size * len(self) if is_mean else size
-        if self.importance_weight is not None:
-            weight = self.importance_weight.flatten()
-            stand_in = self.by_row(td_error).abs().flatten()
-            size = torch.where(weight > 0, size / weight, stand_in)
-        self.record(size)
+class _RowGradients:
+    """Notes, in the backward pass, the sizes of the gradients of the losses of the rows.
+
+    The loss of a row is the mean or the sum of its elements. A loss that no backward pass goes
+    through notes nothing.
+
+    Parameters
+    ----------
+    batch : SampledBatch
+        The batch of the rows.
+    td_error : torch.Tensor
+        What stands in for a row whose weight is so small that it is 0 in float32, [B, …].
+    n_averaged : int
+        The number of elements of a row that its loss is the mean of; 1 if it is their sum.
+    """
+
+    __slots__ = ("batch", "n_averaged", "reached", "td_error")
+
+    def __init__(self, batch: SampledBatch, td_error: torch.Tensor, n_averaged: int) -> None:
+        self.batch, self.td_error, self.n_averaged = batch, td_error, n_averaged
+        self.reached: torch.Tensor | None = None
+
+    def reached_losses(self, gradient: torch.Tensor) -> None:
+        """Remember what reaches the elements of each row, which is the same for all of them."""
+        self.reached = gradient.detach()[(slice(None), *(0,) * (gradient.dim() - 1))]
+
+    def reached_prediction(self, gradient: torch.Tensor) -> None:
+        """Note the sizes of the gradients that arrive at the prediction, without that factor."""
+        if self.reached is None:
+            return
+        factor, self.reached = self.reached.abs() * self.n_averaged, None
+        size = gradient.detach().reshape(len(self.batch), -1).norm(dim=1)
+        stand_in = self.batch.by_row(self.td_error).abs().flatten()
+        self.batch.record(torch.where(factor > 0, size / factor, stand_in))
 
 
 class _MeanBackward:
@@ -319,6 +358,8 @@ class PrioritizedTensor(torch.Tensor):
                     args = (kwargs.pop("input"),)
                 if _is_final_loss(args, kwargs):
                     return args[0].batch.reduced(func, args[0], **kwargs)
+            if func in _SUMS_APART:
+                args = _with_prediction_apart(args)
             result = func(*args, **kwargs)
             if isinstance(result, torch.Tensor):
                 batch = _batch_of_result(func, result, args, kwargs)
@@ -382,6 +423,12 @@ _AFFIXES = (("", ""), ("", "_"), ("__", "__"), ("__r", "__"), ("__i", "__"))
 _MEANS = frozenset({torch.mean, torch.Tensor.mean})
 _REDUCTIONS = _MEANS | {torch.sum, torch.Tensor.sum}
 _SUMS = _operations("add sub subtract neg negative") | {torch.rsub}
+_SUMS_APART = _SUMS - {
+    getattr(owner, name)
+    for owner in (torch, torch.Tensor)
+    for name in ("add_", "sub_", "subtract_", "neg_", "negative_", "__iadd__", "__isub__")
+    if hasattr(owner, name)
+}  # those that write into an operand need that operand itself
 
 # These operations compute row i of the result from row i of the operands, as long as broadcasting
 # adds no leading axis.
@@ -497,12 +544,30 @@ def _prediction(batch: SampledBatch, args: tuple[Any, ...]) -> torch.Tensor | No
     """
     found: dict[int, torch.Tensor | None] = {}
     for x in args:
-        if isinstance(x, torch.Tensor) and x.requires_grad:
+        if _is_learned(x):
             is_loss = type(x) is PrioritizedTensor and x.td_error is not None
             prediction = x.prediction if is_loss else x
             found[id(prediction)] = prediction
     only = found.popitem()[1] if len(found) == 1 else None
     return only if only is not None and only.shape[:1] == (len(batch),) else None
+
+
+def _with_prediction_apart(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the operands of a sum, the one that is learned as a view that only sums use.
+
+    So the gradient that arrives there has come through them.
+    """
+    batch = _common_batch(args)
+    if batch is None or not batch.is_by_gradient or not torch.is_grad_enabled():
+        return args
+    return tuple(
+        batch.prediction_apart(x) if type(x) is not PrioritizedTensor and _is_learned(x) else x
+        for x in args
+    )
+
+
+def _is_learned(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.requires_grad
 
 
 def _is_batched(tensor: torch.Tensor) -> bool:

@@ -89,7 +89,11 @@ class PrioritizedVectorReplayBuffer(
         ids = range(self.buffer_num) if buffer_ids is None else buffer_ids
         pairs = self._pairs(batch, len(ids), self._reserved_keys)
         if pairs is None:
-            return super().add(batch, buffer_ids)
+            # not by the way of a single buffer, whose rows are counted elsewhere
+            result = ReplayBufferManager.add(self, batch, buffer_ids)
+            self.init_weight(result[0])
+            self._null_scan.note(result[0])
+            return result
         done = np.logical_or(batch.terminated, batch.truncated)
         index, episodes = [], []
         for i, reward, ends in zip(ids, batch.rew, done, strict=True):
@@ -126,6 +130,17 @@ class PrioritizedVectorReplayBuffer(
             "dropnull would shift rows from one environment's ring into another's; "
             "use batch.dropnull() on what is sampled"
         )
+
+    def _set_batch_for_children(self) -> None:
+        """Let the rings show the rows of the buffer, with the fields that hooks added to them.
+
+        Tianshou's own refuses such fields. A collector's hook adds them, and they are there when a
+        further field comes, or a file is read.
+        """
+        for ring, start in zip(self.buffers, self._offset, strict=True):
+            ring._meta = self._meta[start : start + ring.maxsize]
+            if isinstance(ring, PrioritizedReplayBuffer):  # and not of Tianshou's own, from a file
+                ring._null_scan.forget()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the rows of the rings, which are views of the buffer's own."""

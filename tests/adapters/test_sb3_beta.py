@@ -173,3 +173,20 @@ def test_the_callback_does_not_silently_replace_a_schedule():
         model.learn(10, callback=PrioritizedReplayCallback())
     model.learn(10, callback=PrioritizedReplayCallback(final_beta=None, every=np.int64(5)))
     assert model.replay_buffer.beta_schedule is schedule
+
+
+def test_a_further_training_anneals_anew():
+    _, model = annealed(None, 10)
+    for first in (0.4, 0.4, 0.2):  # as made; as it was; set by hand
+        if first == 0.2:
+            model.replay_buffer.beta = first
+        seen = []
+
+        class Look(BaseCallback):
+            def _on_step(self, seen=seen):
+                seen.append(self.model.replay_buffer.beta)
+                return True
+
+        model.learn(100, callback=[PrioritizedReplayCallback(every=10), Look()])
+        assert seen[0] == pytest.approx(first, abs=0.02) and seen == sorted(seen)
+        assert model.replay_buffer.beta == 1.0 and model.replay_buffer.first_beta == first

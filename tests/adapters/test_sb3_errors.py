@@ -224,3 +224,14 @@ def test_what_the_message_recommends_works():
 @pytest.mark.parametrize("name", ["_normalize_obs", "_normalize_reward", "size", "_sample_goals"])
 def test_other_methods_may_be_overridden(name):
     made("her", overriding(CLASSES["her"][0], name))
+
+
+EMPTY = spaces.Box(-1, 1, (0,), np.float32)
+
+
+@pytest.mark.parametrize("kind", ["array", "dict"])
+def test_observations_that_hold_nothing(kind):
+    parts = spaces.Dict({"a": BOX, "b": EMPTY})
+    space, part = (parts, r"\['b'\]") if kind == "dict" else (EMPTY, "")
+    with pytest.raises(ValueError, match=rf"observation_space{part} has .* \(0,\).*leave it out"):
+        CLASSES[kind][0](10, space, BOX, device="cpu")

@@ -472,6 +472,9 @@ WRITTEN_OUT = {
 }
 
 
+BEHIND_THE_MEAN = {"scaled": 0.5}  # factors that are none of the loss of a row
+
+
 @pytest.mark.parametrize("weights", ["none", "one", "others"])
 @pytest.mark.parametrize("name", WRITTEN_OUT)
 def test_priorities_by_gradient_of_losses_that_are_written_out(name, weights):
@@ -491,7 +494,7 @@ def test_priorities_by_gradient_of_losses_that_are_written_out(name, weights):
     for row in range(B):
         own = values[row : row + 1].clone().requires_grad_()
         WRITTEN_OUT[name](expand(target[row : row + 1]), own * 1.0).backward()
-        expected.append(float(own.grad.norm()))
+        expected.append(float(own.grad.norm()) / BEHIND_THE_MEAN.get(name, 1.0))
     torch.testing.assert_close(batch.td_error, torch.tensor(expected))
     assert batch.pending == [batch]
     if weights != "others":
@@ -520,3 +523,49 @@ def test_losses_without_a_way_back_leave_no_priorities_by_gradient():
     batch = SampledBatch(np.arange(2), torch.ones(2, 1), [], is_by_gradient=True)
     ((batch.mark(torch.ones(2, 1)) - torch.zeros(2, 1, requires_grad=True)) ** 2).mean()
     assert batch.td_error is None and batch.pending == []
+
+
+OTHER_SCALES = {
+    "a sum over a count": lambda target, q: ((target - q) ** 2).sum() / B,
+    "scaled for half precision": lambda target, q: 2.0**16 * ((target - q) ** 2).mean(),
+    "a share of the loss": lambda target, q: (0.25 * ((target - q) ** 2).mean()) + 1.0,
+    "a negative": lambda target, q: -(-((target - q) ** 2)).mean(),
+    "another use of q": lambda target, q: ((target - q) ** 2).mean() + 5 * (q.exp() - q).mean(),
+}
+
+
+@pytest.mark.parametrize("weight", [None, torch.linspace(0.2, 1.5, B).view(B, 1)])
+@pytest.mark.parametrize("name", OTHER_SCALES)
+def test_priorities_by_gradient_are_those_of_the_row_alone(name, weight):
+    """What a loss is scaled by, and what else the prediction is used for, does not count."""
+    rng = np.random.default_rng(1)
+    target, values = torch.tensor(rng.normal(size=(2, B, 1)), dtype=torch.float32)
+    batch = SampledBatch(np.arange(B), weight, [], is_by_gradient=True)
+    q = values.clone().requires_grad_()
+    OTHER_SCALES[name](batch.mark(target.clone()), q).backward()
+    torch.testing.assert_close(batch.td_error, 2 * (target - values).abs().flatten())
+    if weight is None:
+        check = values.clone().requires_grad_()
+        OTHER_SCALES[name](target, check).backward()
+        torch.testing.assert_close(q.grad, check.grad)
+
+
+def test_a_loss_that_is_logged_alone_notes_no_gradient():
+    """So the buffer goes on to warn if the loss that is learned from is not recognized."""
+    batch = SampledBatch(np.arange(B), torch.full((B, 1), 0.5), [], is_by_gradient=True)
+    q = torch.zeros(B, 1, requires_grad=True)
+    target = batch.mark(torch.linspace(1, 2, B).view(B, 1))
+    assert float((target - q).abs().mean().detach()) > 0
+    torch.log(torch.cosh(q - target)).mean().backward()
+    assert q.grad.abs().sum() > 0
+    assert batch.td_error is None and batch.pending == []
+
+
+@pytest.mark.parametrize("operation", [torch.Tensor.sub_, torch.Tensor.__isub__])
+def test_a_sum_in_place_of_the_prediction(operation):
+    batch = SampledBatch(np.arange(2), torch.tensor([[0.5], [2.0]]), [], is_by_gradient=True)
+    q = torch.zeros(2, 1, requires_grad=True)
+    difference = operation(q * 1.0, batch.mark(torch.tensor([[3.0], [-4.0]])))
+    (difference**2).mean().backward()
+    assert q.grad.flatten().tolist() == [-3 * 0.5, 4 * 2.0]
+    assert batch.td_error.abs().flatten().tolist() in ([6.0, 8.0], [3.0, 4.0])

@@ -529,3 +529,84 @@ def test_what_a_priority_is_can_be_said():
     assert old.prioritize_by == "td_error" and not old._updates.is_by_gradient
     with pytest.raises(ValueError, match="prioritize_by must be 'td_error' or 'gradient', got 'x'"):
         filled(n_envs=1, size=8, steps=1, prioritize_by="x")
+
+
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_the_position_follows_the_rows(n_envs):
+    buffer = filled(n_envs=n_envs, size=20, steps=7)
+    for name, value in (("pos", 0), ("full", True)):
+        with pytest.raises(AttributeError, match=rf"{name} is .* reset\(\) forgets all rows"):
+            setattr(buffer, name, value)
+    assert (buffer.pos, buffer.full, buffer.size()) == (7, False, 7)
+    buffer.pos, buffer.full = 7, False  # what they are
+    buffer.reset()
+    assert (buffer.pos, buffer.full, buffer.size()) == (0, False, 0)
+    n_rows = 20 // n_envs
+    buffer.extend(*zip(*transitions(BOX, BOX, n_envs, n_rows), strict=True))
+    assert (buffer.pos, buffer.full, buffer.size()) == (0, True, n_rows)
+    buffer.extend(*zip(*transitions(BOX, BOX, n_envs, 3), strict=True))
+    for twin in (buffer, copy.deepcopy(buffer)):
+        assert (twin.pos, twin.full, twin.size()) == (3, True, n_rows)
+
+
+def test_a_position_of_a_file_of_former_versions():
+    buffer = filled(size=10, steps=7)
+    buffer.reset()
+    buffer.extend(*zip(*transitions(BOX, BOX, 1, 4), strict=True))
+    state = buffer.__getstate__()
+    assert (state["pos"], state["full"]) == (4, False)
+    del state["_n_added_before"]
+    twin = PrioritizedReplayBuffer.__new__(PrioritizedReplayBuffer)
+    twin.__setstate__(state)
+    assert (twin.pos, twin.full) == (4, False)
+    twin.extend(*zip(*transitions(BOX, BOX, 1, 8), strict=True))
+    assert (twin.pos, twin.full) == (2, True)
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_an_interrupt_after_the_rows_are_in_leaves_the_position_right(lean, monkeypatch):
+    """Ctrl-C during the native call is raised when it returns."""
+    lean_options = {"optimize_memory_usage": True, "handle_timeout_termination": False}
+    buffer = filled(size=10, steps=7, **(lean_options if lean else {}))
+    native, add = buffer._native, buffer._native.add
+
+    def interrupted(**columns):
+        add(**columns)
+        raise KeyboardInterrupt
+
+    class Interrupted:
+        def __getattr__(self, name):
+            return interrupted if name == "add" else getattr(native, name)
+
+    step = next(transitions(BOX, BOX, 1, 1))
+    monkeypatch.setitem(buffer.__dict__, "_native", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        buffer.add(*step)
+    monkeypatch.undo()
+    assert (buffer.pos, len(buffer._native)) == (8, 8)
+    buffer.add(*step)
+    assert buffer.pos == 9
+    np.testing.assert_array_equal(buffer.observations[8], step[0])
+
+
+def test_arrays_that_are_assigned_are_stored():
+    buffer = filled(n_envs=2, size=20, steps=12)
+    relabelled = buffer.rewards + 100.0
+    view = buffer.rewards
+    buffer.rewards = relabelled.astype(np.float64)
+    np.testing.assert_array_equal(view, relabelled)
+    assert (buffer.sample(30).rewards > 50).all()
+    before = buffer.actions.copy()
+    for name, value, error in (
+        ("rewards", relabelled[:3], ValueError),
+        ("rewards", 0.0, ValueError),
+        ("actions", before.astype(complex), TypeError),
+    ):
+        with pytest.raises(error, match=name):
+            setattr(buffer, name, value)
+    np.testing.assert_array_equal(buffer.rewards, relabelled)
+    lean_options = {"optimize_memory_usage": True, "handle_timeout_termination": False}
+    lean = filled(**lean_options)
+    assert not hasattr(lean, "next_observations")
+    with pytest.raises(AttributeError, match="next_observations"):
+        lean.next_observations = before

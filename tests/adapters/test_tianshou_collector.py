@@ -1,12 +1,15 @@
 """What collectors put into prioritized buffers, Tianshou's and ours: environments that count."""
 
+import copy
+
 import gymnasium as gym
 import numpy as np
 import pytest
+import tianshou.data
 from tianshou.data import AsyncCollector, Batch, Collector
 from tianshou.data.collector import EpisodeRolloutHookMCReturn
 from tianshou.env import DummyVectorEnv, SubprocVectorEnv
-from tianshou_rows import BOTH, TIANSHOU_1
+from tianshou_rows import BOTH, TIANSHOU_1, ours, step
 
 if TIANSHOU_1:
     from tianshou.policy import BasePolicy as Policy
@@ -231,6 +234,51 @@ def test_what_an_episode_hook_adds(module):
         )
     collector.collect(n_episode=4)
     assert buffer[np.array([2])].mc_return_to_go.tolist() == [0.5]
+
+
+def copied_by_a_file(buffer, path):
+    buffer.save_hdf5(path / "buffer.hdf5")
+    return type(buffer).load_hdf5(path / "buffer.hdf5")
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, LENGTHS[:1]], ids=["vector", "single"])
+@pytest.mark.parametrize("copied", [copied_by_a_file, None], ids=["file", "deepcopy"])
+@BOTH
+def test_what_an_episode_hook_adds_is_copied(module, copied, lengths, tmp_path):
+    collector, buffer = collector_for(module, lengths, kind="hook")
+    collector.collect(n_episode=2 * len(lengths))
+    twin = copied(buffer, tmp_path) if copied else copy.deepcopy(buffer)
+    rows = buffer.sample_indices(0)
+    np.testing.assert_array_equal(twin.sample_indices(0), rows)
+    np.testing.assert_array_equal(twin[rows].mc_return_to_go, buffer[rows].mc_return_to_go)
+    np.testing.assert_array_equal(twin[rows].obs, buffer[rows].obs)
+    if len(lengths) > 1 and module is not tianshou.data:
+        for one, start in zip(twin.buffers, twin._offset, strict=True):
+            assert np.shares_memory(one._meta.rew, twin.rew)
+            np.testing.assert_array_equal(one.rew, twin.rew[start : start + 20])
+
+
+def test_one_environment_answers_with_a_field_that_a_hook_has_added():
+    """Then the row goes to the ring of that environment, and the field is left out as before."""
+    theirs, mine = (vector_with_a_field(module) for module in (tianshou.data, ours))
+    for buffer in (theirs, mine):
+        for t in range(3):
+            row = step(t, 1)
+            row.mc = np.array([7.0])
+            buffer.add(row, buffer_ids=[0])
+    assert mine.last_index.tolist() == theirs.last_index.tolist() == [4, 11]
+    assert len(mine) == len(theirs) == 7
+    for name in ("obs", "rew", "done", "mc"):
+        np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name), err_msg=name)
+    assert (mine.weight[mine.sample_indices(0)] == 1).all()
+
+
+def vector_with_a_field(module):
+    buffer = module.PrioritizedVectorReplayBuffer(20, 2, alpha=0.6, beta=0.4)
+    for t in range(2):
+        buffer.add(step(t, 2))
+    buffer.set_array_at_key(np.zeros(20), "mc")
+    return buffer
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
