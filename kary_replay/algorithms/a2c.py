@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from .algorithm import Tensors
-from .on_policy import OnPolicy, OnPolicyOptions, squared
+from .on_policy import ROWS, OnPolicy, OnPolicyOptions, squared
 
 __all__ = ["A2C", "IMPALA", "A2COptions", "IMPALAOptions"]
 
@@ -65,7 +65,7 @@ class A2C(OnPolicy):
 
     def pieces(self, rows: Tensors) -> Iterator[Tensors]:
         """Yield all rows at once."""
-        yield {**rows, "schedules": {}}
+        yield {**{name: rows[name] for name in ROWS}, "schedules": {}}
 
 
 class IMPALA(A2C):

@@ -17,7 +17,7 @@ from ..writers.frame_stack_writer import FrameStackWriter
 from ..writers.n_step import NStepWriter
 from ..writers.stacked_steps import StackedStepWriter
 from .algorithm import Algorithm, Options, Tensors, check_above_0
-from .updates.minimizer import flatten, move_towards, take_up
+from .updates.minimizer import flatten, move_towards, parameters_of, place, take_up
 from .updates.replayed import Replayed
 
 __all__ = ["OffPolicy", "OffPolicyOptions"]
@@ -60,10 +60,11 @@ class OffPolicy(Algorithm):
     flow: ClassVar[str] = "kary_replay.runner.flows.off_policy:off_policy"
     targets: dict[str, Tensor]
     """The flat parameters of target networks, by the name of the minimizer they follow."""
+    _followers: dict[str, nn.Module]
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        self.targets = {}
-        self._replayed = Replayed(self._all_steps)
+        self.targets, self._followers = {}, {}
+        self._replayed = Replayed(self._all_steps, self._trained)
         super().__init__(*arguments, **keywords)
 
     @abstractmethod
@@ -94,6 +95,9 @@ class OffPolicy(Algorithm):
         self.n_updates += 1
         noises = self.noises(len(batch["importance_weight"]))
         return self._replayed({**batch, **noises}, self.due())
+
+    def _trained(self) -> tuple[object, ...]:
+        return *self.minimizers.values(), *self.targets.values()
 
     def _all_steps(self, batch: Tensors, due: frozenset[str]) -> Tensor:
         td_error = self.steps(batch, due)
@@ -133,8 +137,13 @@ class OffPolicy(Algorithm):
 
     def add_target(self, name: str, module: nn.Module) -> None:
         """Let a network follow those that a minimizer trains; it begins as their copy."""
-        self.targets[name] = flatten([module])
+        self.targets[name], self._followers[name] = flatten([module]), module
         self.targets[name].copy_(self.minimizers[name].flat)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        for name, module in self._followers.items():
+            place(parameters_of([module]), self.targets[name])  # those of copies lie apart
 
     def state_dict(self) -> dict[str, Any]:
         targets = {name: target.clone() for name, target in self.targets.items()}

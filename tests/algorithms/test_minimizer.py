@@ -235,6 +235,50 @@ def test_figures_are_of_the_rows_of_the_last_step_and_change_nothing(record):
     assert torch.equal(random, torch.random.get_rng_state())
 
 
+def test_parameters_that_two_minimizers_share_are_refused():
+    encoder, critic, actor = nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(4, 2)
+
+    def loss(x):
+        return (critic(encoder(x)).square().mean(),)
+
+    first = Minimizer([nn.Sequential(encoder, critic)], loss, 1e-2)
+    Minimizer([nn.Sequential(encoder, actor)], loss, 1e-2)
+    before = first.flat.clone()
+    with pytest.raises(RuntimeError, match="give those that networks share to one alone"):
+        first.step(torch.ones(2, 3))
+    assert torch.equal(first.flat, before)
+    first = Minimizer([encoder, critic], loss, 1e-2)
+    Minimizer([actor], lambda x: (actor(encoder(x)).mean(),), 1e-2)
+    first.step(torch.ones(2, 3))
+
+
+def test_parameters_that_come_twice_count_once():
+    shared, head = nn.Linear(3, 3), nn.Linear(3, 1)
+
+    def loss(x):
+        return ((head(shared(x)) - 5).square().mean(),)
+
+    ours = Minimizer([shared, nn.Sequential(shared, head)], loss, 1e-2, max_gradient_norm=0.1)
+    assert ours.flat.numel() == 12 + 4
+    before = ours.flat.clone()
+    ours.step(torch.ones(2, 3))
+    assert ours._mean.norm().item() == pytest.approx(0.1 * 0.1, rel=1e-4)
+    assert (ours.flat != before).all()
+
+
+def test_the_value_of_what_is_learned_is_refused_wherever_it_is_asked_for():
+    """Also before anything else is done with it."""
+    module, temperature = network(), nn.Parameter(torch.tensor(0.5))
+
+    def loss(x, y, weight):
+        scale = temperature.item()
+        return (scale * module(x).mean() * temperature,)
+
+    ours = Minimizer([module, nn.ParameterList([temperature])], loss, 1e-2)
+    with pytest.raises(RuntimeError, match="asks for the value of a tensor"):
+        ours.step(*next(batches()))
+
+
 def test_a_loss_that_branches_on_values_is_refused_and_nothing_moves():
     module = network()
 

@@ -1,6 +1,8 @@
 """PPO and A2C beside what their papers say, computed another way: in float64, step by step."""
 
+import copy
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import gymnasium as gym
@@ -23,6 +25,9 @@ from kary_replay.algorithms.distributions import Categorical, Gaussian  # noqa: 
 from kary_replay.algorithms.on_policy import flat  # noqa: E402
 from kary_replay.algorithms.ppo import normalized  # noqa: E402
 from kary_replay.algorithms.returns import generalized_advantages, vtrace  # noqa: E402
+from kary_replay.algorithms.updates import translation  # noqa: E402
+from kary_replay.algorithms.updates.tape import Tape  # noqa: E402
+from kary_replay.algorithms.updates.translation import NativeProgram  # noqa: E402
 
 NAMES = ["ppo", "a2c", "impala", "appo"]
 LENGTH, N_ENVS = 6, 4
@@ -640,3 +645,49 @@ def test_actions_that_nobody_can_draw_are_refused():
 def test_defaults_fit_each_other():
     for options in (PPOOptions(), A2COptions()):
         assert replace(options) == options
+
+
+@pytest.mark.parametrize("name", ["a2c", "ppo", "impala"])
+def test_copies_learn_as_the_original_does(name):
+    algorithm = make(name, record=True)
+    algorithm.update(rollouts(algorithm))
+    twin = copy.deepcopy(algorithm)
+    before = next(twin.policy.parameters()).clone()
+    for number in range(1, 4):
+        batch = rollouts(algorithm, number)
+        assert torch.equal(algorithm.update(batch), twin.update(batch))
+    for one, other in zip(algorithm.policy.parameters(), twin.policy.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert not torch.equal(next(twin.policy.parameters()), before)
+
+
+@pytest.mark.parametrize("n_actions", [2, 3, 5, 6, 7, 18])
+@pytest.mark.parametrize("name", ["a2c", "ppo", "impala"])
+def test_updates_are_native_though_the_first_batch_is_blank(name, n_actions):
+    """With an entropy bonus and layers that begin with zeros, its gradients are only rounding."""
+    options = {"ent_coef": 0.01, "orthogonal_init": True}
+    algorithm = make(name, action_space=gym.spaces.Discrete(n_actions), record=True, **options)
+    blank = {key: torch.zeros_like(column) for key, column in rollouts(algorithm).items()}
+    algorithm.warm_up(blank)
+    programs = algorithm.minimizers["policy_and_value"]._compute.programs
+    assert [type(program) for program in programs.values()] == [NativeProgram]
+    tapes = algorithm._replayed._tapes
+    assert [type(tape) for tape in tapes.values()] == [Tape]
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_wrong_translation_is_noticed_on_a_blank_batch(is_right, monkeypatch):
+    """Of zeros, the gradients of the first layers are zeros whatever a program does."""
+    unmask = torch.ops.aten.threshold_backward.default
+
+    def unmasked(t, node):
+        t.product(*map(t.matrix, node.args[0].args), t._result(node))
+
+    if not is_right:
+        monkeypatch.setitem(translation.OPERATIONS, unmask, unmasked)
+    algorithm = make("a2c", record=True, activation="relu")
+    blank = {key: torch.zeros_like(column) for key, column in rollouts(algorithm).items()}
+    with nullcontext() if is_right else pytest.warns(RuntimeWarning, match="gives other results"):
+        algorithm.warm_up(blank)
+    programs = algorithm.minimizers["policy_and_value"]._compute.programs
+    assert [type(one) is NativeProgram for one in programs.values()] == [is_right]

@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch")
 from algorithm_runs import DICT, NAMES, make, make_batch  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from kary_replay.algorithms import MLP, Minimizer  # noqa: E402
+from kary_replay.algorithms import MLP, Minimizer, flatten  # noqa: E402
 from kary_replay.algorithms.updates.minimizer import Share, move_towards  # noqa: E402
 from kary_replay.algorithms.updates.replayed import MAX_TAPES, Replayed  # noqa: E402
-from kary_replay.algorithms.updates.tape import Tape  # noqa: E402
+from kary_replay.algorithms.updates.tape import CHECK_INTERVAL, Tape  # noqa: E402
 from kary_replay.native.program import Program, Sequence  # noqa: E402
 
 
@@ -100,6 +100,74 @@ def test_copies_leave_the_original_alone(copied):
     for number in range(4):
         twin.update(make_batch(algorithm, seed=number))
     assert_same(algorithm.state_dict(), before)
+
+
+@pytest.mark.parametrize("record", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_copies_learn_as_the_original_does(copied, name, record):
+    algorithm = make(name, record=record)
+    for number in range(3):
+        algorithm.update(make_batch(algorithm, seed=number))
+    twin = copied(algorithm)
+    for minimizer in twin.minimizers.values():
+        inside = range(minimizer.flat.data_ptr(), minimizer.flat.data_ptr() + minimizer.flat.nbytes)
+        assert all(one.data_ptr() in inside for one in minimizer._parameters)
+    before = next(twin.policy.parameters()).clone()
+    for number in range(3, 8):
+        one, other = (each.update(make_batch(each, seed=number)) for each in (algorithm, twin))
+        assert torch.equal(one, other)
+    assert_same(algorithm.state_dict(), twin.state_dict())
+    assert_same(dict(algorithm.policy.state_dict()), dict(twin.policy.state_dict()))
+    assert not torch.equal(next(twin.policy.parameters()), before)
+
+
+def test_networks_that_are_made_anew_are_trained():
+    replayed, plain = pair("dqn", learning_rate=1e-2)
+    for number in range(12):
+        if number == 6:
+            for algorithm in (replayed, plain):
+                with torch.random.fork_rng():
+                    torch.manual_seed(3)
+                    algorithm.build()
+        batch = make_batch(replayed, seed=number)
+        assert torch.equal(replayed.update(batch), plain.update(batch))
+    assert_same(replayed.state_dict(), plain.state_dict())
+    assert len(tapes(replayed)) == 1 and isinstance(tapes(replayed)[0], Tape)
+
+
+def assigned(module):
+    module.load_state_dict(copy.deepcopy(module.state_dict()), assign=True)
+
+
+def taken_by_another(module):
+    flatten([module])
+
+
+def converted(module):
+    module.double().float()
+
+
+def parametrized(module):
+    first = next(one for one in module.modules() if isinstance(one, torch.nn.Linear))
+    torch.nn.utils.parametrizations.orthogonal(first)
+
+
+@pytest.mark.parametrize("change", [assigned, taken_by_another, converted, parametrized])
+def test_replayed_steps_notice_parameters_that_have_other_memory(change):
+    algorithm = make("sac", record=True)
+    for number in range(4):
+        algorithm.update(make_batch(algorithm, seed=number))
+    assert isinstance(tapes(algorithm)[0], Tape)
+
+    def updates():
+        for number in range(CHECK_INTERVAL):
+            algorithm.update(make_batch(algorithm, seed=number))
+
+    updates()
+    change(algorithm.policy)
+    with pytest.raises(RuntimeError, match="parameters that are trained have other memory"):
+        updates()
 
 
 def test_columns_of_one_array_may_lie_anywhere_in_it():

@@ -52,13 +52,40 @@ class Share:
 
 def flatten(modules: Iterable[nn.Module]) -> Tensor:
     """Return the parameters of some modules as one vector, of which they are views from now on."""
-    parameters = [parameter for module in modules for parameter in module.parameters()]
+    parameters = parameters_of(modules)
     flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    place(parameters, flat)
+    return flat
+
+
+def parameters_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """Return the parameters of some modules, each once."""
+    every = [parameter for module in modules for parameter in module.parameters()]
+    return list({id(parameter): parameter for parameter in every}.values())
+
+
+def place(parameters: Iterable[nn.Parameter], flat: Tensor) -> None:
+    """Let parameters be views of a vector, one behind the other, whatever they were."""
     start = 0
     for parameter in parameters:
         parameter.data = flat[start : start + parameter.numel()].view_as(parameter)
         start += parameter.numel()
-    return flat
+
+
+Owners = list[tuple[dict[str, Any], str]]
+
+
+def owners_of(modules: Iterable[nn.Module]) -> Owners:
+    """Return where modules keep their parameters: in which dict, under which name."""
+    parts = [part for module in modules for part in module.modules()]
+    every = [(part._parameters, name) for part in parts for name in part._parameters]
+    return [(owner, name) for owner, name in every if owner[name] is not None]
+
+
+def places_of(owners: Owners) -> list[int | None]:
+    """Return where the parameters lie in memory; None if one is not kept there any more."""
+    found = [owner.get(name) for owner, name in owners]
+    return [None if parameter is None else parameter.data_ptr() for parameter in found]
 
 
 def take_up(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
@@ -87,7 +114,7 @@ def move_towards(target: Tensor, source: Tensor, share: float) -> None:
         tape, n_threads = active(), torch.get_num_threads()
         if tape is not None:
             tape.approach(target, source, share, n_threads)
-        approach(target.data_ptr(), source.data_ptr(), len(target), share, n_threads)
+        approach(target.data_ptr(), source.data_ptr(), target.numel(), share, n_threads)
     else:
         with torch.no_grad():
             target.lerp_(source, share)
@@ -124,6 +151,10 @@ class Minimizer:
 
     Notes
     -----
+    A step raises RuntimeError if its parameters were given other memory since, as by a second
+    minimizer of theirs; of updates that are replayed, one within 16 does. Copies, by
+    `copy.deepcopy` or `pickle`, go on by themselves.
+
     Learners whose parts make up a batch take the same step as one with the whole of it, to within
     rounding, where the loss is a mean over rows: gradients are averaged before they are clipped.
     """
@@ -141,7 +172,8 @@ class Minimizer:
     ) -> None:
         modules = self.modules = list(modules)
         self.flat = flatten(modules)
-        self._parameters = [parameter for module in modules for parameter in module.parameters()]
+        self._parameters, self._owners = parameters_of(modules), owners_of(modules)
+        self._places = places_of(self._owners)
         self._loss, self._max_norm = loss, max_gradient_norm
         self._average = (share or Share()).average
         self._learning_rate, self.learning_rate_share = learning_rate, 1.0
@@ -163,6 +195,7 @@ class Minimizer:
 
         Return what the loss returned besides itself, by the parameters before the step.
         """
+        self.check_places()
         self.inputs = inputs
         tape = active()
         if tape is not None:
@@ -175,6 +208,16 @@ class Minimizer:
                 gradient = self._clipped(gradient)
         self._adam(gradient)
         return tuple([other.clone() for other in others])
+
+    def check_places(self) -> None:
+        """Raise RuntimeError if the parameters are no longer views of ``flat``."""
+        if places_of(self._owners) != self._places:
+            raise RuntimeError(
+                "parameters that are trained have other memory than when their Minimizer was made, "
+                "so it would train what nobody reads. If another Minimizer or flatten has them, "
+                "too, give those that networks share to one alone; and change parameters in place, "
+                "not by load_state_dict(assign=True), to() or a new nn.Parameter"
+            )
 
     def _adam(self, gradient: Tensor) -> None:
         """Take a step of Adam along a gradient."""
@@ -225,6 +268,12 @@ class Minimizer:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "inputs": ()}  # tapes have no copies
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        place(self._parameters, self.flat)  # copies of parameters lie apart
+        self._owners = owners_of(self.modules)
+        self._places = places_of(self._owners)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the parameters and the optimizer's state."""

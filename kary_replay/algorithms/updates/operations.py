@@ -86,7 +86,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = function(*args, **kwargs)
         returned = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if not returned and not function._schema.is_mutable:
-            knows = any(id(tensor) in self._nodes for tensor in read)
+            # what is learned has another value the next time, whether it was used before or not
+            knows = any(id(tensor) in self._nodes or tensor.requires_grad for tensor in read)
             if knows and function._schema.returns and function not in OF_SHAPES:
                 raise RuntimeError(
                     f"{function} asks for the value of a tensor, which cannot be recorded: "

@@ -162,14 +162,54 @@ def check_is_seen() -> None:
 def compiled(graph: Any, tensors: list[Tensor]) -> Function:
     """Return a recorded graph as a native program, or else as one of TorchScript.
 
-    A native program is tried on the inputs at hand. One that does not give what the graph gives,
-    but for rounding, is wrongly translated, and not used. It is tried again first: another thread
-    may have changed the parameters in between.
+    A native program is tried first. One that does not give what the graph gives, but for rounding,
+    is wrongly translated, and not used. It is tried again before that: another thread may have
+    changed the parameters in between.
     """
     program = translated(graph, tensors)
-    if program is None or not any(agrees(program, graph, tensors) for _ in range(TRIES)):
+    if program is None:
         return scripted(graph, tensors)
-    return program
+    trial = trial_inputs(graph, tensors)
+    if any(agrees(program, graph, trial) for _ in range(TRIES)):
+        return program
+    warnings.warn(
+        "a function was translated into a native program that gives other results than torch, so "
+        "TorchScript runs it instead, more slowly: please report this, with the function",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return scripted(graph, tensors)
+
+
+def trial_inputs(graph: Any, tensors: list[Tensor]) -> list[Tensor]:
+    """Return inputs of the same kind to try a program on: random numbers, integers as they are.
+
+    A learner's first batch is blank. Of zeros, many gradients are zero whatever the program does,
+    or nothing but rounding. Where the graph does not take random numbers, or makes none of them,
+    the inputs are as they are.
+    """
+    generator = torch.Generator().manual_seed(0)
+    trial = [random_like(tensor, generator) for tensor in tensors]
+    try:
+        with torch.no_grad():
+            results = graph(*trial)
+    except (IndexError, RuntimeError):  # bytes, say, that count rows
+        return tensors
+    return trial if all(bool(result.isfinite().all()) for result in results) else tensors
+
+
+def random_like(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Return standard normal numbers, or bytes, that lie in memory as those of a tensor do."""
+    is_byte = tensor.dtype == torch.uint8
+    if tensor.is_neg() or not (is_byte or tensor.is_floating_point()):
+        return tensor
+    axes = zip(tensor.shape, tensor.stride(), strict=True)
+    extent = 1 + sum((size - 1) * stride for size, stride in axes) if tensor.numel() else 0
+    if is_byte:
+        numbers = torch.randint(256, (extent,), generator=generator, dtype=torch.uint8)
+    else:
+        numbers = torch.randn(extent, generator=generator, dtype=tensor.dtype)
+    return numbers.as_strided(tensor.shape, tensor.stride())
 
 
 def agrees(program: NativeProgram, graph: Any, tensors: list[Tensor]) -> bool:

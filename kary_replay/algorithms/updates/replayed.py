@@ -6,6 +6,7 @@ takes as long as a program for small networks. It is the same for each batch.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -30,6 +31,9 @@ class Replayed:
     function : function of a dict of tensors, or of dicts of them, and of anything else
         It trains by minimizers, and returns a tensor that they returned. Its steps depend on
         nothing but the arguments and what is trained, and it writes to tensors only by torch.
+    trained : function, optional
+        Returns the minimizers, and the vectors besides, that it trains by now. Where they are
+        others than before, all that was written down is forgotten.
 
     Notes
     -----
@@ -39,13 +43,23 @@ class Replayed:
     torch, it is carried out at every call. One thread at a time may call it.
     """
 
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        self.function = function
+    def __init__(
+        self,
+        function: Callable[..., Tensor],
+        trained: Callable[[], tuple[object, ...]] = tuple,
+    ) -> None:
+        self.function, self.trained = function, trained
+        self._trained: tuple[object, ...] = ()
         self._tapes: dict[Hashable, Tape | None] = {}  # None: not to be replayed
         self._seen: set[Hashable] = set()  # once
 
     def __call__(self, inputs: Mapping[str, Any], *how: Hashable) -> Tensor:
         tensors = leaves(tuple(inputs.values()))
+        trained = self.trained()
+        if len(trained) != len(self._trained) or any(map(operator.is_not, trained, self._trained)):
+            self._tapes.clear()
+            self._seen.clear()
+            self._trained = trained
         try:
             kind = how, tuple(inputs), torch.is_autocast_enabled("cpu"), kind_of(tensors)
         except (AttributeError, NotImplementedError):  # of a column that is no plain tensor
@@ -72,4 +86,5 @@ class Replayed:
 
     def __getstate__(self) -> dict[str, Any]:
         # a copy of a tape would go on changing the parameters of the original
-        return {"function": self.function, "_tapes": {}, "_seen": set()}
+        kept = {"function": self.function, "trained": self.trained}
+        return {**kept, "_trained": (), "_tapes": {}, "_seen": set()}

@@ -23,6 +23,7 @@ __all__ = ["Tape", "active"]
 
 aten: Any = torch.ops.aten
 LOCAL = threading.local()
+CHECK_INTERVAL = 16  # replays; to look where parameters are takes a twentieth of a small one
 Address = tuple[int, int]  # the number of a piece of memory, and bytes from its beginning
 
 
@@ -57,6 +58,7 @@ class Tape(TorchDispatchMode):
         self._minimizers: list[Any] = []  # of each step
         self._views: list[tuple[Any, list[Any]]] = []  # of each step's inputs
         self._result: Tensor | None = None
+        self._n_replays = 0
 
     # --------------------------------------------------------------------------------- writing it
 
@@ -111,7 +113,7 @@ class Tape(TorchDispatchMode):
     def approach(self, target: Tensor, source: Tensor, share: float, n_threads: int) -> None:
         """Note that a vector was moved towards another one."""
         places = [self._address(target), self._address(source)]
-        self._calls.add_approach(places, len(target), share, n_threads)
+        self._calls.add_approach(places, target.numel(), share, n_threads)
 
     def returns(self, result: Tensor) -> None:
         """Note what the function returned."""
@@ -187,6 +189,10 @@ class Tape(TorchDispatchMode):
     def replay(self, inputs: list[Tensor]) -> Tensor:
         """Make the calls for other inputs, and return what the function would."""
         assert self._result is not None
+        if self._n_replays % CHECK_INTERVAL == 0:
+            for minimizer in self._minimizers:
+                minimizer.check_places()
+        self._n_replays += 1
         self._calls.run(
             [tensor.data_ptr for tensor in inputs + self._fixed],
             [minimizer.learning_rate for minimizer in self._minimizers],

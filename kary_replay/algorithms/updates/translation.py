@@ -599,8 +599,8 @@ def _padded(n: int) -> int:
 def _outside(number: int, tensor: Tensor) -> Place:
     """Return the place of a tensor that comes from outside."""
     known = (torch.float32, torch.int64, *BYTES)
-    if tensor.dtype not in known or tensor.layout != torch.strided:
-        raise UntranslatableError(f"a tensor is {tensor.dtype}")
+    if tensor.dtype not in known or tensor.layout != torch.strided or not tensor.is_cpu:
+        raise UntranslatableError(f"a tensor is {tensor.dtype} on {tensor.device}")
     if tensor.is_conj() or tensor.is_neg() or not tensor.numel():
         raise UntranslatableError("a tensor is empty or a lazy view")
     is_integer = tensor.dtype == torch.int64

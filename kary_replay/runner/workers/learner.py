@@ -180,8 +180,11 @@ class Learner:
         state = self.algorithm.state_dict()
         for name, minimizer in state["minimizers"].items():
             # The checkpoint before is worth more than one that cannot be used.
-            if not torch.isfinite(minimizer["parameters"]).all():
-                raise self._diverged(f"the parameters of {name} are no longer finite")
+            for what, tensor in minimizer.items():
+                if not torch.isfinite(tensor).all():
+                    which = {"mean": "mean gradients", "square": "mean squared gradients"}
+                    what = which.get(what, what)
+                    raise self._diverged(f"the {what} of {name} are no longer finite")
         return {
             "algorithm": state,
             "updates": updates,
