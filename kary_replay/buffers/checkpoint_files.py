@@ -111,15 +111,15 @@ def new_data(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             os.mkdir(data)
             content: dict[str, Any] = {"data": data.name}
             yield data, content
-            _sync(data)
+            sync_folder(data)
             with NewFile(folder / NEW_MANIFEST) as file:
                 file.write_all(
                     np.frombuffer(_sealed(HEAD + json.dumps(content, indent=1).encode()), np.uint8)
                 )
                 file.sync()
-            _sync(folder)
+            sync_folder(folder)
             os.replace(folder / NEW_MANIFEST, folder / MANIFEST)
-            _sync(folder)
+            sync_folder(folder)
         except BaseException:
             _sweep(folder, data.name)
             raise
@@ -157,7 +157,7 @@ def _make(folder: Path) -> None:
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for one in missing:
-        _sync(one.parent)
+        sync_folder(one.parent)
 
 
 @contextlib.contextmanager
@@ -198,7 +198,7 @@ def _sweep(folder: Path, name: str = "") -> None:
                 shutil.rmtree(folder / found, ignore_errors=True)
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Wait until the names in a directory are on the disk."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -236,6 +236,9 @@ class Runner:
             if self._directory is not None:
                 self._directory.lock()
                 let_go.callback(self._directory.unlock)
+                # another session may have gone on until the lock was free
+                self._checkpoint = Checkpoint(*self._directory.checkpoint(config))
+                counters = self._checkpoint.counters
                 why = why_finished(self._directory, config, counters)
                 if why:
                     return self._finished(self._directory, why)

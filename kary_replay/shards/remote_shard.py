@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..buffers.checkpoint_files import sync_folder
 from ..errors import ShardError, ShardLostError
 from ..types import HANDLE_DTYPE
 from ..validation import as_positive
@@ -237,19 +238,22 @@ class RemoteShard:
         self._fetched(pack(Kind.CHECK))
 
     def save(self, directory: Path) -> None:
-        """Let the shard save itself, and copy what it has saved to a directory.
+        """Let the shard save itself, and copy what it has saved to a directory, down to the disk.
 
-        Raises ShardLostError, or OSError with what went wrong there.
+        Raises ShardLostError, or OSError with what went wrong there; TimeoutError, with the shard
+        still there, if its disk has taken longer than 10 minutes.
         """
         self.settle()
         message = self._fetched(pack(Kind.SAVE))
         saved = message.text(1).encode()
         try:
+            folders = {directory}
             for name, nbytes in json.loads(message.text(2)).items():
                 path = directory / name
                 if not path.resolve().is_relative_to(directory.resolve()):
                     raise ShardError(f"a shard has saved a file {name!r}")
                 path.parent.mkdir(parents=True, exist_ok=True)
+                folders.update(above for above in path.parents if directory in above.parents)
                 with path.open("wb") as file:
                     at = 0
                     while at < nbytes:
@@ -260,18 +264,31 @@ class RemoteShard:
                             raise ShardError(f"the shard's file {name!r} ends at byte {at}")
                         file.write(piece)
                         at += len(piece)
+                    file.flush()
+                    os.fsync(file.fileno())
+            for folder in folders:
+                sync_folder(folder)
         finally:
             with contextlib.suppress(*ELSEWHERE):
                 self._fetched(pack(Kind.DROP, saved))
 
     def _fetched(self, message: Sequence[Any]) -> Message:
-        """Send a message that changes no row, as often as it takes; return its answer."""
+        """Send a message that changes no row, as often as it takes; return its answer.
+
+        TimeoutError if that does not come: a disk is slow there, and the shard may be well.
+        """
         while True:
             with self._lock:
                 self._prepare()
                 line = self._line
             try:
                 return self._understood(self.transport.send(message).result(PATIENCE_WITH_DISKS))
+            except TimeoutError as error:
+                self.transport.close()  # the answer must not come later, for something else
+                raise TimeoutError(
+                    f"a shard was to save or check itself, and has not answered in "
+                    f"{PATIENCE_WITH_DISKS:g} seconds"
+                ) from error
             except ELSEWHERE as error:
                 with self._lock:
                     if line == self._line:
@@ -304,20 +321,20 @@ class RemoteShard:
 
     def _send(self, message: Sequence[Any]) -> None:
         """Send a message that has to be done; what is answered is looked at later."""
+        self._unanswered.append((message, None))  # until it is sent, which Ctrl-C may prevent
         try:
-            pending: Pending | None = self.transport.send(message)
+            self._unanswered[-1] = message, self.transport.send(message)
         except ELSEWHERE as error:
-            self._unanswered.append((message, None))
             self._go_on(error)
-        else:
-            self._unanswered.append((message, pending))
         while len(self._unanswered) > MOST_UNDER_WAY:
             self._take_oldest()
 
     def _take_oldest(self) -> None:
         """Wait for the oldest answer, if need be of a shard that is reached anew."""
         pending = self._unanswered[0][1]
-        assert pending is not None
+        if pending is None:
+            self._go_on(ConnectionError("a message was interrupted"))
+            return
         try:
             data = pending.result(self.patience_seconds)
             self._understood(data)

@@ -6,8 +6,10 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ DRAW = ("n_alike", "total", "n_rows", "headroom")  # numbers at the head of a re
 RANKED = "shards must not be prioritized by rank: ranks would have to be those among all shards"
 FOLDERS = "kary-replay-shard-"
 LARGEST_PIECE = 16 << 20  # bytes of a file in one answer
+UNREAD_SECONDS = 600.0  # after which whoever was to read what was saved is taken for gone
 
 
 class ShardService:
@@ -67,6 +70,7 @@ class ShardService:
         self._next = {} if self.layout.stacks else self._known_sequences()
         self._numbered: dict[int, NumberedRows] = {}  # of those who add rows with frames
         self._saved: dict[str, Path] = {}
+        self._read_at: dict[str, float] = {}  # when something of it was read last
         self._answers = {
             Kind.HELLO: self._hello,
             Kind.LOOK: self._look,
@@ -217,13 +221,20 @@ class ShardService:
     def _save(self, message: Message) -> list[Any]:
         """Save the shard; say under which number, the files' names and how many bytes they have."""
         _remove_what_the_dead_have_left()
+        self._remove_what_nobody_reads()
         folder = Path(tempfile.mkdtemp(prefix=f"{FOLDERS}{os.getpid()}-"))
-        self._saved[folder.name] = folder
+        self._saved[folder.name], self._read_at[folder.name] = folder, time.monotonic()
         try:
             self.buffer.save(folder)
-        except BaseException:
+        except BaseException as error:
             self._remove(folder.name)
+            if isinstance(error, OSError):
+                raise OSError(
+                    f"on {socket.gethostname()}, in {folder.parent} (TMPDIR names another folder, "
+                    f"which needs room for the whole shard): {error}"
+                ) from error
             raise
+        self._read_at[folder.name] = time.monotonic()
         files = {
             str(path.relative_to(folder)): path.stat().st_size
             for path in sorted(folder.rglob("*"))
@@ -240,6 +251,7 @@ class ShardService:
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
             raise ShardError(f"a shard has saved no file {name[:80]!r}")
+        self._read_at[folder.name] = time.monotonic()
         with path.open("rb") as file:
             file.seek(max(at, 0))
             return [file.read(min(max(n, 0), LARGEST_PIECE))]
@@ -249,8 +261,15 @@ class ShardService:
         self._remove(message.text(0))
         return []
 
+    def _remove_what_nobody_reads(self) -> None:
+        """Remove what was saved for those who were gone before they had read it."""
+        now = time.monotonic()
+        for name, read_at in list(self._read_at.items()):
+            if now - read_at > UNREAD_SECONDS:
+                self._remove(name)
+
     def _remove(self, name: str) -> None:
-        folder = self._saved.pop(name, None)
+        folder, _ = self._saved.pop(name, None), self._read_at.pop(name, None)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -251,6 +251,9 @@ class _Line:
             except OSError as error:
                 self.cut()
                 raise ConnectionError(f"the connection to the shard is cut: {error}") from error
+            except BaseException:  # Ctrl-C: part of the message may have been sent
+                self.cut()
+                raise
         return answer
 
     def _await_room(self) -> None:
@@ -291,6 +294,9 @@ class _Line:
         except (OSError, ValueError, IndexError) as error:
             self.cut()
             raise ConnectionError(f"the connection to the shard is cut: {error}") from error
+        except BaseException:  # Ctrl-C: nobody knows whose answer is the next one
+            self.cut()
+            raise
 
     def cut(self) -> None:
         """Let go of the connection; whoever waits for it wakes."""

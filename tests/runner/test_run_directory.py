@@ -1,6 +1,7 @@
 """A run's directory: one run at a time, of one version; and what a full disk does."""
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import torch
 from runs import config, parameters, run, same, stopped
 
 from kary_replay.runner import ConfigError, RunFailedError, Runner, run_directory
+from kary_replay.runner.records import run_directory as directories
 from kary_replay.runner.records.run_directory import RunDirectory, load_state, save_state
 from kary_replay.runner.workers import evaluator
 
@@ -345,3 +347,64 @@ def test_a_policy_that_is_none_is_named(change, tmp_path):
     save_state(tmp_path / "best_policy.pt", {**state, **change})
     with pytest.raises(ConfigError, match=r"best_policy\.pt is damaged"):
         RunDirectory(tmp_path).policy("best")
+
+
+def locks_of_other_machines(file, operation, flock=fcntl.flock):
+    """As of NFS, where locks are those of bytes, and need a file that is open for writing."""
+    if operation & fcntl.LOCK_EX and not fcntl.fcntl(file, fcntl.F_GETFL) & os.O_RDWR:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    flock(file, operation)
+
+
+def test_a_directory_on_another_machine_is_locked(tmp_path, monkeypatch):
+    directory = run("dqn", "CartPole-v1", tmp_path / "run", **QUICK).directory
+    monkeypatch.setattr(fcntl, "flock", locks_of_other_machines)
+    busy, _ = RunDirectory.existing(directory)
+    busy.lock()
+    with pytest.raises(ConfigError, match="a run is going on"):
+        Runner.resume(directory, total_env_steps=500).run()
+    busy.change({"seed": 3})
+    with pytest.raises(ConfigError, match="a run is going on"):
+        RunDirectory(directory).lock()
+    busy.unlock()
+
+
+def test_locks_that_fail(tmp_path, monkeypatch):
+    directory, why = run("dqn", "CartPole-v1", tmp_path / "run", **QUICK).directory, []
+
+    def fail(file, operation):
+        raise OSError(why[-1], os.strerror(why[-1]))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    why.append(errno.ENOLCK)
+    with pytest.warns(RuntimeWarning, match=r"has no locks .* see to it that none is begun there"):
+        RunDirectory(directory).lock()
+    why.append(errno.EIO)
+    with pytest.raises(ConfigError, match=r"config\.json cannot be locked: .*Input/output error"):
+        RunDirectory(directory).lock()
+    monkeypatch.undo()
+    RunDirectory(directory).lock()
+
+
+def test_a_run_goes_on_from_what_another_session_has_left_meanwhile(tmp_path):
+    directory = run("dqn", "CartPole-v1", tmp_path / "run", **QUICK).directory
+    late = Runner.resume(directory, total_env_steps=600)
+    assert Runner.resume(directory, total_env_steps=500).run().env_steps == 500
+    assert late.run().env_steps == 600
+    late = Runner.resume(directory, total_env_steps=700)
+    assert Runner.resume(directory, total_env_steps=700).run().env_steps == 700
+    assert late.run().env_steps == 700  # which is said, and nothing else done
+
+
+def test_all_files_of_a_checkpoint_are_on_the_disk_before_it_counts(tmp_path, monkeypatch):
+    synced = []
+
+    def noted(path, sync=directories._sync):
+        synced.append(path)
+        sync(path)
+
+    monkeypatch.setattr(directories, "_sync", noted)
+    directory = run("ppo", "CartPole-v1", tmp_path / "run", **QUICK).directory
+    (folder,) = (path for path in directory.glob("checkpoint-*") if path.is_dir())
+    files = {path for path in folder.iterdir() if path.is_file()}
+    assert files <= set(synced) and {path.suffix for path in files} >= {".pt", ".npz"}

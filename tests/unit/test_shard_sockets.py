@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import socket
@@ -27,8 +28,10 @@ from kary_replay.shards import (
     ShardServer,
     ShardService,
     SocketTransport,
+    sockets,
 )
 from kary_replay.shards import remote_shard as module
+from kary_replay.shards import service as service_module
 from kary_replay.shards.layout import HIDDEN
 from kary_replay.shards.messages import HEAD, LONGEST, Kind, pack, unpack
 from kary_replay.shards.service import FOLDERS
@@ -537,6 +540,112 @@ def test_a_shard_dies_during_a_save(served: Served, tmp_path: Path) -> None:
     assert len(after) == 2, "the checkpoint before stays"
 
 
+def test_a_save_is_on_the_disk_before_it_counts(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard, synced = served.shard(), set()
+
+    def noted(file: int, fsync: Any = os.fsync) -> None:
+        synced.add(Path(os.readlink(f"/proc/self/fd/{file}")))
+        fsync(file)
+
+    monkeypatch.setattr(module.os, "fsync", noted)
+    (tmp_path / "shard").mkdir()
+    shard.save(tmp_path / "shard")
+    everything = {path for path in tmp_path.rglob("*") if path.name != "kary-replay.lock"}
+    assert len(everything) > 3 and everything <= synced
+
+
+def test_what_nobody_reads_is_removed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the learner was killed while it saved."""
+    before = folders()
+    served.shard()._fetched(pack(Kind.SAVE))
+    (left,) = folders() - before
+    served.shard()._fetched(pack(Kind.SAVE))
+    assert len(folders() - before) == 2 and left.exists()
+    monkeypatch.setattr(service_module, "UNREAD_SECONDS", -1.0)
+    served.shard()._fetched(pack(Kind.SAVE))
+    assert len(folders() - before) == 1 and not left.exists()
+    served.server.close()
+
+
+def test_a_full_disk_there_is_named(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    shard, before = served.shard(), folders()
+    monkeypatch.setattr(served.buffer, "save", full)
+    where = f"on {socket.gethostname()}, in {tempfile.gettempdir()}.*TMPDIR.*No space left"
+    with pytest.raises(OSError, match=where):
+        shard.save(tmp_path)
+    assert folders() == before
+    many = kr.ShardedReplayBuffer([shard])
+    many.add(**rows(np.arange(5)))
+    many.settle()
+    assert len(many) == 5 and many.lost == []
+
+
+def test_a_slow_disk_costs_the_save_and_not_the_shard(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on, save = threading.Event(), served.buffer.save
+
+    def slow(folder: Path) -> None:
+        may_go_on.wait()
+        save(folder)
+
+    shard = served.shard()
+    monkeypatch.setattr(served.buffer, "save", slow)
+    monkeypatch.setattr(module, "PATIENCE_WITH_DISKS", 0.05)
+    with pytest.raises(TimeoutError, match=r"has not answered in 0\.05 seconds"):
+        shard.save(tmp_path)
+    may_go_on.set()
+    monkeypatch.undo()
+    many = kr.ShardedReplayBuffer([shard])
+    many.add(**rows(np.arange(5)))
+    many.settle()
+    assert len(many) == 5 and many.lost == []
+    shard.save(tmp_path)
+
+
+@pytest.mark.parametrize("when", ["in the midst", "before it is noted"])
+def test_an_interrupt_while_rows_are_sent(
+    served: Served, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row is half of one and half of another, and none comes twice."""
+    many = kr.ShardedReplayBuffer([served.shard()], seed=0)
+    many.add(**rows(np.arange(10)))
+
+    def half(connection: socket.socket, buffers: Any) -> Iterator[None]:
+        whole = b"".join(bytes(memoryview(buffer).cast("B")) for buffer in buffers if len(buffer))
+        connection.send(whole[: len(whole) - 40])
+        raise KeyboardInterrupt
+        yield
+
+    def sent(line: Any, message: Any, send: Any = sockets._Line.send) -> None:
+        send(line, message)
+        raise KeyboardInterrupt
+
+    if when == "in the midst":
+        monkeypatch.setattr(sockets, "send_in_parts", half)
+    else:
+        monkeypatch.setattr(sockets._Line, "send", sent)
+    with pytest.raises(KeyboardInterrupt):
+        many.add(**rows(np.arange(10, 20)))
+    monkeypatch.undo()
+    many.add(**rows(np.arange(20, 30)))
+    many.settle()
+    assert len(many) == 30 and many.lost == []
+    seen = set()
+    for _ in range(30):
+        batch = many.sample(64)
+        np.testing.assert_array_equal(batch.row[:, 2], batch.number)
+        seen.update(batch.number.tolist())
+    assert seen == set(range(30))
+
+
 def test_what_all_lost_says(served: Served, tmp_path: Path) -> None:
     shard = served.shard(0.2)
     many = kr.ShardedReplayBuffer([shard], seed=0)
@@ -562,3 +671,40 @@ def test_addresses_that_are_none() -> None:
             SocketTransport(address, TOKEN)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="service must be a ShardService"):
         ShardServer(new_shard(4), TOKEN)  # type: ignore[arg-type]
+
+
+class Dying(LocalTransport):
+    """A shard that is gone after it has drawn so many times."""
+
+    def __init__(self, service: ShardService, n_draws: int) -> None:
+        super().__init__(service)
+        self.n_draws = n_draws
+
+    def send(self, message: Any) -> Any:
+        self.n_draws -= unpack(b"".join(map(bytes, message))).kind is Kind.DRAW
+        self.reconnect(0)
+        return super().send(message)
+
+    def reconnect(self, timeout_seconds: float) -> None:
+        if self.n_draws < 0:
+            raise ConnectionError("it is gone")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize("beta", [0.0, 0.4])
+def test_rows_of_a_shard_that_goes_before_the_batch_is_whole_keep_their_weights(
+    share: float, beta: float
+) -> None:
+    """The second shard goes at the first draw, and the first one as the missing rows are drawn."""
+    shards: list[Any] = []
+    for first, n_draws in ((0, 1), (10, 0)):
+        buffer = new_shard(10)
+        add_rows(buffer, np.arange(first, first + 10))
+        shards.append(RemoteShard(Dying(ShardService(buffer), n_draws), 0.02))
+    here = new_shard(10)
+    add_rows(here, np.arange(20, 30))
+    many = kr.ShardedReplayBuffer([*shards, here], seed=0, uniform_share=share, beta=beta)
+    batch = many.sample(64)
+    assert many.lost == [0, 1]
+    assert (batch.number < 10).any() and not (batch.number // 10 == 1).any()
+    np.testing.assert_allclose(batch.importance_weight, 1.0, rtol=1e-6)

@@ -38,6 +38,7 @@ OLDEST = (2, 60)
 CONNECT_SECONDS = 5.0
 EXCHANGE_SECONDS = 0.02  # between two letters to a site
 PATIENCE_SECONDS = 3.0  # with a site that does not answer
+SLOWEST_LINK = 1e6  # bytes a second by which a site fetches parameters, beyond that patience
 AWAY_SECONDS = 1.0  # in which this process looked at no answer: it was stopped, or busy
 NODES_SECONDS = 1.0  # between two looks at which nodes there are
 AGAIN_SECONDS = 10.0  # before a node gets a site again, after one that failed
@@ -90,7 +91,8 @@ class RayBackend:
         self._places: dict[Worker, RemoteSite | None] = {}  # None: here
         self._handles: dict[Worker, ProcessHandle | RemoteHandle] = {}
         self._moving: dict[Worker, RemoteSite] = {}
-        self._broadcasts: dict[str, tuple[int, Any]] = {}  # by streams: a version, and a reference
+        # by streams: a version, a reference, and how many bytes it stands for
+        self._broadcasts: dict[str, tuple[int, Any, int]] = {}
         self._next_look = self._looked = 0.0
         self._not_before: dict[str, float] = {}  # when nodes may get a site again
 
@@ -316,12 +318,13 @@ class RayBackend:
         """Put what is to reach all sites where they fetch it, once for all."""
         assert self._flow is not None
         for name, stream in self._flow.streams.items():
-            before, _ = self._broadcasts.get(name, (0, None))
+            before = self._broadcasts.get(name, (0, None, 0))[0]
             newer = stream.broadcast(before)
             if newer is not None:
                 version, content = newer
                 try:
-                    self._broadcasts[name] = version, self._ray.put((name, content))
+                    reference = self._ray.put((name, content))
+                    self._broadcasts[name] = version, reference, n_bytes_of(content)
                 except Exception as error:  # its store is full, or gone; the next one may succeed
                     LOG.warning("%s cannot be broadcast: %s", name, _said(error))
 
@@ -405,21 +408,24 @@ class RemoteSite:
         there = frozenset((kind, index) for kind, index, _ in self._handles)
         return Peer(self.number, there.difference(self._following), tuple(self._following))
 
-    def send(self, flow: HostedFlow, broadcasts: dict[str, tuple[int, Any]]) -> None:
+    def send(self, flow: HostedFlow, broadcasts: dict[str, tuple[int, Any, int]]) -> None:
         """Send a letter, and what was broadcast since the last one."""
         peer, commands = self._peer, self._commands
         told = {name: stream.told(peer) for name, stream in flow.streams.items()}
         self._commands, self._following = [], []
-        fresh = []
-        for name, (version, reference) in broadcasts.items():
+        fresh, n_bytes = [], 0
+        for name, (version, reference, size) in broadcasts.items():
             if self._seen.get(name) != version:
                 self._seen[name] = version
                 fresh.append(reference)
+                n_bytes += size
         self._n_sent += 1
         known = {name: one for name, one in told.items() if one is not None}
         letter = Letter(self._n_sent, known, commands)
         starts = any(isinstance(command, Start) for command in commands)
-        self._sent_at, self._patience = time.monotonic(), START_SECONDS if starts else 0.0
+        # Ray delivers the letter when what was broadcast has been fetched.
+        fetching = PATIENCE_SECONDS + n_bytes / SLOWEST_LINK
+        self._sent_at, self._patience = time.monotonic(), START_SECONDS if starts else fetching
         self._last = letter, *fresh
         self._pending = self.actor.exchange.remote(*self._last)
 
@@ -584,6 +590,12 @@ def _affinity(node: str) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+def n_bytes_of(content: Any) -> int:
+    """Return how many bytes the arrays of a broadcast have."""
+    parts = content if isinstance(content, (list, tuple)) else [content]
+    return sum(int(getattr(part, "nbytes", 0)) for part in parts)
 
 
 def _said(error: BaseException) -> str:

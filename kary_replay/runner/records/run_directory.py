@@ -22,6 +22,7 @@ import os
 import re
 import secrets
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TextIO, TypeVar
@@ -41,6 +42,7 @@ from ..messages import Evaluated, Evaluation
 __all__ = ["EPISODES", "EVALUATIONS", "PolicyName", "RunDirectory", "load_state", "save_state"]
 
 FORMAT = 1
+WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 EPISODES, EVALUATIONS = "episodes.jsonl", "evaluations.jsonl"
 PolicyName = Literal["best", "last"]
 T = TypeVar("T")
@@ -91,22 +93,34 @@ class RunDirectory:
         return new
 
     def lock(self) -> None:
-        """Keep other runs out of the directory; ConfigError if one is there.
+        """Keep other runs out of the directory; ConfigError if one is there, or it is read-only.
 
-        The lock lasts until `unlock`, or the end of this process.
+        The lock lasts until `unlock`, or the end of this process. Where the file system has no
+        locks, a warning says so.
         """
         if fcntl is None:
             return
-        self._locks.append((self.path / "config.json").open())
         try:
+            # for writing, or a file system on another machine (NFS) refuses the lock
+            self._locks.append((self.path / "config.json").open("r+"))
             fcntl.flock(self._locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.unlock()
             raise ConfigError(
                 f"a run is going on in {self.path}: wait for its end, or end it with Ctrl-C"
             ) from None
-        except OSError:  # a file system without locks
+        except OSError as error:
             self.unlock()
+            if error.errno not in WITHOUT_LOCKS:
+                raise ConfigError(
+                    f"the run in {self.path} cannot go on: config.json cannot be locked: {error}"
+                ) from None
+            warnings.warn(
+                f"the file system of {self.path} has no locks ({error.strerror}), so nothing keeps "
+                "another run out of it: see to it that none is begun there",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def unlock(self) -> None:
         """Let other runs go on here."""
@@ -125,7 +139,7 @@ class RunDirectory:
             # the file that is locked is about to be replaced: its successor must be locked before
             # that
             if self._locks:
-                self._locks.append(new.open())
+                self._locks.append(new.open("r+"))
                 fcntl.flock(self._locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.replace(new, self.path / "config.json")
         except OSError as error:
@@ -257,8 +271,9 @@ class RunDirectory:
         begun.rename(folder)
         for path in folder.glob("*.new"):  # somebody is late
             path.unlink()
-        for path in folder.glob("*.pt"):
-            _sync(path)
+        for path in folder.iterdir():
+            if path.is_file():  # replay buffers have seen to theirs
+                _sync(path)
         _sync(folder)
         new = self.path / "checkpoint.json.new"
         new.write_text(json.dumps({"folder": folder.name, **counters}, indent=2))

@@ -194,6 +194,6 @@ class MemberAnswerer(ABC):
                 self.greet(transport)
             finally:
                 transport.close()
-        except OSError:
+        except Exception:  # what it answers may be wrong in any way
             return False
         return True
