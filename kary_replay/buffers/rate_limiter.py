@@ -49,7 +49,10 @@ class RateLimiter:
     Parameters
     ----------
     buffer : ReplayBuffer or PrioritizedReplayBuffer
-        Whose ``n_added``, ``n_sampled``, ``capacity`` and length count.
+        Whose ``n_added``, ``n_sampled``, ``capacity`` and length count. Of a FrameReplayBuffer,
+        rows that hold a frame alone count in the length, and not in ``n_added``: so choose a
+        min_size beyond the frames that episodes begin with, and begin to draw when
+        `allowed_samples` says so, not when there are min_size rows.
     samples_per_insert : float
         Rows drawn per row added, above 0: with one batch of 256 per added row, 256.
     min_size : int

@@ -57,6 +57,7 @@ cdef extern from "noise.hpp" namespace "kary" nogil:
 cdef enum:
     MOST_HEADROOM = 1 << 20
     PATIENCE = 16        # draws in vain within a shard, before the root draws anew
+    UNKNOWN = -1         # how a row is drawn
 
 
 cdef struct ShardedHandle:
@@ -89,18 +90,19 @@ cdef class Plan:
     cdef public bint is_broken           # a shard has outgrown its bound: all rows are drawn anew
     cdef double share
     cdef readonly double headroom        # of the bounds above what is known; 0: none
-    cdef double n_rows                   # of all shards
     cdef char* memory
     cdef double* point                   # [n] within the shard: a mass, or in [0, 1) if is_alike
     cdef double* mass                    # [n]
     cdef double* by_mass                 # [n] its part of its shard's mass; under bounds, its mass
     cdef double* by_count                # [n] 1 / the shard's rows
+    cdef double* mass_factor             # [n] N times the chance of its shard, by mass
+    cdef double* count_factor            # [n] and among all rows alike, when it was drawn
     cdef double* spare                   # [n]
     cdef Handle* handle                  # [n]
     cdef int64_t* order                  # [n] the missing rows, by shard, those drawn alike first
     cdef int64_t* slot                   # [n]
     cdef int32_t* shard                  # [n]
-    cdef int8_t* is_alike                # [n]
+    cdef int8_t* is_alike                # [n] or UNKNOWN
     cdef double* planned                 # [n_shards] the mass that points refer to
     cdef double* planned_rows            # [n_shards] the rows that points of rows alike refer to
     cdef double* mass_share              # [n_shards] q_s
@@ -112,7 +114,7 @@ cdef class Plan:
         double headroom,
     ):
         cdef int64_t nbytes = n * (
-            5 * sizeof(double) + sizeof(Handle) + 2 * sizeof(int64_t) + sizeof(int32_t)
+            7 * sizeof(double) + sizeof(Handle) + 2 * sizeof(int64_t) + sizeof(int32_t)
             + sizeof(int8_t)
         )
         cdef int64_t of_shards = 4 * n_shards * sizeof(double)
@@ -129,7 +131,9 @@ cdef class Plan:
         self.mass = self.point + n
         self.by_mass = self.mass + n
         self.by_count = self.by_mass + n
-        self.spare = self.by_count + n
+        self.mass_factor = self.by_count + n
+        self.count_factor = self.mass_factor + n
+        self.spare = self.count_factor + n
         self.handle = <Handle*>(self.spare + n)
         self.order = <int64_t*>(self.handle + n)
         self.slot = self.order + n
@@ -180,6 +184,18 @@ cdef class Plan:
             at[key] = at[key - 1]
         at[0] = 0
 
+    cdef void note_factors(self, double n_rows) noexcept nogil:
+        """Note by which shares of the shards the missing rows are drawn, among so many rows.
+
+        Those that are there already keep theirs: shards may have changed since, or be gone.
+        """
+        cdef double by_mass = (1 - self.share) * n_rows, by_count = self.share * n_rows
+        cdef int64_t k, i
+        for k in range(self.first[2 * self.n_shards]):
+            i = self.order[k]
+            self.mass_factor[i] = by_mass * self.mass_share[self.shard[i]]
+            self.count_factor[i] = by_count * self.row_share[self.shard[i]]
+
     def drop_repeated(self):
         """Forget the rows that come before in the batch, so that others are drawn for them.
 
@@ -195,18 +211,15 @@ cdef class Plan:
                 continue
             if not seen.add((<int64_t>self.shard[i] << 40) | self.handle[i].index).is_new:
                 self.handle[i].index = -1
+                self.is_alike[i] = UNKNOWN  # the next draw in its place is one of either kind
                 self.n_missing += 1
 
     cdef void relate(self, double* relative) noexcept nogil:
         """Write how much more often each row is drawn than by uniform replay."""
-        cdef double by_mass = (1 - self.share) * self.n_rows, by_count = self.share * self.n_rows
         cdef int64_t i
-        cdef int32_t s
         for i in range(self.n):
-            s = self.shard[i]
             relative[i] = (
-                by_mass * self.mass_share[s] * self.by_mass[i]
-                + by_count * self.row_share[s] * self.by_count[i]
+                self.mass_factor[i] * self.by_mass[i] + self.count_factor[i] * self.by_count[i]
             )
 
 
@@ -426,7 +439,6 @@ cdef class ShardedReader:
                 "batch_size must be at most the number of rows that can be drawn, "
                 f"for unique=True, got {plan.n}"
             )
-        plan.n_rows = n_rows
         for s in range(self.n_shards):
             plan.mass_share[s] = self.shard[s].total / total
             plan.row_share[s] = self.shard[s].n_rows / n_rows
@@ -436,6 +448,7 @@ cdef class ShardedReader:
         with nogil:
             self.choose(plan, bounds)
             plan.sort()
+            plan.note_factors(n_rows)
 
     cdef void choose(self, Plan plan, double total) noexcept nogil:
         """Draw points in [0, total), and find their shards and remainders."""
@@ -455,7 +468,8 @@ cdef class ShardedReader:
                     point = (i + u[i - first]) * (1.0 / n) * total
                 else:
                     point = u[i - first] * total
-                if plan.is_drawn_anew:  # of the same kind: both kinds keep their shares
+                # of the same kind, so that both keep their shares
+                if plan.is_drawn_anew and plan.is_alike[i] != UNKNOWN:
                     point = alike * u[i - first] if plan.is_alike[i] else (
                         alike + (total - alike) * u[i - first]
                     )

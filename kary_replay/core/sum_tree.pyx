@@ -46,8 +46,11 @@ cdef enum:
 
 
 cdef bint _is_vector(object value, int dtype):
-    """Whether a value is a contiguous array of this dtype and of at most one axis."""
-    return isinstance(value, cnp.ndarray) and cnp.PyArray_TYPE(value) == dtype \
+    """Whether a value is a contiguous array of this dtype and of at most one axis.
+
+    Not one of a class derived from it, such as a masked array, which is looked at more closely.
+    """
+    return type(value) is cnp.ndarray and cnp.PyArray_TYPE(value) == dtype \
         and cnp.PyArray_NDIM(value) <= 1 and cnp.PyArray_ISCARRAY_RO(value)
 
 

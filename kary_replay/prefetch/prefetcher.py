@@ -147,6 +147,7 @@ class Prefetcher:
         self._transform = transform
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
+        self._finalizer: Any = None  # of the present worker
         self._closed = False
 
     def __iter__(self) -> Iterator[Batch]:
@@ -217,6 +218,7 @@ class Prefetcher:
         with self._lock:
             self._closed = True
             worker, self._worker = self._worker, None
+            self._forget_worker()
         if worker is not None:
             worker.stop()
             worker.join()
@@ -240,7 +242,8 @@ class Prefetcher:
             if self._closed:
                 raise ClosedError("the prefetcher is closed")
             if self._worker is None or (
-                self._worker.ready.empty() and not self._worker.thread.is_alive()
+                # in this order: what a thread leaves, it leaves before it ends
+                not self._worker.thread.is_alive() and self._worker.ready.empty()
             ):
                 transfer: Transfer = HostTransfer(self._device)
                 if self._device.type == "cuda":
@@ -248,9 +251,16 @@ class Prefetcher:
                 self._worker = _Worker(self._sampler, transfer, self._transform)
                 # The finalizer only signals and takes no lock, because a garbage collection may run
                 # in any thread, the worker's own included.
-                weakref.finalize(self, self._worker.stop).atexit = False
+                self._forget_worker()
+                self._finalizer = weakref.finalize(self, self._worker.stop)
+                self._finalizer.atexit = False
                 self._worker.start(self._depth)
             return self._worker
+
+    def _forget_worker(self) -> None:
+        """Let go of the worker before, which the finalizer would keep with its pinned memory."""
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
 
 class _Sampler(NamedTuple):

@@ -365,10 +365,10 @@ class FrameStackWriter:
 
     def _frames(self, name: str, value: Any, n: int) -> list[npt.NDArray[Any]]:
         """Return the checked frames of n environments, one column for each part of a frame."""
-        given = {"frame": value}
+        given = {name: value}
         try:
-            refuse_unknown(given, self._buffer.fields)
-            parts = [look_up(given, path) for path, _ in self._frame]
+            refuse_unknown(given, {name: self._buffer.fields["frame"]})
+            parts = [look_up(given, (name, *path[1:])) for path, _ in self._frame]
         except KeyError as error:
             raise FieldError(
                 f"field {error.args[0]} is missing: every part of a frame must be given"

@@ -1,6 +1,6 @@
 """Draws without replacement and masses by rank, by chi-square at a stated false-alarm rate.
 
-Each check may fail a correct program with probability FALSE_ALARM; there are fewer than 20 of them.
+Each check may fail a correct program with probability FALSE_ALARM; there are fewer than 30 of them.
 Seeds are fixed.
 """
 
@@ -10,10 +10,11 @@ import itertools
 import numpy as np
 import pytest
 from chi_square import check_counts
+from shards import sharded
 
 import kary_replay as kr
 
-FALSE_ALARM = 1e-6 / 20
+FALSE_ALARM = 1e-6 / 30
 FIELDS = {"number": kr.Field((), "int64")}
 N_BATCHES = 60_000
 EVEN = np.array([3.0, 1.0, 4.0, 2.0, 6.0])
@@ -41,8 +42,21 @@ def in_succession(masses, batch_size):
 
 
 def judge_batches(batches, masses):
-    """Check ordered batches [N, B]; what is due less than ten times is counted together."""
-    chances = in_succession(masses, batches.shape[1])
+    """Check ordered batches [N, B]."""
+    judge(batches, in_succession(masses, batches.shape[1]))
+
+
+def judge_sets(batches, masses):
+    """Check batches [N, B], whatever the order of their rows."""
+    chances = {}
+    for batch, chance in in_succession(masses, batches.shape[1]).items():
+        found = tuple(sorted(batch))
+        chances[found] = chances.get(found, 0.0) + chance
+    judge(np.sort(batches, axis=1), chances)
+
+
+def judge(batches, chances):
+    """Check batches [N, B]; what is due less than ten times is counted together."""
     found = dict.fromkeys(chances, 0)
     for batch in map(tuple, batches.tolist()):
         assert batch in found, f"a row came twice, or is none: {batch}"
@@ -64,6 +78,42 @@ def test_without_replacement(masses, batch_size, share):
     buffer = buffer_of(masses, uniform_share=share)
     batches = np.stack([buffer.sample(batch_size, unique=True).number for _ in range(N_BATCHES)])
     judge_batches(batches, share / len(masses) + (1 - share) * masses / masses.sum())
+
+
+@pytest.mark.parametrize("are_far", [[False, False], [False, True]])
+@pytest.mark.parametrize(
+    ("masses", "batch_size", "share"), [(EVEN, 3, 0.0), (EVEN, 3, 0.5), (SKEWED, 3, 0.5)]
+)
+def test_without_replacement_over_shards(masses, batch_size, share, are_far):
+    buffer, _ = sharded([masses[:2], masses[2:]], are_far, uniform_share=share)
+    n = N_BATCHES // (20 if any(are_far) else 3)
+    batches = np.stack([buffer.sample(batch_size, unique=True).number for _ in range(n)])
+    judge_sets(batches, share / len(masses) + (1 - share) * masses / masses.sum())
+
+
+def test_a_heavy_row_leaves_draws_among_all_rows_alike():
+    buffer, _ = sharded([np.append(1e12, np.ones(99))], uniform_share=0.5)
+    for _ in range(20):
+        assert len(set(buffer.sample(50, unique=True).number)) == 50
+
+
+def of_the_same_kind(rng, masses):
+    """Planted: what comes twice is drawn anew of its kind, by mass or among all rows alike."""
+    batch = []
+    for is_alike in rng.random(3) < 0.5:
+        chances = np.full(len(masses), 1 / len(masses)) if is_alike else masses / masses.sum()
+        row = rng.choice(len(masses), p=chances)
+        while row in batch:
+            row = rng.choice(len(masses), p=chances)
+        batch.append(row)
+    return batch
+
+
+def test_rejects_draws_of_the_same_kind_without_replacement(rng):
+    masses = np.array([30.0, 1.0, 4.0, 2.0, 1.0])
+    batches = np.stack([of_the_same_kind(rng, masses) for _ in range(20_000)])
+    with pytest.raises(AssertionError, match="chi-square"):
+        judge_sets(batches, 0.5 / len(masses) + 0.5 * masses / masses.sum())
 
 
 def test_uniform_without_replacement():

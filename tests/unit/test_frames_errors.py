@@ -237,6 +237,16 @@ def test_parts_of_a_frame():
         with pytest.raises(kr.errors.FieldError, match=message):
             writer.reset(frame)
     assert len(buffer) == 0
+    writer.reset({"left": 1, "right": 2})
+    step = {"action": [0], "reward": [0.0], "terminated": [False], "truncated": [False]}
+    for frame, message in [
+        ({"left": 1}, r"next_frame\['right'\] is missing"),
+        (1, r"next_frame must be a mapping with 'left'"),
+        ({"left": 1, "right": 2, "up": 3}, "field next_frame.up is unknown"),
+    ]:
+        with pytest.raises(kr.errors.FieldError, match=message):
+            writer.add(**step, next_frame=frame)
+    assert len(buffer) == 1
 
 
 def test_every_episode_needs_its_first_frame():

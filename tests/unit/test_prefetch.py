@@ -489,3 +489,45 @@ def test_pinned_memory_is_written_again_only_after_its_copy(monkeypatch):
         "current_stream",
         "current_stream wait_event",
     ]
+
+
+def test_workers_of_before_are_not_kept():
+    with Prefetcher(make(0), 8, timeout_seconds=0.01) as batches:
+        workers = []
+        for _ in range(3):
+            workers.append(weakref.ref(batches._running()))
+            with pytest.raises(EmptyBufferError):
+                next(batches)
+        batches._running()
+        settle(lambda: gc.collect() is not None and not any(worker() for worker in workers))
+
+
+def test_an_error_of_a_thread_that_ends_meanwhile_is_raised():
+    """Its end is asked for first, and only then whether it has left something."""
+    may_fail = threading.Event()
+
+    def fails(batch):
+        may_fail.wait()
+        raise OSError("once")
+
+    class EndsWhenLookedAt:
+        """What the thread puts into, which has it end right after somebody found it empty."""
+
+        def __init__(self, worker):
+            self.queue, self.worker, self.put = worker.ready, worker, worker.ready.put
+
+        def empty(self):
+            was_empty = self.queue.empty()
+            may_fail.set()
+            self.worker.thread.join()
+            return was_empty
+
+        def get(self):
+            may_fail.set()
+            return self.queue.get()
+
+    with Prefetcher(make(), 8, depth=1, transform=fails) as batches:
+        worker = batches._running()
+        worker.ready = EndsWhenLookedAt(worker)
+        with pytest.raises(OSError, match="once"):
+            next(batches)

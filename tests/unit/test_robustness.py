@@ -328,6 +328,16 @@ def test_a_mask_is_not_lost_silently():
     masked = np.ma.masked_array(np.zeros((1, 2)), [[True, False]])
     with pytest.raises(kr.errors.FieldError, match="masked"):
         buffer.add(x=masked)
+    tree = kr.SumTree(4)
+    for index, mass in (
+        ([0, 1], np.ma.masked_array([1.0, 2.0], [True, False])),
+        (np.ma.masked_array([0, 1], [True, False]), [1.0, 2.0]),
+    ):
+        with pytest.raises(ValueError, match="masked"):
+            tree.set(index, mass)
+    with pytest.raises(ValueError, match="masked"):
+        tree.find(np.ma.masked_array([0.0], [True]))
+    assert tree.total == 0
     with pytest.raises(ValueError, match="masked"):
         buffer.update_priorities(
             buffer.sample(2).handle, np.ma.masked_array([1.0, 2.0], [True, False])
