@@ -63,6 +63,17 @@ class StoredArray:
             stored[...] = new
 
 
+class StoredParts(dict[str, np.ndarray]):
+    """The arrays of a Dict observation, whose rows lie in the native buffer.
+
+    To assign to a part writes its rows, as with `StoredArray`.
+    """
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        rows = self[key]
+        rows[...] = _fitting(f"the part {key!r}", rows, value)
+
+
 def _fitting(name: str, stored: np.ndarray, value: Any) -> np.ndarray:
     """Return a value as an array that can take the place of stored rows, or raise."""
     new = np.asarray(value)

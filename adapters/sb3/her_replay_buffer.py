@@ -114,10 +114,25 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
         It then gets the largest priority seen so far. Parameters and errors are those of
         `PrioritizedBuffer.add`.
         """
-        row = self.pos
+        self._note_row()
         # This raises, if at all, before anything has changed.
         super().add(obs, next_obs, action, reward, done, infos)
-        for environment in np.flatnonzero(self.ep_length[row]):
+        self._note_row(infos)
+
+    _n_noted = 0  # steps, of those added since the last reset, that `_note_row` has seen
+
+    def _note_row(self, infos: Sequence[dict[str, Any]] | None = None) -> None:
+        """Note what the newest row means for the episodes, if that is still to be done.
+
+        It is where Ctrl-C came in the midst of `add`; the infos of that row are not known any more.
+        """
+        n_added = self._n_steps_added()
+        if self._n_noted == n_added:
+            return
+        row = (self.pos - 1) % self.buffer_size
+        ends = self.dones[row] != 0
+        was_closed = ends & (self._current_ep_start == self.pos)  # by a call that was interrupted
+        for environment in np.flatnonzero(self.ep_length[row] * ~was_closed):
             # The overwritten row belonged to an episode. The rest of that episode cannot be drawn
             # any more, because the rows that its goals come from are being overwritten.
             n_gone = (row - self.ep_start[row, environment]) % self.buffer_size
@@ -126,12 +141,14 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
             self.ep_length[left, environment] = 0
             self._native.tree.set(left * self.n_envs + environment, 0.0)
             self._drawable = None
-        self.ep_start[row] = self._current_ep_start
-        self._native.tree.set(row * self.n_envs + np.arange(self.n_envs), 0.0)
+        (present,) = np.nonzero(~was_closed)
+        self.ep_start[row, present] = self._current_ep_start[present]
+        self._native.tree.set(row * self.n_envs + present, 0.0)
         if self.copy_info_dict:
-            self.infos[row] = infos
-        for environment in np.flatnonzero(done):
+            self.infos[row] = [{} for _ in range(self.n_envs)] if infos is None else infos
+        for environment in np.flatnonzero(ends & ~was_closed):
             self._compute_episode_length(int(environment))
+        self._n_noted = n_added
 
     def _compute_episode_length(self, env_idx: int) -> None:
         """Give the rows of the episode that has just ended a mass, so that they can be drawn."""
@@ -146,6 +163,7 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
     def reset(self) -> None:
         """Forget all rows, priorities and episodes, including the episodes that go on."""
         super().reset()
+        self._n_noted = 0
         self.ep_length[:] = 0
         self._current_ep_start[:] = 0
         self._drawable = None
@@ -166,6 +184,7 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
         RuntimeError
             If no episode has ended yet.
         """
+        self._note_row()
         if self._native.total_mass <= 0:
             raise RuntimeError(
                 "no episode has ended yet, so there is nothing to draw: "
@@ -217,6 +236,7 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the environment, as SB3 does; `set_env` sets another one."""
+        self._note_row()
         left_out = ("env", "_drawable")
         return {
             name: value for name, value in super().__getstate__().items() if name not in left_out
@@ -225,3 +245,5 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.env = None
+        if "_n_noted" not in state:
+            self._n_noted = self._n_steps_added()

@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 import kary_replay
 from kary_replay.adapters.sb3.arrays import (
     StoredArray,
+    StoredParts,
     field_of_row,
     map_arrays,
     warn_if_larger_than_memory,
@@ -166,7 +167,7 @@ class PrioritizedBuffer(ReplayBuffer):
         for theirs, ours in _FIELDS.items():
             if ours in self._native.fields:
                 rows = map_arrays(of_environments, self._native.field_view(ours))
-                self.__dict__[theirs] = rows
+                self.__dict__[theirs] = StoredParts(rows) if isinstance(rows, dict) else rows
 
     # ----------------------------------------------------------------------------------- priorities
 

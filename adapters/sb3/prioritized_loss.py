@@ -79,8 +79,8 @@ class SampledBatch:
         self.pending = pending
         # The largest TD error of any loss so far, by row, on the device of the batch.
         self.td_error: torch.Tensor | None = None
-        # The last prediction that entered a sum, and its view for sums alone; weakly.
-        self.apart: tuple[Any, Any] | None = None
+        # Predictions that have entered sums, and their views for sums alone; weakly.
+        self.apart: list[tuple[Any, Any]] = []
 
     def __len__(self) -> int:
         return len(self.handle)
@@ -98,12 +98,14 @@ class SampledBatch:
 
         It is the same one for all of them, as long as one of their results is there.
         """
-        if self.apart is not None and self.apart[0]() is prediction:
-            known = self.apart[1]()
-            if known is not None:
-                return known
+        for known, its_view in self.apart:
+            if known() is prediction:
+                view = its_view()
+                if view is not None:
+                    return view
         view = prediction.view_as(prediction)
-        self.apart = weakref.ref(prediction), weakref.ref(view)
+        self.apart = [pair for pair in self.apart if pair[1]() is not None]
+        self.apart.append((weakref.ref(prediction), weakref.ref(view)))
         return view
 
     def record(self, td_error: torch.Tensor) -> None:
@@ -221,21 +223,24 @@ class SampledBatch:
         """
         td_error = losses.detach() if losses.td_error is None else losses.td_error
         prediction, by_row = losses.prediction, losses.as_subclass(torch.Tensor)
-        if self.is_by_gradient and prediction is not None and not _is_batched(prediction):
-            n_averaged = by_row.numel() // len(self) if function in _MEANS else 1
-            gradients = _RowGradients(self, td_error, n_averaged)
-            by_row.register_hook(gradients.reached_losses)
-            prediction.register_hook(gradients.reached_prediction)
-        else:
+        if not self.is_by_gradient or prediction is None or _is_batched(prediction):
             self.record(td_error)
+        elif by_row.requires_grad:  # and is not computed for a log, under no_grad
+            n_averaged = by_row.numel() // len(self) if function in _MEANS else 1
+            gradients = getattr(prediction, "_row_gradients", None)
+            if gradients is None or gradients.batch is not self:
+                gradients = prediction._row_gradients = _RowGradients(self, td_error)
+                prediction.register_hook(gradients.reached_prediction)
+            by_row.register_hook(functools.partial(gradients.reached_losses, n_averaged=n_averaged))
         return function(self.weighted(by_row), **options)
 
 
 class _RowGradients:
     """Notes, in the backward pass, the sizes of the gradients of the losses of the rows.
 
-    The loss of a row is the mean or the sum of its elements. A loss that no backward pass goes
-    through notes nothing.
+    The loss of a row is the mean or the sum of its elements. Of several losses of one prediction,
+    that which counts most has the factor 1, and the others are added to it. A loss that no backward
+    pass goes through notes nothing.
 
     Parameters
     ----------
@@ -243,25 +248,28 @@ class _RowGradients:
         The batch of the rows.
     td_error : torch.Tensor
         What stands in for a row whose weight is so small that it is 0 in float32, [B, …].
-    n_averaged : int
-        The number of elements of a row that its loss is the mean of; 1 if it is their sum.
     """
 
-    __slots__ = ("batch", "n_averaged", "reached", "td_error")
+    __slots__ = ("batch", "reached", "td_error")
 
-    def __init__(self, batch: SampledBatch, td_error: torch.Tensor, n_averaged: int) -> None:
-        self.batch, self.td_error, self.n_averaged = batch, td_error, n_averaged
+    def __init__(self, batch: SampledBatch, td_error: torch.Tensor) -> None:
+        self.batch, self.td_error = batch, td_error
         self.reached: torch.Tensor | None = None
 
-    def reached_losses(self, gradient: torch.Tensor) -> None:
-        """Remember what reaches the elements of each row, which is the same for all of them."""
-        self.reached = gradient.detach()[(slice(None), *(0,) * (gradient.dim() - 1))]
+    def reached_losses(self, gradient: torch.Tensor, *, n_averaged: int) -> None:
+        """Remember what reaches the losses of the rows, the same for all elements of a row.
+
+        ``n_averaged`` is the number of elements that the loss of a row is the mean of.
+        """
+        first = gradient.detach()[(slice(None), *(0,) * (gradient.dim() - 1))]
+        factor = first.abs() * n_averaged
+        self.reached = factor if self.reached is None else torch.maximum(self.reached, factor)
 
     def reached_prediction(self, gradient: torch.Tensor) -> None:
         """Note the sizes of the gradients that arrive at the prediction, without that factor."""
         if self.reached is None:
             return
-        factor, self.reached = self.reached.abs() * self.n_averaged, None
+        factor, self.reached = self.reached, None
         size = gradient.detach().reshape(len(self.batch), -1).norm(dim=1)
         stand_in = self.batch.by_row(self.td_error).abs().flatten()
         self.batch.record(torch.where(factor > 0, size / factor, stand_in))

@@ -162,6 +162,8 @@ class Normalized:
         self.algorithm, self.normalization = algorithm, normalization
 
     def __getattr__(self, name: str) -> Any:
+        if name == "algorithm":  # of a copy that has nothing yet
+            raise AttributeError(name)
         return getattr(self.algorithm, name)
 
     def update(self, batch: Tensors) -> Tensor:

@@ -285,10 +285,7 @@ class RemoteShard:
                 return self._understood(self.transport.send(message).result(PATIENCE_WITH_DISKS))
             except TimeoutError as error:
                 self.transport.close()  # the answer must not come later, for something else
-                raise TimeoutError(
-                    f"a shard was to save or check itself, and has not answered in "
-                    f"{PATIENCE_WITH_DISKS:g} seconds"
-                ) from error
+                raise TimeoutError(f"a shard was to save or check itself: {error}") from error
             except ELSEWHERE as error:
                 with self._lock:
                     if line == self._line:
@@ -307,6 +304,8 @@ class RemoteShard:
             self._begin()
             self.transport.reconnect(self.patience_seconds)
         self._refuse_lost()
+        if self._unanswered and self._unanswered[-1][1] is None:
+            self._go_on(ConnectionError("a message was interrupted"))
         while self._unanswered:
             pending = self._unanswered[0][1]
             if pending is None or not pending.has_come():

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 from unittest import mock
 
 import numpy as np
@@ -16,6 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
 
 from kary_replay.adapters.sb3 import PrioritizedHerReplayBuffer
+from kary_replay.adapters.sb3.prioritized_buffer import PrioritizedBuffer
 
 Recorded = recorded(PrioritizedHerReplayBuffer)
 
@@ -211,3 +213,60 @@ def test_bit_flipping_is_solved(buffer_class):
     )
     # measured: 0.99 and 1.0; of the last 100 episodes
     assert np.mean(model.learn(1800).ep_success_buffer) > 0.9
+
+
+def interrupted_after(function):
+    """Return a function that does the same, and then is interrupted by Ctrl-C."""
+
+    def interrupted(*args, **kwargs):
+        function(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    return interrupted
+
+
+@pytest.mark.parametrize("when", ["add", "_compute_episode_length"])
+def test_an_interrupt_in_the_midst_of_add(when, monkeypatch):
+    """What is missing is made up for at the next call, and all is as if nothing had happened."""
+    env = envs(2)
+    ours, whole = (
+        PrioritizedHerReplayBuffer(
+            40, env.observation_space, env.action_space, env, "cpu", 2, uniform_share=0.0, seed=0
+        )
+        for _ in range(2)
+    )
+    for number in range(60):
+        observation = env.reset()
+        ends = np.array([number % 5 == 4, number % 7 == 6])
+        step = observation, observation, np.zeros((2, 1), int), np.zeros(2), ends, [{}, {}]
+        whole.add(*step)
+        is_interrupted = number in (10, 34, 41) and (ends.any() or when == "add")
+        with monkeypatch.context() as patch:
+            owner = PrioritizedBuffer if when == "add" else ours
+            if is_interrupted:
+                patch.setattr(owner, when, interrupted_after(getattr(owner, when)))
+            with pytest.raises(KeyboardInterrupt) if is_interrupted else nullcontext():
+                ours.add(*step)
+    slots = np.arange(40)
+    for one in (ours, copy.deepcopy(ours)):
+        np.testing.assert_array_equal(one.ep_start, whole.ep_start)
+        np.testing.assert_array_equal(one.ep_length, whole.ep_length)
+        masses = one.native.tree.get(slots)
+        np.testing.assert_array_equal(masses, whole.native.tree.get(slots))
+        assert (one.pos, one.full) == (whole.pos, whole.full)
+    ours.sample(16)
+
+
+def test_parts_that_are_assigned_are_stored():
+    env = envs(2)
+    buffer = PrioritizedHerReplayBuffer(40, env.observation_space, env.action_space, env, "cpu", 2)
+    goals = np.ones_like(buffer.observations["achieved_goal"])
+    with pytest.raises(ValueError, match="the part 'achieved_goal' must have the shape"):
+        buffer.observations["achieved_goal"] = goals[:3]
+    buffer.observations["achieved_goal"] = goals
+    stored = buffer.native.field_view("observation")
+    assert (stored["achieved_goal"] == 1).all() and not (stored["desired_goal"] == 1).any()
+    buffer.observations = {key: np.ones_like(part) for key, part in buffer.observations.items()}
+    assert (stored["desired_goal"] == 1).all()
+    with pytest.raises(KeyError):
+        buffer.observations["another"] = goals

@@ -569,3 +569,40 @@ def test_a_sum_in_place_of_the_prediction(operation):
     (difference**2).mean().backward()
     assert q.grad.flatten().tolist() == [-3 * 0.5, 4 * 2.0]
     assert batch.td_error.abs().flatten().tolist() in ([6.0, 8.0], [3.0, 4.0])
+
+
+def test_logs_without_gradients_note_nothing_by_gradient():
+    batch = SampledBatch(np.arange(2), torch.tensor([[0.5], [2.0]]), [], is_by_gradient=True)
+    q = torch.zeros(2, 1, requires_grad=True)
+    td_error = batch.mark(torch.tensor([[3.0], [-4.0]])) - q
+    with torch.no_grad():
+        assert float(td_error.mean()) == (3 * 0.5 - 4 * 2) / 2
+        assert float((td_error**2).sum()) == 9 + 16  # of which nothing can be learned
+    (td_error**2).mean().backward()
+    assert batch.td_error.tolist() == [6.0, 8.0]
+
+
+@pytest.mark.parametrize("share", [1e-3, 0.5, 4.0])
+def test_two_losses_of_one_prediction(share):
+    """The one that counts more has the factor 1."""
+    target, values = torch.tensor([[3.0], [-4.0]]), torch.tensor([[1.0], [0.5]])
+    batch = SampledBatch(np.arange(2), torch.tensor([[0.5], [2.0]]), [], is_by_gradient=True)
+    q = values.clone().requires_grad_()
+    td_error = batch.mark(target.clone()) - q
+    ((td_error**2).mean() + share * td_error.abs().mean()).backward()
+    own = 2 * (target - values).abs() + share
+    torch.testing.assert_close(batch.td_error, own.flatten() / max(1.0, share))
+
+
+def test_twin_critics_whose_losses_are_written_side_by_side():
+    target = torch.tensor([[3.0], [-4.0], [0.5]])
+    batch = SampledBatch(np.arange(3), torch.ones(3, 1), [], is_by_gradient=True)
+    marked = batch.mark(target.clone())
+    q1, q2 = (torch.full((3, 1), value).requires_grad_() for value in (0.0, 0.25))
+    first, second = marked - q1, marked - q2
+    losses = [
+        torch.where(one.abs() < 1, 0.5 * one**2, (q - marked).abs() - 0.5).mean()
+        for one, q in ((first, q1), (second, q2))
+    ]
+    sum(losses).backward()
+    assert batch.td_error.tolist() == [1.0, 1.0, 0.5]

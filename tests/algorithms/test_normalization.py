@@ -1,7 +1,9 @@
 """Normalization: moments that merge exactly, and a defined scale whatever they are."""
 
+import copy
 import functools
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -141,3 +143,14 @@ def test_an_algorithm_trains_and_acts_as_on_normalized_rows():
     again = Normalized(DQN(space, spaces.Discrete(2), options), normalization(space))
     again.load_state_dict(state)
     assert torch.equal(again.normalization.vector, wrapped.normalization.vector)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_copies_of_what_normalizes_learn_by_themselves(copied):
+    options = DQNOptions(hidden=(8,))
+    one = Normalized(DQN(BOX, spaces.Discrete(2), options), normalization(BOX))
+    twin = copied(one)
+    before = one.minimizers["q"].flat.clone()
+    twin.minimizers["q"].flat += 1
+    assert torch.equal(one.minimizers["q"].flat, before)
+    assert torch.equal(next(twin.policy.parameters()), next(one.policy.parameters()) + 1)

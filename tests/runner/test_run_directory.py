@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -376,14 +377,24 @@ def test_locks_that_fail(tmp_path, monkeypatch):
         raise OSError(why[-1], os.strerror(why[-1]))
 
     monkeypatch.setattr(fcntl, "flock", fail)
-    why.append(errno.ENOLCK)
-    with pytest.warns(RuntimeWarning, match=r"has no locks .* see to it that none is begun there"):
-        RunDirectory(directory).lock()
-    why.append(errno.EIO)
-    with pytest.raises(ConfigError, match=r"config\.json cannot be locked: .*Input/output error"):
-        RunDirectory(directory).lock()
+    for number, message in ((errno.ENOLCK, "No locks available"), (errno.EIO, "Input/output")):
+        why.append(number)
+        with pytest.warns(RuntimeWarning, match=rf"cannot be locked \({message}.*see to it that"):
+            RunDirectory(directory).lock()
     monkeypatch.undo()
     RunDirectory(directory).lock()
+
+
+def test_a_finished_run_that_is_kept_read_only_says_so(tmp_path, monkeypatch):
+    directory, opened = run("dqn", "CartPole-v1", tmp_path / "run", **QUICK).directory, Path.open
+
+    def read_only(path, mode="r", *args, **kwargs):
+        if directory in path.parents and mode != "r":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, mode, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", read_only)
+    assert Runner.resume(directory).run().env_steps == 400
 
 
 def test_a_run_goes_on_from_what_another_session_has_left_meanwhile(tmp_path):

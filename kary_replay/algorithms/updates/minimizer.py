@@ -152,7 +152,7 @@ class Minimizer:
     Notes
     -----
     A step raises RuntimeError if its parameters were given other memory since, as by a second
-    minimizer of theirs; of updates that are replayed, one within 16 does. Copies, by
+    minimizer of theirs; of updates that are replayed, one of 16 of a kind does. Copies, by
     `copy.deepcopy` or `pickle`, go on by themselves.
 
     Learners whose parts make up a batch take the same step as one with the whole of it, to within

@@ -394,6 +394,7 @@ class RemoteSite:
         try:
             return self._ray.get(pending)
         except self._ray.exceptions.ActorUnavailableError:  # it may have had the letter, or not
+            patience_seconds = max(patience_seconds, self._patience)
             if not self._last or time.monotonic() - self._sent_at > patience_seconds:
                 raise
             self._pending = self.actor.exchange.remote(*self._last)

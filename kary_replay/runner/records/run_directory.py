@@ -42,7 +42,6 @@ from ..messages import Evaluated, Evaluation
 __all__ = ["EPISODES", "EVALUATIONS", "PolicyName", "RunDirectory", "load_state", "save_state"]
 
 FORMAT = 1
-WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 EPISODES, EVALUATIONS = "episodes.jsonl", "evaluations.jsonl"
 PolicyName = Literal["best", "last"]
 T = TypeVar("T")
@@ -93,16 +92,20 @@ class RunDirectory:
         return new
 
     def lock(self) -> None:
-        """Keep other runs out of the directory; ConfigError if one is there, or it is read-only.
+        """Keep other runs out of the directory; ConfigError if one is there.
 
         The lock lasts until `unlock`, or the end of this process. Where the file system has no
         locks, a warning says so.
         """
         if fcntl is None:
             return
+        config = self.path / "config.json"
         try:
-            # for writing, or a file system on another machine (NFS) refuses the lock
-            self._locks.append((self.path / "config.json").open("r+"))
+            try:
+                # for writing, or a file system on another machine (NFS) refuses the lock
+                self._locks.append(config.open("r+"))
+            except OSError:  # of a finished run, say, that is kept read-only
+                self._locks.append(config.open())
             fcntl.flock(self._locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.unlock()
@@ -111,13 +114,9 @@ class RunDirectory:
             ) from None
         except OSError as error:
             self.unlock()
-            if error.errno not in WITHOUT_LOCKS:
-                raise ConfigError(
-                    f"the run in {self.path} cannot go on: config.json cannot be locked: {error}"
-                ) from None
             warnings.warn(
-                f"the file system of {self.path} has no locks ({error.strerror}), so nothing keeps "
-                "another run out of it: see to it that none is begun there",
+                f"{self.path} cannot be locked ({error.strerror}), so nothing keeps another run "
+                "out of it: see to it that none is begun there",
                 RuntimeWarning,
                 stacklevel=3,
             )
