@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
@@ -94,9 +92,9 @@ class PrioritizedReplayCallback(BaseCallback):
             )
         # SB3 has already added the steps of earlier calls, unless num_timesteps was reset.
         end_of_call = self.locals["total_timesteps"]
-        self._first_step, self._first_beta = self.num_timesteps, self._buffer.beta
-        if self.num_timesteps == 0 and not math.isnan(self._buffer.first_beta):
-            self._first_beta = self._buffer.first_beta  # a further training begins anew
+        self._first_step, buffer = self.num_timesteps, self._buffer
+        # a further training begins anew
+        self._first_beta = buffer.first_beta if self.num_timesteps == 0 else buffer.beta
         self._last_step = end_of_call if self.total_timesteps is None else self.total_timesteps
         self._next_record = self.num_timesteps
 

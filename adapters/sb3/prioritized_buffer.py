@@ -7,7 +7,6 @@ priorities before the next batch is drawn or the next transition is added.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -203,7 +202,7 @@ class PrioritizedBuffer(ReplayBuffer):
         self.beta_schedule = value if callable(value) else None
         self.first_beta = self._native.beta
 
-    first_beta: float = math.nan  # what `beta` was set to, where annealing begins; NaN: unknown
+    first_beta: float  # what `beta` was set to, where annealing begins
 
     def anneal_beta(self, value: float) -> None:
         """Set beta to a number on its way from what it was set to, which stays `first_beta`."""
@@ -511,12 +510,8 @@ class PrioritizedBuffer(ReplayBuffer):
         left_out = {*_FIELDS, "_updates"}
         state = {name: value for name, value in self.__dict__.items() if name not in left_out}
         position = {"pos": self.pos, "full": self.full}  # for version 0.1.0
-        return (
-            state
-            | position
-            | _NO_BATCHES
-            | {"_format": _FORMAT, "_version": kary_replay.__version__}
-        )
+        written_by = {"_format": _FORMAT, "_version": kary_replay.__version__}
+        return state | position | _NO_BATCHES | written_by
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         found, version = state.get("_format", 1), state.get("_version", "before 0.1.0")
@@ -532,6 +527,7 @@ class PrioritizedBuffer(ReplayBuffer):
         if "_n_added_before" not in state:  # of a version that counted by itself
             n_rows = (state["pos"] + self.buffer_size * state["full"]) * self.n_envs
             self._n_added_before = self._native.n_added - n_rows
+            self.first_beta = self._native.beta
         self._remember_no_batch()
         self._show_rows()
 

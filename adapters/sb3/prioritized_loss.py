@@ -415,9 +415,10 @@ _KERNELS = {
 }
 
 
-def _operations(names: str) -> frozenset[Any]:
+def _operations(names: str, also_in_place: bool = True) -> frozenset[Any]:
     """Return every form of the operations: functions, methods, in-place methods and operators."""
-    spellings = [f"{before}{name}{after}" for name in names.split() for before, after in _AFFIXES]
+    affixes = _AFFIXES + _AFFIXES_IN_PLACE if also_in_place else _AFFIXES
+    spellings = [f"{before}{name}{after}" for name in names.split() for before, after in affixes]
     return frozenset(
         getattr(owner, spelling)
         for owner in (torch, torch.Tensor)
@@ -426,17 +427,15 @@ def _operations(names: str) -> frozenset[Any]:
     )
 
 
-_AFFIXES = (("", ""), ("", "_"), ("__", "__"), ("__r", "__"), ("__i", "__"))
+_AFFIXES = (("", ""), ("__", "__"), ("__r", "__"))
+_AFFIXES_IN_PLACE = (("", "_"), ("__i", "__"))
 
 _MEANS = frozenset({torch.mean, torch.Tensor.mean})
 _REDUCTIONS = _MEANS | {torch.sum, torch.Tensor.sum}
-_SUMS = _operations("add sub subtract neg negative") | {torch.rsub}
-_SUMS_APART = _SUMS - {
-    getattr(owner, name)
-    for owner in (torch, torch.Tensor)
-    for name in ("add_", "sub_", "subtract_", "neg_", "negative_", "__iadd__", "__isub__")
-    if hasattr(owner, name)
-}  # those that write into an operand need that operand itself
+_ADDING = "add sub subtract neg negative"
+_SUMS = _operations(_ADDING) | {torch.rsub}
+# Those that write into an operand need that operand itself.
+_SUMS_APART = _operations(_ADDING, also_in_place=False) | {torch.rsub}
 
 # These operations compute row i of the result from row i of the operands, as long as broadcasting
 # adds no leading axis.

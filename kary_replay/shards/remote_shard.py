@@ -331,9 +331,7 @@ class RemoteShard:
     def _take_oldest(self) -> None:
         """Wait for the oldest answer, if need be of a shard that is reached anew."""
         pending = self._unanswered[0][1]
-        if pending is None:
-            self._go_on(ConnectionError("a message was interrupted"))
-            return
+        assert pending is not None
         try:
             data = pending.result(self.patience_seconds)
             self._understood(data)

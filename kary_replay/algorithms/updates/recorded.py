@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .captured import Captured
 from .operations import graph_of, is_recording
+from .tape import extent
 from .translation import NativeProgram, translated
 
 __all__ = ["Function", "Recorded", "recorded"]
@@ -203,12 +204,11 @@ def random_like(tensor: Tensor, generator: torch.Generator) -> Tensor:
     is_byte = tensor.dtype == torch.uint8
     if tensor.is_neg() or not (is_byte or tensor.is_floating_point()):
         return tensor
-    axes = zip(tensor.shape, tensor.stride(), strict=True)
-    extent = 1 + sum((size - 1) * stride for size, stride in axes) if tensor.numel() else 0
+    n = extent(tensor) // tensor.element_size()
     if is_byte:
-        numbers = torch.randint(256, (extent,), generator=generator, dtype=torch.uint8)
+        numbers = torch.randint(256, (n,), generator=generator, dtype=torch.uint8)
     else:
-        numbers = torch.randn(extent, generator=generator, dtype=tensor.dtype)
+        numbers = torch.randn(n, generator=generator, dtype=tensor.dtype)
     return numbers.as_strided(tensor.shape, tensor.stride())
 
 

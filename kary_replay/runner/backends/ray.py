@@ -384,17 +384,17 @@ class RemoteSite:
         """
         if self._pending is None:
             return None
+        patience_seconds = max(patience_seconds, self._patience)
         done, _ = self._ray.wait([self._pending], timeout=0)
         if not done:
             silent = time.monotonic() - self._sent_at
-            if silent > max(patience_seconds, self._patience):
+            if silent > patience_seconds:
                 raise TimeoutError(f"it has not answered for {silent:.1f} s")
             return None
         pending, self._pending = self._pending, None
         try:
             return self._ray.get(pending)
         except self._ray.exceptions.ActorUnavailableError:  # it may have had the letter, or not
-            patience_seconds = max(patience_seconds, self._patience)
             if not self._last or time.monotonic() - self._sent_at > patience_seconds:
                 raise
             self._pending = self.actor.exchange.remote(*self._last)

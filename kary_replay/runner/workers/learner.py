@@ -21,6 +21,8 @@ from .worker import Seat
 __all__ = ["Learner"]
 
 FIGURES_SECONDS = 5.0  # between two reports of how training goes
+# What a minimizer's state has, by the name that errors give it.
+TRAINED = {"parameters": "parameters", "mean": "mean gradients", "square": "mean squared gradients"}
 
 
 class Learner:
@@ -180,10 +182,8 @@ class Learner:
         state = self.algorithm.state_dict()
         for name, minimizer in state["minimizers"].items():
             # The checkpoint before is worth more than one that cannot be used.
-            for what, tensor in minimizer.items():
-                if not torch.isfinite(tensor).all():
-                    which = {"mean": "mean gradients", "square": "mean squared gradients"}
-                    what = which.get(what, what)
+            for key, what in TRAINED.items():
+                if not torch.isfinite(minimizer[key]).all():
                     raise self._diverged(f"the {what} of {name} are no longer finite")
         return {
             "algorithm": state,
