@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -47,6 +49,8 @@ class Running:
 
     def __init__(self, made, monkeypatch, path: Path) -> None:
         self.runner, self.path = made, path
+        self.text = io.StringIO()  # what it says
+        made._console = Console(file=self.text, width=200)
         self.flow = self.backend = self.result = self.error = None
         train = Runner._train
 
@@ -78,12 +82,17 @@ class Running:
         if self.error is not None:
             raise self.error
 
+    def state(self) -> str:
+        """Say how it goes."""
+        how = f"over, {self.error!r}" if self.is_over else f"{self.updates} updates"
+        return f"{how}\n{self.text.getvalue()}"
+
     def await_updates(self, n: int, seconds: float = 180.0) -> None:
         """Wait until so many more updates are done."""
         goal, deadline = self.updates + n, time.monotonic() + seconds
         while self.updates < goal:
-            assert time.monotonic() < deadline, f"{self.updates} of {goal} updates"
-            assert not self.is_over
+            assert time.monotonic() < deadline, f"{goal} updates are not done: {self.state()}"
+            assert not self.is_over, self.state()
             time.sleep(0.02)
 
     def longest_pause(self, seconds: float) -> float:
@@ -109,11 +118,9 @@ class Running:
         return self.result
 
 
-def started(monkeypatch, directory, console=None, **settings):
+def started(monkeypatch, directory, **settings):
     """Start a run, and wait until it learns."""
-    console = console or Console(quiet=True)
-    made = Runner(config(directory, **settings), console=console)
-    running = Running(made, monkeypatch, Path(directory))
+    running = Running(Runner(config(directory, **settings)), monkeypatch, Path(directory))
     await_start(running)
     return running
 
@@ -146,7 +153,7 @@ def await_start(running) -> None:
     while running.updates < 50:
         running.check()
         assert not running.is_over
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, running.state()
         time.sleep(0.05)
 
 
@@ -165,6 +172,37 @@ def named(part: str) -> set[int]:
     return found
 
 
+def parents() -> dict[int, int]:
+    """Return the parent of every process."""
+    found = {}
+    for path in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            words = (path / "stat").read_text().rpartition(")")[2].split()
+            found[int(path.name)] = int(words[1])
+    return found
+
+
+def site_processes() -> list[int]:
+    """Return a site's process, and all that it has started."""
+    found, above = [min(named("ray::Site"))], parents()
+    for pid in found:
+        found += [one for one, parent in above.items() if parent == pid]
+    return found
+
+
+@contextlib.contextmanager
+def stopped(pids: list[int]):
+    """Have processes stand still, as those of a machine that swaps."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
 def kill_one(part: str) -> int:
     """Kill a process whose name begins so; return its number."""
     pid = min(named(part))
@@ -175,5 +213,5 @@ def kill_one(part: str) -> int:
 def wait_until(condition, seconds=120.0):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
+        assert time.monotonic() < deadline, "\n".join(running.state() for running in RUNNING)
         time.sleep(0.02)

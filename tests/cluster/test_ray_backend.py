@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import time
@@ -20,12 +19,15 @@ from ray_runs import (
     counters_of_killed_driver,
     kill_one,
     named,
+    site_processes,
     started,
+    stopped,
     wait_until,
 )
 from rich.console import Console
 
 from kary_replay.runner import Runner, RunnerConfig
+from kary_replay.runner.backends import ray as ray_backend
 from kary_replay.runner.records.run_directory import RunDirectory
 from kary_replay.shards import RemoteShard, SocketTransport
 
@@ -77,9 +79,7 @@ def test_a_checkpoint_goes_on_with_another_number_of_nodes(env, cluster, monkeyp
     running.stop()
     _, saved = RunDirectory(tmp_path / "run").checkpoint(running.runner.config)
     cluster.have(1)
-    again = Running(
-        Runner.resume(tmp_path / "run", console=Console(quiet=True)), monkeypatch, tmp_path / "run"
-    )
+    again = Running(Runner.resume(tmp_path / "run"), monkeypatch, tmp_path / "run")
     await_start(again)
     assert len(again.backend._sites) == 1
     counters = again.flow.counters()
@@ -140,10 +140,40 @@ def test_a_process_that_answers_nobody_is_replaced(cluster, monkeypatch, tmp_pat
     running.stop()
 
 
+def test_a_node_that_is_silent_for_a_while_loses_nothing(cluster, monkeypatch, tmp_path):
+    """Learning goes on without it, and with it once it is back."""
+    running = started(monkeypatch, tmp_path / "run", checkpoint_interval_seconds=1.0)
+    sites, added = list(running.backend._sites), running.flow.counters()["n_added"]
+    with stopped(site_processes()):
+        pause = running.longest_pause(8.0)
+    print(f"{pause:.2f} s without an update")
+    assert pause <= 5.0
+    running.await_updates(100)
+    wait_until(lambda: running.flow.figures["shards_lost"] == 0, 60)
+    assert running.backend._sites == sites
+    assert running.flow.figures["size"] >= added
+    steps = running.flow.board.column("actor", "env_steps").copy()
+    wait_until(lambda: (running.flow.board.column("actor", "env_steps") > steps).all())
+    running.stop()
+    assert "is gone" not in running.text.getvalue()
+    assert "warning" not in running.text.getvalue()
+
+
+def test_a_node_that_hangs_is_given_up(cluster, monkeypatch, tmp_path):
+    monkeypatch.setattr(ray_backend, "LOST_SECONDS", 4.0)
+    running = started(monkeypatch, tmp_path / "run")
+    with stopped(site_processes()):
+        wait_until(lambda: len(running.backend._sites) == 1, 60)
+        wait_until(lambda: running.flow.figures["shards"] == 2, 60)
+        steps = running.flow.board.column("actor", "env_steps").copy()
+        wait_until(lambda: (running.flow.board.column("actor", "env_steps") > steps).all())
+    running.stop()
+    assert "is gone: it has not answered" in running.text.getvalue()
+
+
 @REPEATED
 def test_a_node_is_removed_without_grace(cluster, monkeypatch, tmp_path, repetition):
-    text = io.StringIO()
-    running = started(monkeypatch, tmp_path / "run", Console(file=text, width=200))
+    running = started(monkeypatch, tmp_path / "run")
     running.await_updates(100)
     doomed = cluster.others[-1].node_id
     site = next(site for site in running.backend._sites if site.node == doomed)
@@ -161,7 +191,7 @@ def test_a_node_is_removed_without_grace(cluster, monkeypatch, tmp_path, repetit
     assert running.flow.counters()["n_added"] >= added
     running.await_updates(100)
     running.stop()
-    assert "is gone" in text.getvalue()
+    assert "is gone" in running.text.getvalue()
 
 
 @REPEATED
@@ -194,7 +224,7 @@ def test_a_node_is_added(cluster, monkeypatch, tmp_path, repetition):
 def test_the_driver_is_killed_and_the_run_goes_on(cluster, monkeypatch, tmp_path, repetition):
     run = tmp_path / "run"
     counters = counters_of_killed_driver("dqn", cluster.cluster.address, run)
-    running = Running(Runner.resume(run, console=Console(quiet=True)), monkeypatch, run)
+    running = Running(Runner.resume(run), monkeypatch, run)
     await_start(running)
     assert running.flow.board.env_steps >= counters["env_steps"]
     running.await_updates(50)

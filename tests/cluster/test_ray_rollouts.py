@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,8 @@ from ray_runs import (
     counters_of_killed_driver,
     kill_one,
     named,
+    site_processes,
+    stopped,
     wait_until,
 )
 from rich.console import Console
@@ -65,9 +67,8 @@ def recorded(tmp_path, **settings):
     )
 
 
-def started(monkeypatch, settings, console=None):
-    console = console or Console(quiet=True)
-    running = Running(Runner(settings, console=console), monkeypatch, Path(settings.directory))
+def started(monkeypatch, settings):
+    running = Running(Runner(settings), monkeypatch, Path(settings.directory))
     await_start(running)
     return running
 
@@ -223,10 +224,23 @@ def test_policy_workers_are_killed_again_and_again(
     assert books.dropped == 0
 
 
+def test_a_node_that_is_silent_for_a_while_loses_nothing(cluster, monkeypatch, tmp_path, books):
+    running = started(monkeypatch, recorded(tmp_path, inference="worker"))
+    sites = list(running.backend._sites)
+    with stopped(site_processes()):
+        time.sleep(8.0)
+    running.await_updates(100)
+    assert running.backend._sites == sites
+    running.stop()
+    check_record(tmp_path, books)
+    books.check()
+    assert books.dropped == 0
+    assert "warning" not in running.text.getvalue()
+
+
 @REPEATED
 def test_a_node_is_removed_without_grace(cluster, monkeypatch, tmp_path, books, repetition):
-    text = io.StringIO()
-    running = started(monkeypatch, recorded(tmp_path), Console(file=text, width=200))
+    running = started(monkeypatch, recorded(tmp_path))
     doomed = cluster.others[-1].node_id
     site = next(site for site in running.backend._sites if site.node == doomed)
     running.await_updates(20)
@@ -239,7 +253,7 @@ def test_a_node_is_removed_without_grace(cluster, monkeypatch, tmp_path, books, 
     running.stop()
     check_record(tmp_path, books)
     books.check(slack=6 * N_ENVS // 6)
-    assert "is gone" in text.getvalue()
+    assert "is gone" in running.text.getvalue()
 
 
 @REPEATED
@@ -304,8 +318,7 @@ def test_a_run_goes_on_from_its_checkpoint(cluster, monkeypatch, tmp_path, books
     running.stop()
     before = books.env_steps
     cluster.have(1)
-    resumed = Runner.resume(tmp_path / "run", console=Console(quiet=True))
-    again = Running(resumed, monkeypatch, tmp_path / "run")
+    again = Running(Runner.resume(tmp_path / "run"), monkeypatch, tmp_path / "run")
     await_start(again)
     assert len(again.backend._sites) == 1
     again.await_updates(30)
@@ -318,7 +331,7 @@ def test_a_run_goes_on_from_its_checkpoint(cluster, monkeypatch, tmp_path, books
 def test_the_driver_is_killed_and_the_run_goes_on(cluster, monkeypatch, tmp_path):
     run = tmp_path / "run"
     counters = counters_of_killed_driver("ppo", cluster.cluster.address, run)
-    running = Running(Runner.resume(run, console=Console(quiet=True)), monkeypatch, run)
+    running = Running(Runner.resume(run), monkeypatch, run)
     wait_until(lambda: running.updates > counters["updates"] + 3)
     assert running.flow.board.env_steps >= counters["env_steps"]
     running.stop()

@@ -24,6 +24,7 @@ class Worker:
     answers_at_once = False
 
     def __init__(self, *, saves=True, is_ready=True):
+        self.silent_since = None
         self.answers, self.death = [Started()] if is_ready else [], None
         self.saves, self.orders = saves, []
 
@@ -35,6 +36,10 @@ class Worker:
     def reports(self):
         answers, self.answers = self.answers, []
         return answers
+
+    @property
+    def heard_at(self):
+        return self.silent_since or time.monotonic()
 
     def cause_of_death(self):
         return self.death
@@ -123,6 +128,20 @@ def test_who_was_ready_first_does_not_seem_to_hang_when_all_go(supervisor, monke
     assert "go" in learner.orders
     supervisor.poll(0.1)
     assert all(member.handle is not None for member in supervisor._members)
+
+
+def test_a_worker_is_not_taken_for_hung_while_its_machine_is_silent(begun, capsys):
+    limit = begun._flow.config.environment_timeout_seconds
+    actor, now = of_kind(begun, "actor"), time.monotonic()
+    handle = actor.handle
+    actor.beat_at = begun._back = now - limit - 1.0
+    actor.has_beaten, handle.silent_since = True, now - 2.0
+    begun._watch(actor)
+    assert actor.handle is handle
+    handle.silent_since = None
+    begun._watch(actor)
+    assert actor.handle is None
+    assert "hung: no step or reset ended" in capsys.readouterr().out
 
 
 def test_an_evaluator_that_never_is_ready_is_done_without(supervisor_of, monkeypatch, capsys):

@@ -28,6 +28,10 @@ class Handle(Protocol):
     def answers_at_once(self) -> bool:
         """Whether an order has been carried out when `order` returns."""
 
+    @property
+    def heard_at(self) -> float:
+        """When the worker's machine was heard last, by this machine's monotonic clock."""
+
     def order(self, order: Order, argument: Any = None) -> None:
         """Tell the worker what to do; a worker that is dead does nothing."""
 

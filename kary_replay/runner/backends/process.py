@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable
 from multiprocessing import connection as connections
 from pathlib import Path
@@ -112,6 +113,11 @@ class ProcessHandle:
         self.pipe: Any = pipe  # None after the worker has closed its end
         self._inbox = Inbox(pipe)
         self._problem: Problem | None = None
+
+    @property
+    def heard_at(self) -> float:
+        """Now, for it is the same machine."""
+        return time.monotonic()
 
     def order(self, order: Order, argument: Any = None) -> None:
         """Send an order; one for which a worker that is stopped leaves no room is lost."""

@@ -26,6 +26,7 @@ from ..failures import START_SECONDS
 from ..flow import HostedFlow, Role
 from ..messages import Problem, Saved
 from ..streams import Part, Peer
+from ..streams.members import LOST_SECONDS, PATIENCE_SECONDS
 from ..workers import Seat
 from .backend import Handle, Order
 from .memory import SharedMemory
@@ -37,8 +38,7 @@ __all__ = ["RayBackend"]
 OLDEST = (2, 60)
 CONNECT_SECONDS = 5.0
 EXCHANGE_SECONDS = 0.02  # between two letters to a site
-PATIENCE_SECONDS = 3.0  # with a site that does not answer
-SLOWEST_LINK = 1e6  # bytes a second by which a site fetches parameters, beyond that patience
+SLOWEST_LINK = 1e6  # bytes a second by which a site fetches parameters, before it counts as silent
 AWAY_SECONDS = 1.0  # in which this process looked at no answer: it was stopped, or busy
 NODES_SECONDS = 1.0  # between two looks at which nodes there are
 AGAIN_SECONDS = 10.0  # before a node gets a site again, after one that failed
@@ -159,7 +159,7 @@ class RayBackend:
         """Let the streams of a site join if it is ready; raise OSError if it has failed."""
         assert self._flow is not None
         try:
-            addresses = site.result(0.0)
+            addresses = site.result()
             if addresses is None:
                 return False
             for name, stream in self._flow.streams.items():
@@ -302,7 +302,7 @@ class RayBackend:
         self._looked = now
         for site in list(self._sites):
             try:
-                answer = site.result(PATIENCE_SECONDS)
+                answer = site.result()
                 if answer is not None:
                     is_news |= site.take(answer, self._flow)
             except Exception as error:
@@ -360,12 +360,15 @@ class RemoteSite:
         self.number, self.node, self.name, self.n_cpus = number, node, name, n_cpus
         self.cause: Problem | None = None
         """Why it is gone."""
+        self.heard_at = time.monotonic()
+        """When it answered last."""
         self._handles: dict[Key, RemoteHandle] = {}
         self._commands: list[Start | Give | Kill] = []
         self._following: list[Worker] = []  # to be started: the site has to know all of them
         self._seen: dict[str, int] = {}  # versions of what was broadcast
         self._pending: Any = actor.addresses.remote()
         self._sent_at, self._patience = time.monotonic(), float("inf")
+        self._cut_off_at: float | None = None  # when the connection broke, unless it came back
         self._n_sent = 0
         self._last: tuple[Any, ...] = ()  # what was sent last
 
@@ -377,32 +380,38 @@ class RemoteSite:
         is_time = time.monotonic() - self._sent_at >= EXCHANGE_SECONDS
         return self._pending is None and (is_time or bool(self._commands))
 
-    def result(self, patience_seconds: float) -> Any:
+    def result(self) -> Any:
         """Return what the last call came to; None if it has not come yet.
 
-        TimeoutError if it has been under way for longer than the patience, or what went wrong.
+        What went wrong, or TimeoutError if it has been under way for longer than the patience: its
+        machine may be busy with something else, or hang. A connection that is broken, and does not
+        come back, says sooner that the site is gone.
         """
         if self._pending is None:
             return None
-        patience_seconds = max(patience_seconds, self._patience)
+        now = time.monotonic()
         done, _ = self._ray.wait([self._pending], timeout=0)
         if not done:
-            silent = time.monotonic() - self._sent_at
-            if silent > patience_seconds:
+            silent = now - self._sent_at
+            if silent > self._patience:
                 raise TimeoutError(f"it has not answered for {silent:.1f} s")
             return None
         pending, self._pending = self._pending, None
         try:
-            return self._ray.get(pending)
+            answer = self._ray.get(pending)
         except self._ray.exceptions.ActorUnavailableError:  # it may have had the letter, or not
-            if not self._last or time.monotonic() - self._sent_at > patience_seconds:
+            if self._cut_off_at is None:
+                self._cut_off_at = now
+            if not self._last or now - self._cut_off_at > PATIENCE_SECONDS:
                 raise
             self._pending = self.actor.exchange.remote(*self._last)
             return None
+        self._cut_off_at = None
+        return answer
 
     def forgive(self) -> None:
         """Count the silence of the site from now on: nobody has listened."""
-        self._sent_at = time.monotonic()
+        self._sent_at, self._cut_off_at = time.monotonic(), None
 
     @property
     def _peer(self) -> Peer:
@@ -425,13 +434,14 @@ class RemoteSite:
         letter = Letter(self._n_sent, known, commands)
         starts = any(isinstance(command, Start) for command in commands)
         # Ray delivers the letter when what was broadcast has been fetched.
-        fetching = PATIENCE_SECONDS + n_bytes / SLOWEST_LINK
+        fetching = LOST_SECONDS + n_bytes / SLOWEST_LINK
         self._sent_at, self._patience = time.monotonic(), START_SECONDS if starts else fetching
         self._last = letter, *fresh
         self._pending = self.actor.exchange.remote(*self._last)
 
     def take(self, answer: Answer, flow: HostedFlow) -> bool:
         """Take over an answer; return whether there is news of workers."""
+        self.heard_at = time.monotonic()
         peer = self._peer
         for name, told in answer.told.items():
             flow.streams[name].heard(peer, told)
@@ -469,6 +479,11 @@ class RemoteHandle:
         self._reports: list[Any] = []
         self._problem: Problem | None = None
         self._has_ended = False
+
+    @property
+    def heard_at(self) -> float:
+        """When the site answered last."""
+        return self._site.heard_at
 
     def take(self, event: Any) -> None:
         """Note what the site tells of the worker."""

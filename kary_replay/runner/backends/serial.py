@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,11 @@ class SerialHandle:
             except Exception as error:
                 self._fail(error)
         return self._problem is None
+
+    @property
+    def heard_at(self) -> float:
+        """Now, for it is the same machine."""
+        return time.monotonic()
 
     def order(self, order: Order, argument: Any = None) -> None:
         """Have the worker do what it is told."""

@@ -327,7 +327,7 @@ class Supervisor:
         limit = config.environment_timeout_seconds if steps else UPDATE_SECONDS
         if not member.has_beaten:
             limit = max(config.environment_timeout_seconds, START_SECONDS)
-        silent = time.monotonic() - max(member.beat_at, self._back)
+        silent = member.handle.heard_at - max(member.beat_at, self._back)
         if silent <= limit:
             return
         self._kill(member)

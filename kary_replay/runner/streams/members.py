@@ -18,9 +18,10 @@ from ...shards import ShardServer, SocketTransport
 from ..records.background import in_background
 from .stream import Numbers
 
-__all__ = ["PATIENCE_SECONDS", "Connections", "MemberAnswerer", "Members"]
+__all__ = ["LOST_SECONDS", "PATIENCE_SECONDS", "Connections", "MemberAnswerer", "Members"]
 
-PATIENCE_SECONDS = 3.0  # with another machine that does not answer, before it counts as lost
+PATIENCE_SECONDS = 3.0  # with another machine that does not answer, before one goes on without it
+LOST_SECONDS = 30.0  # the same, before it has no part in the run any more
 LOG = logging.getLogger("kary_replay")
 Address = tuple[str, int]
 

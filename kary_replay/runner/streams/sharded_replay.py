@@ -23,7 +23,7 @@ from ...errors import EmptyBufferError, ShardError
 from ...shards import RemoteShard, ShardService, SocketTransport
 from ...shards.sharded_replay_buffer import ShardedReplayBuffer
 from ...types import Batch
-from .members import PATIENCE_SECONDS, Connections, MemberAnswerer, Members
+from .members import LOST_SECONDS, PATIENCE_SECONDS, Connections, MemberAnswerer, Members
 from .replay import ReplaySink, ReplayStream, blank, may, with_whole_stacks
 from .stream import Checkpoint, Hosted, Medium, Numbers, Part, Peer
 
@@ -32,7 +32,7 @@ __all__ = ["HostedShard", "ShardSink", "ShardSource"]
 EMPTY_SECONDS = 0.01  # between two looks at shards that have lost all their rows
 FEWEST, MOST, UNDER_WAY = 4, 16, 2  # batches in one request, by the shards; requests ahead
 FEWEST_BATCHES = 100  # that rows make, before batches are asked for ahead: priorities change faster
-SAVE_TRIES = 3
+AGAIN_SECONDS = 1.0  # between two tries to save all shards
 RETRY_SECONDS = 5.0  # between two tries to reach a shard
 LOG = logging.getLogger("kary_replay")
 FIGURES = (
@@ -262,16 +262,18 @@ class HostedShard(Hosted):
     # -------------------------------------------------------------------- records and the end
 
     def save(self, folder: Path) -> None:
-        """Write all shards. One that is lost meanwhile is left out, once it is known to be gone."""
-        for left in reversed(range(SAVE_TRIES)):
+        """Write all shards: one that does not answer, once it does, or is known to be gone."""
+        deadline = time.monotonic() + LOST_SECONDS + PATIENCE_SECONDS
+        while True:
             try:
                 with self._all() as shards:
                     shards.save(folder / "replay")
                 return
             except Exception as error:  # of another machine: the run goes on without the checkpoint
-                if not left:
+                is_silent = isinstance(error, (ConnectionError, TimeoutError))
+                if not is_silent or time.monotonic() > deadline:
                     raise OSError(f"the shards could not be saved: {error}") from error
-                time.sleep(PATIENCE_SECONDS / SAVE_TRIES)
+                time.sleep(AGAIN_SECONDS)
 
     def counters(self) -> dict[str, Any]:
         """Return where the limiter began to count, and how far it has come."""
