@@ -193,9 +193,10 @@ def site_processes() -> list[int]:
 @contextlib.contextmanager
 def stopped(pids: list[int]):
     """Have processes stand still, as those of a machine that swaps."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
     try:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
         yield
     finally:
         for pid in pids:

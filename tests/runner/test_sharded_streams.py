@@ -12,13 +12,16 @@ import runs
 import torch
 from stacked_envs import check_stacks
 
-from kary_replay import FrameReplayBuffer
+from kary_replay import FrameReplayBuffer, PrioritizedReplayBuffer, ShardedReplayBuffer
 from kary_replay.algorithms import Share
-from kary_replay.errors import CheckpointError
+from kary_replay.errors import CheckpointError, ShardError
 from kary_replay.runner.backends.memory import SharedMemory
 from kary_replay.runner.environments.env_factory import env_factory
 from kary_replay.runner.flow import HostedFlow
 from kary_replay.runner.streams import Checkpoint, Part, Peer, sharded_replay
+from kary_replay.runner.streams import members as members_module
+from kary_replay.shards.checkpoint import saved_shards
+from kary_replay.shards.layout import Layout
 
 TOKEN = secrets.token_bytes(32)
 N_ACTORS = 4
@@ -351,6 +354,89 @@ def test_a_checkpoint_has_all_parts_and_goes_on_with_other_parts(tmp_path):
         source.close()
     finally:
         alone.close()
+
+
+@pytest.mark.parametrize("error", [ConnectionError("cut"), ShardError("no such file")])
+def test_a_checkpoint_waits_for_a_shard_that_does_not_answer(pair, tmp_path, monkeypatch, error):
+    """Until it does, or has left."""
+    monkeypatch.setattr(sharded_replay, "AGAIN_SECONDS", 0.0)
+    step(pair.driver, 50, value=1.0)
+    step(pair.site, 70, value=2.0)
+    stream, reach, tries = experience(pair.driver), experience(pair.driver)._members.reach, []
+
+    def fails_at_first(address):
+        tries.append(address)
+        if len(tries) < 5:
+            raise error
+        return reach(address)
+
+    monkeypatch.setattr(stream._members, "reach", fails_at_first)
+    stream.save(tmp_path)
+    assert rows_in(tmp_path) == [50, 70]
+
+    def leaves_in_the_end(address):
+        tries.append(address)
+        if len(tries) == 9:
+            stream.left(1)
+        raise error
+
+    monkeypatch.setattr(stream._members, "reach", leaves_in_the_end)
+    stream.save(tmp_path)
+    assert rows_in(tmp_path) == [50] and len(tries) == 9
+
+
+def test_a_shard_that_is_lost_while_it_is_asked_for_its_state_is_not_left_out(
+    pair, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sharded_replay, "AGAIN_SECONDS", 0.0)
+    step(pair.driver, 50, value=1.0)
+    step(pair.site, 70, value=2.0)
+    settle, tries = ShardedReplayBuffer.settle, []
+
+    def loses_one(shards):
+        tries.append(shards)
+        if len(tries) < 3:
+            shards._shards[1].lose("it has not answered")
+        settle(shards)
+
+    monkeypatch.setattr(ShardedReplayBuffer, "settle", loses_one)
+    experience(pair.driver).save(tmp_path)
+    assert rows_in(tmp_path) == [50, 70]
+
+
+def test_a_checkpoint_does_not_wait_for_ever(pair, tmp_path, monkeypatch):
+    monkeypatch.setattr(sharded_replay, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(sharded_replay, "SAVE_SECONDS", 0.05)
+    step(pair.driver, 50)
+
+    def fails(address):
+        raise ConnectionError("cut")
+
+    monkeypatch.setattr(experience(pair.driver)._members, "reach", fails)
+    with pytest.raises(OSError, match="the shards could not be saved: cut"):
+        experience(pair.driver).save(tmp_path)
+
+
+def rows_in(folder):
+    """How many rows each shard of a checkpoint has."""
+    layout = Layout.of(PrioritizedReplayBuffer.load(next(folder.glob("replay/data-*/shard-0000"))))
+    with saved_shards(folder / "replay", layout) as saved:
+        return [len(shard) for shard in saved.shards]
+
+
+def test_who_is_lost_again_and_again_is_tried_less_often(pair, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(members_module.time, "monotonic", lambda: now[0])
+    connections = members_module.Connections(experience(pair.driver)._members, None, 5.0, "shard")
+    waits = []
+    for _ in range(7):
+        connections.lost(1)
+        waits.append(connections._not_before[1] - now[0])
+        now[0] = connections._not_before[1] + 4.0  # it is reached, and falls silent
+    assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0]
+    now[0] += 100.0
+    connections.lost(1)
+    assert connections._not_before[1] - now[0] == 5.0
 
 
 STACKED = "stacked_envs:make"

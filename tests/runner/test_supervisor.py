@@ -96,7 +96,7 @@ def test_a_start_may_take_long_while_episodes_are_played_again(supervisor, monke
     monkeypatch.setattr(supervisor_module.time, "monotonic", lambda: now[0])
     actors = [member for member in supervisor._members if member.role.kind == "actor"]
     for actor in actors:
-        actor.beat_at = now[0]
+        actor.handle, actor.beat_at = Worker(is_ready=False), now[0]
     now[0] += supervisor_module.START_SECONDS + 1
     supervisor._flow.board.row("actor", 0).beat += 1
     supervisor._receive(0)
@@ -111,7 +111,6 @@ def test_who_was_ready_first_does_not_seem_to_hang_when_all_go(supervisor, monke
     learner, first, second = (Worker(is_ready=False) for _ in range(3))
     workers = iter([learner, first, second])
     learner.answers.append(Started())
-    supervisor._received = supervisor._back = now[0]
     monkeypatch.setattr(supervisor._backend, "start", lambda *arguments: next(workers))
     monkeypatch.setattr(supervisor_module.time, "monotonic", lambda: now[0])
 
@@ -134,12 +133,17 @@ def test_a_worker_is_not_taken_for_hung_while_its_machine_is_silent(begun, capsy
     limit = begun._flow.config.environment_timeout_seconds
     actor, now = of_kind(begun, "actor"), time.monotonic()
     handle = actor.handle
-    actor.beat_at = begun._back = now - limit - 1.0
-    actor.has_beaten, handle.silent_since = True, now - 2.0
-    begun._watch(actor)
+    actor.has_beaten, actor.beat_at = True, now
+    for at in (now, now + limit / 2, now + limit / 2):  # heard, and then not
+        handle.silent_since = at
+        begun._poll(0)
+    handle.silent_since = now + 3 * limit  # an answer, with what had been before
+    begun._poll(0)
     assert actor.handle is handle
-    handle.silent_since = None
-    begun._watch(actor)
+    for passed in np.arange(0.0, limit + 4.0, 2.0):
+        assert actor.handle is handle
+        handle.silent_since = now + 3 * limit + passed  # it answers, and the worker does nothing
+        begun._poll(0)
     assert actor.handle is None
     assert "hung: no step or reset ended" in capsys.readouterr().out
 

@@ -298,7 +298,7 @@ class RayBackend:
         is_news, now = False, time.monotonic()
         if now - self._looked > AWAY_SECONDS:
             for site in self._sites:
-                site.forgive()
+                site.forgive(now - self._looked)
         self._looked = now
         for site in list(self._sites):
             try:
@@ -369,6 +369,7 @@ class RemoteSite:
         self._pending: Any = actor.addresses.remote()
         self._sent_at, self._patience = time.monotonic(), float("inf")
         self._cut_off_at: float | None = None  # when the connection broke, unless it came back
+        self._resent_at = 0.0
         self._n_sent = 0
         self._last: tuple[Any, ...] = ()  # what was sent last
 
@@ -400,18 +401,20 @@ class RemoteSite:
         try:
             answer = self._ray.get(pending)
         except self._ray.exceptions.ActorUnavailableError:  # it may have had the letter, or not
-            if self._cut_off_at is None:
-                self._cut_off_at = now
-            if not self._last or now - self._cut_off_at > PATIENCE_SECONDS:
+            if self._cut_off_at is None or now - self._resent_at > PATIENCE_SECONDS:
+                self._cut_off_at = now  # it was there meanwhile
+            is_over = now - self._cut_off_at > PATIENCE_SECONDS
+            if not self._last or is_over or now - self._sent_at > self._patience:
                 raise
-            self._pending = self.actor.exchange.remote(*self._last)
+            self._pending, self._resent_at = self.actor.exchange.remote(*self._last), now
             return None
         self._cut_off_at = None
         return answer
 
-    def forgive(self) -> None:
-        """Count the silence of the site from now on: nobody has listened."""
-        self._sent_at, self._cut_off_at = time.monotonic(), None
+    def forgive(self, seconds: float) -> None:
+        """Do not count so long a silence of the site: nobody has listened."""
+        self._sent_at += seconds
+        self._cut_off_at = None
 
     @property
     def _peer(self) -> Peer:
@@ -435,7 +438,8 @@ class RemoteSite:
         starts = any(isinstance(command, Start) for command in commands)
         # Ray delivers the letter when what was broadcast has been fetched.
         fetching = LOST_SECONDS + n_bytes / SLOWEST_LINK
-        self._sent_at, self._patience = time.monotonic(), START_SECONDS if starts else fetching
+        self._sent_at = time.monotonic()
+        self._patience = max(fetching, START_SECONDS) if starts else fetching
         self._last = letter, *fresh
         self._pending = self.actor.exchange.remote(*self._last)
 

@@ -167,7 +167,7 @@ class Site:
 
     def exchange(self, letter: Letter, *broadcasts: tuple[str, Any]) -> Answer:
         """Take what the driver tells, and what it has broadcast; return what happened here."""
-        if letter.number == self._number:
+        if letter.number <= self._number:
             return self._answer
         streams = self._flow.streams
         for name, told in letter.told.items():

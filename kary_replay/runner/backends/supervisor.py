@@ -26,8 +26,8 @@ SAVE_SECONDS = 30.0  # for workers to write their states
 SPARE_SAVE_SECONDS = 1.0  # the same after Ctrl-C, for those that the run can do without
 LONGEST_BACKOFF_SECONDS = 5.0
 UPDATE_SECONDS = 120.0  # for an update, before a worker that trains counts as hung
-# Workers may have waited to make their reports while nobody took them in, as while this process was
-# stopped. After so long that is forgiven.
+# Workers may have waited to make their reports while nobody took them in, as while this process or
+# their machine was stopped. After so long that is forgiven.
 AWAY_SECONDS = 5.0
 FINISH_SECONDS = 5.0
 TOGETHER_SECONDS = 0.2  # in which learners fail after the first one
@@ -48,6 +48,7 @@ class Member:
     beat: float = 0.0  # as the worker had last counted it
     beat_at: float = 0.0  # when that was seen to change
     has_beaten: bool = False  # since the worker was started
+    heard_at: float = math.inf  # when its machine was heard, at the last look
     owes: type | None = None  # the answer that it has not given yet
     folder: str = ""  # where its state was to be saved last
     saved: Saved | None = None  # its answer to that
@@ -102,7 +103,6 @@ class Supervisor:
         self._warn, self._interrupted = warn, interrupted
         self._members = [Member(role, index) for role in flow.roles for index in range(role.count)]
         self._has_begun = self._ending = self._all_saved = False
-        self._received = self._back = time.monotonic()
         self._reports: list[Any] = []
         self._failure: WorkerFailedError | None = None  # which a checkpoint has put off
 
@@ -197,12 +197,14 @@ class Supervisor:
                 raise OSError(member.saved.refusal)
         self._all_saved = is_last
         saving = in_background(partial(self._flow.save, folder))
-        try:
-            while not saving.done():
-                wait([saving], AWAIT_SECONDS)
-                self._poll(0)  # full pipes would hold up the workers
-        except WorkerFailedError as error:
-            self._failure = error
+        while not saving.done():
+            wait([saving], AWAIT_SECONDS)
+            self._receive(0)  # full pipes would hold up the workers
+            if self._failure is None:
+                try:
+                    self._watch_all()
+                except WorkerFailedError as error:
+                    self._failure = error
         saving.result()
 
     def finish(self) -> list[Any]:
@@ -271,17 +273,14 @@ class Supervisor:
     def _poll(self, seconds: float) -> None:
         """Take in what comes within so long, and start anew who has failed."""
         self._receive(seconds)
-        for member in self._members:
-            self._watch(member)
+        self._watch_all()
 
     def _receive(self, seconds: float) -> None:
         """Take in the reports that come within so long, and who has shown to be alive."""
         self._backend.run(seconds)
         now = time.monotonic()
-        if now - self._received > AWAY_SECONDS + seconds:
-            self._back = now
-        self._received = now
         for member in self._members:
+            self._forgive(member, AWAY_SECONDS + seconds)
             beat = self._flow.board.row(member.role.kind, member.index).beat
             if beat != member.beat:
                 member.beat, member.beat_at, member.has_beaten = beat, now, True
@@ -295,17 +294,28 @@ class Supervisor:
                 elif not isinstance(report, (Started, Saved, Finished)):
                     self._reports.append(report)
 
+    def _forgive(self, member: Member, seconds: float) -> None:
+        """Count a worker's silence from now on if its machine was not heard for so long."""
+        if member.handle is not None:
+            heard_at = member.handle.heard_at
+            if heard_at - member.heard_at > seconds:
+                member.beat_at = max(member.beat_at, heard_at)
+            member.heard_at = heard_at
+
     def _check_starting(self, missing: list[Member]) -> None:
         """Raise if workers that should be ready seem to hang.
 
         Episodes that are played again may take longer than that, and show it.
         """
-        now = time.monotonic()
-        hung = [member.name for member in missing if now - member.beat_at > START_SECONDS]
+        hung = [member.name for member in missing if _silence(member) > START_SECONDS]
         if hung and not self._interrupted():
             names, seconds = ", ".join(hung), f"{START_SECONDS:g} s"
             question = "does making the environment hang?"
             raise WorkerFailedError(f"{names} did not start within {seconds}: {question}")
+
+    def _watch_all(self) -> None:
+        for member in self._members:
+            self._watch(member)
 
     def _watch(self, member: Member) -> None:
         """Notice if a worker has died or hangs."""
@@ -327,7 +337,7 @@ class Supervisor:
         limit = config.environment_timeout_seconds if steps else UPDATE_SECONDS
         if not member.has_beaten:
             limit = max(config.environment_timeout_seconds, START_SECONDS)
-        silent = member.handle.heard_at - max(member.beat_at, self._back)
+        silent = _silence(member)
         if silent <= limit:
             return
         self._kill(member)
@@ -448,6 +458,12 @@ class Supervisor:
     def _taken(self) -> list[Any]:
         reports, self._reports = self._reports, []
         return reports
+
+
+def _silence(member: Member) -> float:
+    """Return how long a worker had not beaten when its machine was heard last."""
+    assert member.handle is not None
+    return member.handle.heard_at - member.beat_at
 
 
 def backoff_seconds(failures: int) -> float:

@@ -21,6 +21,7 @@ from .stream import Numbers
 __all__ = ["LOST_SECONDS", "PATIENCE_SECONDS", "Connections", "MemberAnswerer", "Members"]
 
 PATIENCE_SECONDS = 3.0  # with another machine that does not answer, before one goes on without it
+LONGEST_WAIT_SECONDS = 60.0  # between two tries to reach one
 LOST_SECONDS = 30.0  # the same, before it has no part in the run any more
 LOG = logging.getLogger("kary_replay")
 Address = tuple[str, int]
@@ -86,7 +87,7 @@ class Connections(Generic[Connection]):
     reach : function of an address
         Returns a connection; OSError or ShardError if there is none. A thread calls it.
     retry_seconds : float
-        Between two tries to reach a part.
+        Between two tries to reach a part; longer for one that is lost again and again.
     what : str
         What is reached, as messages name it.
     """
@@ -105,6 +106,7 @@ class Connections(Generic[Connection]):
         self._reached: set[int] = set()
         self._coming: dict[int, Future[Connection]] = {}
         self._not_before: dict[int, float] = {}  # when parts may be reached again
+        self._waits: dict[int, float] = {}  # of parts that were lost: how long, the last time
         self._is_known: set[int] = set()  # that they are not reached
 
     @property
@@ -138,9 +140,18 @@ class Connections(Generic[Connection]):
         return come, gone
 
     def lost(self, number: int) -> None:
-        """Try again later to reach a part; the caller has closed the connection that failed."""
+        """Try again later to reach a part; the caller has closed the connection that failed.
+
+        Whoever waited for it in vain may do so every time, where a machine is too slow for its
+        part; twice as long as the last time, until it has been there for long.
+        """
         self._reached.discard(number)
-        self._not_before[number] = time.monotonic() + self._retry_seconds
+        now = time.monotonic()
+        if now - self._not_before.get(number, 0.0) > LONGEST_WAIT_SECONDS:
+            self._waits.pop(number, None)
+        wait = self._waits.get(number, self._retry_seconds / 2) * 2
+        self._waits[number] = min(wait, LONGEST_WAIT_SECONDS)
+        self._not_before[number] = now + self._waits[number]
 
     def _take_in(
         self, come: dict[int, Connection], number: int, future: Future[Connection]

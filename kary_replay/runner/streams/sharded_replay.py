@@ -7,6 +7,7 @@ the rate limiter counts what is added anywhere and what all learners draw.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,11 +20,11 @@ from ...algorithms import Share
 from ...buffers.frame_replay_buffer import FrameReplayBuffer
 from ...buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
 from ...buffers.rate_limiter import RateLimiter
-from ...errors import EmptyBufferError, ShardError
+from ...errors import EmptyBufferError, ShardError, ShardLostError
 from ...shards import RemoteShard, ShardService, SocketTransport
 from ...shards.sharded_replay_buffer import ShardedReplayBuffer
 from ...types import Batch
-from .members import LOST_SECONDS, PATIENCE_SECONDS, Connections, MemberAnswerer, Members
+from .members import PATIENCE_SECONDS, Connections, MemberAnswerer, Members
 from .replay import ReplaySink, ReplayStream, blank, may, with_whole_stacks
 from .stream import Checkpoint, Hosted, Medium, Numbers, Part, Peer
 
@@ -33,6 +34,7 @@ EMPTY_SECONDS = 0.01  # between two looks at shards that have lost all their row
 FEWEST, MOST, UNDER_WAY = 4, 16, 2  # batches in one request, by the shards; requests ahead
 FEWEST_BATCHES = 100  # that rows make, before batches are asked for ahead: priorities change faster
 AGAIN_SECONDS = 1.0  # between two tries to save all shards
+SAVE_SECONDS = 120.0  # of tries after the first; the run notices sooner if a machine is gone
 RETRY_SECONDS = 5.0  # between two tries to reach a shard
 LOG = logging.getLogger("kary_replay")
 FIGURES = (
@@ -262,18 +264,25 @@ class HostedShard(Hosted):
     # -------------------------------------------------------------------- records and the end
 
     def save(self, folder: Path) -> None:
-        """Write all shards: one that does not answer, once it does, or is known to be gone."""
-        deadline = time.monotonic() + LOST_SECONDS + PATIENCE_SECONDS
+        """Write all shards: one that does not answer, once it does, or is known to be gone.
+
+        OSError if that does not help; the run goes on without the checkpoint.
+        """
+        deadline = math.inf
         while True:
             try:
                 with self._all() as shards:
                     shards.save(folder / "replay")
+                    if shards.lost:
+                        raise ShardLostError("a shard was lost before it was saved")
                 return
-            except Exception as error:  # of another machine: the run goes on without the checkpoint
-                is_silent = isinstance(error, (ConnectionError, TimeoutError))
-                if not is_silent or time.monotonic() > deadline:
+            except (ConnectionError, ShardError) as error:  # another process may answer soon
+                deadline = min(deadline, time.monotonic() + SAVE_SECONDS)
+                if time.monotonic() > deadline:
                     raise OSError(f"the shards could not be saved: {error}") from error
                 time.sleep(AGAIN_SECONDS)
+            except Exception as error:  # of another machine
+                raise OSError(f"the shards could not be saved: {error}") from error
 
     def counters(self) -> dict[str, Any]:
         """Return where the limiter began to count, and how far it has come."""
