@@ -61,19 +61,19 @@ class MunchausenDQN(OffPolicy):
         self.policy = self.q
 
     def loss(self, observation, action, reward, next_observation, discount, weight):
-        q, target = self.values(observation, action, reward, next_observation, discount)
-        return (weight * F.smooth_l1_loss(q, target, reduction="none")).mean(), (q - target).abs()
+        q, y = self.values(self.q_target, observation, action, reward, next_observation, discount)
+        return (weight * F.smooth_l1_loss(q, y, reduction="none")).mean(), (q - y).abs()
 
-    def values(self, observation, action, reward, next_observation, discount):
+    def values(self, network, observation, action, reward, next_observation, discount):
         temperature, action = self.options.temperature, action.unsqueeze(1)
         with torch.no_grad():
-            log_policy = (self.q_target(observation) / temperature).log_softmax(1)
+            log_policy = (network(observation) / temperature).log_softmax(1)
             log_pi = log_policy.gather(1, action).squeeze(1)
             bonus = self.options.scale * (temperature * log_pi).clamp(self.options.lowest, 0)
             # A soft policy makes their soft maximum of the next values, its entropy included.
-            soft_maximum = (self.q_target(next_observation) / temperature).logsumexp(1)
-            target = reward + bonus + discount * temperature * soft_maximum
-        return self.q(observation).gather(1, action).squeeze(1), target
+            soft_maximum = (network(next_observation) / temperature).logsumexp(1)
+            y = reward + bonus + discount * temperature * soft_maximum
+        return self.q(observation).gather(1, action).squeeze(1), y
 
     def steps(self, batch, due):
         rows = [batch[name] for name in ROWS]
@@ -82,8 +82,8 @@ class MunchausenDQN(OffPolicy):
 
     @torch.no_grad()
     def td_error(self, batch):
-        q, target = self.values(*[batch[name] for name in ROWS])
-        return (q - target).abs()
+        q, y = self.values(self.q, *[batch[name] for name in ROWS])  # actors have no q_target
+        return (q - y).abs()
 
     def outputs(self, observation):
         return self.q.numpy(np.asarray(observation))

@@ -24,7 +24,7 @@ from .normalization import Normalization
 from .spaces import check_observations
 from .updates.minimizer import Minimizer, Share
 
-__all__ = ["Algorithm", "Options", "Tensors", "check_above_0", "check_finite"]
+__all__ = ["Algorithm", "Options", "Tensors", "check_above_0", "check_bool", "check_finite"]
 
 # Some parts of an update are done only every few updates (TD3's policy_delay is 2 by default).
 WARM_UPDATES = 4
@@ -72,6 +72,12 @@ def check_above_0(name: str, value: Any) -> None:
     """Raise ValueError unless a hyperparameter is a finite number above 0."""
     if not 0 < as_real(name, value) < math.inf:
         raise ValueError(f"{name} must be finite and above 0, got {value}")
+
+
+def check_bool(name: str, value: Any) -> None:
+    """Raise TypeError unless a switch is True or False: "no" would be as good as True."""
+    if type(value) is not bool:
+        raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 def check_finite(name: str, value: Any, least: float = 0.0) -> None:

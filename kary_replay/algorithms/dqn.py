@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..validation import as_count
-from .algorithm import Tensors, check_above_0
+from .algorithm import Tensors, check_above_0, check_bool
 from .networks import MLP, Encoder
 from .noisy import NoisyMLP, factorized_noise
 from .q_learning import QLearning, QLearningOptions, dueling, of_actions
@@ -34,9 +34,9 @@ class DQNOptions(QLearningOptions):
     n_atoms: int = 1
     """Values of a distributional (C51) network; 1: the mean alone."""
     v_min: float = -10.0
-    """Lowest value of the distribution."""
+    """Lowest value of a distribution over atoms."""
     v_max: float = 10.0
-    """Highest value of the distribution."""
+    """Highest value of a distribution over atoms."""
     n_quantiles: int = 1
     """Quantiles of a network that learns them (QR-DQN); 1: the mean alone."""
     noisy: bool = False
@@ -64,6 +64,7 @@ class DQNOptions(QLearningOptions):
                 "returns are distributed over atoms or over quantiles, so set n_quantiles=1 or "
                 "n_atoms=1"
             )
+        check_bool("noisy", self.noisy)
         check_above_0("noise_size", self.noise_size)
         if self.prioritize_by not in ("td_error", "gradient"):
             raise ValueError(

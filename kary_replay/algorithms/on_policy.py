@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..fields import fields_of_space
 from ..types import Field
 from ..validation import as_count, as_fraction, as_real
-from .algorithm import Algorithm, Options, Tensors, check_above_0, check_finite
+from .algorithm import Algorithm, Options, Tensors, check_above_0, check_bool, check_finite
 from .distributions import distribution_of
 from .networks import ACTIVATIONS, MLP, Encoder, initialize
 from .recurrence import LSTM, parts_of, sequences
@@ -82,9 +82,7 @@ class OnPolicyOptions(Options):
                     f"got {self.envs_per_update}"
                 )
         for name in ("vtrace", "orthogonal_init"):
-            value = getattr(self, name)
-            if type(value) is not bool:
-                raise TypeError(f"{name} must be True or False, got {value!r}")
+            check_bool(name, getattr(self, name))
         for name in ("rho_bar", "c_bar"):
             check_above_0(name, getattr(self, name))
         if not self.vtrace and (self.rho_bar, self.c_bar) != (1.0, 1.0):

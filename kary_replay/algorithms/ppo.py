@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..validation import as_count, as_fraction
-from .algorithm import Tensors, check_above_0
+from .algorithm import Tensors, check_above_0, check_bool
 from .on_policy import OnPolicy, OnPolicyOptions, chosen, divergence_of, n_bytes, squared
 
 __all__ = ["APPO", "PPO", "APPOOptions", "PPOOptions"]
@@ -50,10 +50,7 @@ class PPOOptions(OnPolicyOptions):
         for name in ("clip_range_vf", "target_kl"):
             if getattr(self, name) is not None:
                 check_above_0(name, getattr(self, name))
-        if type(self.normalize_advantage) is not bool:
-            raise TypeError(
-                f"normalize_advantage must be True or False, got {self.normalize_advantage!r}"
-            )
+        check_bool("normalize_advantage", self.normalize_advantage)
         if self.rows_per_update % self.batch_size:
             envs = "n_envs" if self.envs_per_update is None else "envs_per_update"
             rows = self.rows_per_update

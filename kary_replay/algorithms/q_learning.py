@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from .algorithm import check_above_0
+from .algorithm import check_above_0, check_bool
 from .off_policy import OffPolicy, OffPolicyOptions
 from .spaces import check_actions_are_discrete
 from .updates.minimizer import Minimizer
@@ -28,7 +28,9 @@ class QLearningOptions(OffPolicyOptions):
     dueling: bool = False
     """Add up a state's value and the actions' advantages."""
     huber_delta: float = 1.0
-    """TD error up to which the loss is quadratic; beyond, a row's gradient stays at this size."""
+    """TD error up to which the loss is quadratic; beyond, a row's gradient stays at this size.
+
+    A distribution over atoms has another loss."""
     max_gradient_norm: float = 10.0
     """Longer gradients are scaled down to this length."""
     exploration_initial: float = 1.0
@@ -40,6 +42,8 @@ class QLearningOptions(OffPolicyOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("double", "dueling"):
+            check_bool(name, getattr(self, name))
         for name in ("exploration_initial", "exploration_final"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be a probability, 0 to 1, got {getattr(self, name)}")

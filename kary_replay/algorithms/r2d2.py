@@ -18,7 +18,7 @@ from ..validation import as_count, as_fraction
 from ..writers.recurrent_steps import RecurrentStepWriter
 from ..writers.sequence_writer import SequenceWriter
 from ..writers.sequences import as_burn_in, sequence_fields
-from .algorithm import Tensors
+from .algorithm import Tensors, check_bool
 from .networks import MLP, Encoder
 from .q_learning import QLearning, QLearningOptions, dueling, of_actions
 from .recurrence import LSTM
@@ -65,6 +65,8 @@ class R2D2Options(QLearningOptions):
         as_count("sequence_length", self.sequence_length)
         as_burn_in(self.burn_in, self.sequence_length)
         as_fraction("eta", self.eta)
+        for name in ("stored_state", "rescaling"):
+            check_bool(name, getattr(self, name))
         if self.n_learned < 1:
             raise ValueError(
                 f"sequence_length must be above burn_in + n_step = {self.burn_in + self.n_step}, "

@@ -32,7 +32,8 @@ class SACOptions(OffPolicyOptions):
     ent_coef: float | None = None
     """Worth of a nat of entropy, above 0; None: adjusted so that the policy has target_entropy."""
     target_entropy: float | None = None
-    """Entropy of the policy in nats; None: minus one for each number of an action."""
+    """Entropy of the policy in nats, where ent_coef is adjusted; None: minus one for each number of
+    an action."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -141,7 +141,8 @@ class RunnerConfig:
     """How much environments differ in exploring; Ape-X has 7.
 
     Of N environments the i-th explores by the schedule's value to the power of
-    1 + spread · i / (N - 1); a single one as the middle of many."""
+    1 + spread · i / (N - 1); a single one as the middle of many. SAC and noisy networks explore by
+    noise of their own, which this leaves as it is."""
     max_staleness: int = PRESET
     """Updates that may lie between the choice of an action and the one that learns from it.
 

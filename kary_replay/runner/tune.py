@@ -23,6 +23,7 @@ from .runner import Runner, RunResult
 
 __all__ = ["RunTrainable"]
 
+OF_ROWS = "n_step", "sequence_length", "burn_in"  # options by which rows are made
 RUN = "run"  # the directory of the run, within that of the trial or of a checkpoint
 
 
@@ -114,6 +115,14 @@ class RunTrainable(Trainable):  # type: ignore[misc]  # Ray Tune has no types
         self._has_begun = saved.exists()
         if not self._has_begun:
             return
+        _, former = RunDirectory.existing(saved)
+        for name in OF_ROWS:
+            was, now = (getattr(one.options, name, None) for one in (former, self._settings))
+            if was != now:
+                raise ConfigError(
+                    f"options.{name} is {now}, and the rows that the trial goes on with are made "
+                    f"with {was}: leave it out of what the scheduler changes"
+                )
         shutil.rmtree(self._path, ignore_errors=True)
         shutil.copytree(saved, self._path)
         directory, _ = RunDirectory.existing(self._path)

@@ -377,3 +377,6 @@ def test_options_are_checked():
     ):
         with pytest.raises(ValueError, match=next(iter(bad)) if "v_min" not in bad else "v_min"):
             make("dqn", **bad)
+    for name in ("double", "dueling", "noisy"):
+        with pytest.raises(TypeError, match=f"{name} must be True or False, got 'no'"):
+            make("dqn", **{name: "no"})

@@ -84,6 +84,19 @@ def test_a_clone_goes_on_with_its_own_hyperparameters(tmp_path):
     assert RunDirectory.existing(clone._path)[1].options.learning_rate == 5e-4
 
 
+def test_a_clone_whose_rows_would_be_others_is_refused_by_name(tmp_path):
+    from kary_replay.runner.config import ConfigError
+    from kary_replay.runner.tune import RunTrainable
+
+    parent = RunTrainable(dict(SPACE))
+    parent.train()
+    parent.save_checkpoint(str(tmp_path))
+    clone = RunTrainable({**SPACE, "options": {**SPACE["options"], "n_step": 7}})
+    with pytest.raises(ConfigError, match=r"options\.n_step is 7, and the rows"):
+        clone.load_checkpoint(str(tmp_path))
+    assert not clone._path.exists()
+
+
 def test_a_trial_that_is_given_more_steps_goes_on(tmp_path):
     from kary_replay.runner.tune import RunTrainable
 

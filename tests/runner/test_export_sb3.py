@@ -14,7 +14,6 @@ from runs import config
 
 from kary_replay.algorithms import ALGORITHMS
 from kary_replay.runner import ConfigError
-from kary_replay.runner.environments.vector import action_scale
 from kary_replay.runner.policies.checkpoint_policy import checkpoint_policy
 from kary_replay.runner.policies.export import MODELS, export
 from kary_replay.runner.records.run_directory import RunDirectory, save_state
@@ -94,7 +93,7 @@ def exported(path, algorithm):
 def assert_same_actions(policy, model, n):
     observation = samples(policy.algorithm.observation_space, n)
     theirs, _ = model.predict(observation, deterministic=True)
-    ours = action_scale(policy.algorithm.action_space)(policy.act(observation))
+    ours = policy.act(observation)
     assert ours.shape == theirs.shape
     if isinstance(policy.algorithm.action_space, spaces.Discrete):
         assert np.array_equal(ours, theirs)

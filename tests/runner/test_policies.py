@@ -31,6 +31,34 @@ class Sized(gymnasium.Env):
         self.observation_space = gymnasium.spaces.Box(-1, 1, (width,))
 
 
+class Bounded(Sized):
+    """Whose actions are none that algorithms choose."""
+
+    def __init__(self, action_space):
+        super().__init__()
+        self.action_space = action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return self.observation_space.sample(), 0.0, False, bool(self.np_random.random() < 0.1), {}
+
+
+ACTIONS = {
+    "box": gymnasium.spaces.Box(np.array([-2.0, 5.0]), np.array([2.0, 9.0]), (2,), np.float64),
+    "low": gymnasium.spaces.Box(-0.1, 0.1, (1, 2)),
+    "five": gymnasium.spaces.Discrete(3, start=5),
+    "minus one": gymnasium.spaces.Discrete(3, start=-1),
+}
+
+
+def bounded(name):
+    return Bounded(ACTIONS[name])
+
+
 @pytest.fixture(autouse=True)
 def no_film(monkeypatch):
     monkeypatch.setattr(
@@ -54,6 +82,24 @@ def worse_every_time(monkeypatch):
 
     monkeypatch.setattr(evaluator, "play", fall)
     return offsets
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name"), [("sac", "box"), ("ppo", "low"), ("dqn", "five"), ("ppo", "minus one")]
+)
+def test_a_policy_of_a_program_takes_actions_of_the_environment(algorithm, name, tmp_path):
+    directory, space = tmp_path / "run", ACTIONS[name]
+    settings = {"env_options": {"name": name}, "total_env_steps": 300}
+    run(algorithm, "test_policies:bounded", directory, **settings)
+    policy = checkpoint_policy(directory)
+    seen = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    actions = policy.act(seen)
+    assert actions.dtype == space.dtype and all(space.contains(action) for action in actions)
+    assert (policy.player(50).act(seen) == actions).all()
+    if isinstance(space, gymnasium.spaces.Box):
+        chosen = policy.algorithm.act(torch.from_numpy(seen), np.zeros(50, np.float32), None)
+        expected = space.low + (chosen.clip(-1, 1) + 1) / 2 * (space.high - space.low)
+        np.testing.assert_allclose(actions, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", TASKS)

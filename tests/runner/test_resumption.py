@@ -5,7 +5,7 @@ import json
 import pytest
 from runs import config, parameters, run, same, stopped
 
-from kary_replay.algorithms import PPO
+from kary_replay.algorithms import ALGORITHMS, PPO
 from kary_replay.runner import ConfigError, Runner
 
 EVALUATED = {"evaluate": "during", "evaluation_interval": 200, "evaluation_episodes": 2}
@@ -101,6 +101,33 @@ def test_schedules_are_those_of_the_longer_run_from_its_first_update_on(tmp_path
     seen.clear()
     Runner.resume(tmp_path / "run", total_env_steps=4_000).run()
     assert seen[:2] == pytest.approx([0.1, 0.11])
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+def test_a_run_that_is_given_fewer_steps_than_it_has_ends(algorithm, tmp_path, monkeypatch):
+    """Schedules stay at their ends."""
+    cls, seen, env_steps = ALGORITHMS[algorithm], [], 900
+    advance = cls.advance
+    monkeypatch.setattr(
+        cls, "advance", lambda self, progress: seen.append(progress) or advance(self, progress)
+    )
+    directory = tmp_path / "run"
+    options = {"learning_rate_final_share": 0.0} if algorithm == "ppo" else {}
+    settings = {"total_env_steps": 4_000, "checkpoint_interval_env_steps": 100}
+    runner = Runner(config(algorithm, "CartPole-v1", directory, options, **settings))
+    stopped(runner, lambda: checkpointed(directory) >= env_steps)
+    again = Runner.resume(directory, total_env_steps=500)
+    result = again.run()
+    assert not result.interrupted and result.env_steps >= env_steps
+    assert max(seen) == 1.0
+    again = Runner.resume(directory, total_env_steps=result.env_steps + 400).run()
+    assert again.env_steps >= result.env_steps + 400
+
+
+def checkpointed(directory):
+    """Return how many steps the last checkpoint has."""
+    path = directory / "checkpoint.json"
+    return json.loads(path.read_text())["env_steps"] if path.exists() else 0
 
 
 def test_an_interrupted_run_is_not_finished(tmp_path):

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ...algorithms import Algorithm
 from ..config import ConfigError, RunnerConfig
 from ..environments.env_factory import EnvFactory, env_factory
+from ..environments.vector import action_scale
 from ..messages import Evaluation
 from ..records.run_directory import PolicyName, RunDirectory, load_state
 from ..streams.parameters import load_vector, published
@@ -32,7 +33,7 @@ class CheckpointPolicy(NamedTuple):
     """Why this policy stands in for the one that was asked for; empty if it is that one."""
 
     def act(self, observation: Any) -> npt.NDArray[Any]:
-        """Choose what seems best for observations [N, ...], as the algorithm chooses it.
+        """Return what seems best for observations [N, ...]: N actions of the environment's own.
 
         To a policy that remembers they are the first ones of episodes; `player` has the others.
         """
@@ -40,8 +41,11 @@ class CheckpointPolicy(NamedTuple):
         return self.player(len(column)).act(observation)
 
     def player(self, n_envs: int) -> Player:
-        """Return what plays episodes with the policy, in some environments side by side."""
-        return Player(self.algorithm, n_envs)
+        """Return what plays episodes with the policy, in some environments side by side.
+
+        Its actions are the environment's own, of its bounds and its dtype.
+        """
+        return Player(self.algorithm, n_envs, action_scale(self.algorithm.action_space))
 
     @property
     def described(self) -> str:

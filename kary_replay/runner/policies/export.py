@@ -16,7 +16,6 @@ from ...algorithms.dqn import QNetwork
 from ...algorithms.networks import ACTIVATIONS, MLP, Flatten
 from ...algorithms.spaces import is_board, is_image
 from ..config import ConfigError
-from ..environments.vector import action_scale
 from ..records.run_directory import PolicyName
 from .checkpoint_policy import CheckpointPolicy, checkpoint_algorithm, checkpoint_policy
 
@@ -400,7 +399,6 @@ def _as_seen(normalization: Any, key: str | None, space: Any, samples: Any) -> A
 def _compare(algorithm: Any, ours: Any, theirs: Any) -> None:
     """Make sure that both have acted alike."""
     action_space = algorithm.action_space
-    ours = action_scale(action_space)(ours)
     if isinstance(action_space, spaces.Discrete):
         same = np.array_equal(ours, theirs)
     else:

@@ -17,6 +17,7 @@ from ..environments.vector import Environments
 from ..records.run_directory import PolicyName
 from ..workers.evaluator import FIRST_SEED, n_together
 from .checkpoint_policy import CheckpointPolicy, checkpoint_policy
+from .player import Player
 
 __all__ = ["play"]
 
@@ -108,7 +109,7 @@ def _act_as_in_evaluations(
 
     How sums are rounded depends on how many rows there are.
     """
-    player = policy.player(n_rows)
+    player = Player(policy.algorithm, n_rows)  # whose actions the environments scale
 
     def act(observation: Any) -> npt.NDArray[Any]:
         return player.act(batch_of(observation))[row : row + 1]

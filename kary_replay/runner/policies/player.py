@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,17 @@ class Player:
         Whose policy it is; its parameters may change between episodes.
     n_envs : int
         Environments, N, whose actions are chosen together.
+    scale : function of an array, optional
+        Makes of actions as algorithms choose them those that are returned.
     """
 
-    def __init__(self, algorithm: Algorithm, n_envs: int) -> None:
-        self._algorithm, self._rng = algorithm, np.random.default_rng(0)
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        n_envs: int,
+        scale: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] | None = None,
+    ) -> None:
+        self._algorithm, self._rng, self._scale = algorithm, np.random.default_rng(0), scale
         self._greedy = np.zeros(n_envs, np.float32)
         self.begin()
 
@@ -38,4 +46,5 @@ class Player:
         read = as_tensors(observation)
         chosen = self._algorithm.choose(read, self._greedy, self._rng, self._state)
         self._state = chosen.get("next_state", self._state)
-        return chosen["action"]
+        action = chosen["action"]
+        return action if self._scale is None else self._scale(action)

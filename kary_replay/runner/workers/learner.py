@@ -203,9 +203,10 @@ class Learner:
             self.algorithm.generator.manual_seed(int(seed))
         self.row.updates = state["updates"] if self.is_together or self.is_first else 0
         self.learning.begin(self.algorithm)
-        total = self.config.total_env_steps  # perhaps more than there were to be
+        total = self.config.total_env_steps  # perhaps more than there were to be, or fewer
         # 0.1.0 had none of these three
-        progress = state.get("progress", 0.0) * (state.get("total_env_steps", total) / total)
+        done = state.get("progress", 0.0) * state.get("total_env_steps", total)
+        progress = min(done / total, 1.0)
         self.experience.load_state_dict(state.get("experience", {}))
         self.experience.advance(progress)
         self.algorithm.advance(progress)
