@@ -18,7 +18,7 @@ from .version import VERSION
 
 __all__ = ["BUILD", "about"]
 
-PACKAGES = ("numpy", "torch", "gymnasium", "stable-baselines3", "sb3-contrib", "tianshou")
+PACKAGES = ("numpy", "torch", "gymnasium", "stable-baselines3", "sb3-contrib", "tianshou", "ray")
 # the vector extensions as /proc/cpuinfo names them
 X86_FEATURES = ["sse4_2", "avx", "avx2", "fma", "avx512f", "avx512dq", "avx512bw", "avx512vl"]
 ARM_FEATURES = ["asimd", "atomics", "sve", "sve2"]

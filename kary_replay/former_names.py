@@ -93,7 +93,9 @@ def install() -> None:
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.append(Finder())
     # Set through vars(), so that type checkers still report attributes that do not exist.
-    vars(sys.modules[PACKAGE])["__getattr__"] = attribute
+    package = vars(sys.modules[PACKAGE])
+    package["__getattr__"] = attribute
+    package["__dir__"] = lambda: sorted({*package, *LATE})  # for completion
 
 
 def attribute(name: str) -> Any:

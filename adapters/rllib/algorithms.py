@@ -41,6 +41,9 @@ class ReplayInCheckpoints(Algorithm):
         """Set up RLlib's algorithm, and refuse what our buffer cannot serve."""
         if self.config.is_multi_agent:
             self._refuse("several agents, and this buffer keeps the episodes of one")
+        burn_in = getattr(self.config, "burn_in_len", 0)
+        if burn_in:
+            self._refuse(f"burn_in_len={burn_in}, and this buffer draws steps, not sequences")
         super().setup(config)
         found = type(self.local_replay_buffer)
         if not issubclass(found, PrioritizedEpisodeReplayBuffer):
@@ -93,7 +96,9 @@ class ReplayInCheckpoints(Algorithm):
         if component == COMPONENT:
             buffer.restore_from_path(path, filesystem=filesystem)
             return
-        super().restore_from_path(path, *args, component=component, filesystem=filesystem, **kwargs)
+        if component is not None:  # RLlib takes None for a name
+            kwargs["component"] = component
+        super().restore_from_path(path, *args, filesystem=filesystem, **kwargs)
         if component is not None:
             return
         there, where = file_system_of(_folder(path), filesystem)

@@ -10,10 +10,11 @@ import hashlib
 import os
 import pathlib
 import pickle
+import re
 import secrets
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from pyarrow import fs
@@ -23,6 +24,7 @@ from kary_replay.errors import CheckpointError
 
 FORMAT = 1  # of states and checkpoints
 _STATE = "state.pkl"
+_ROWS = re.compile(r"rows_[0-9a-f]{16}")  # folders that `save` makes
 _DIGEST = 32  # bytes in front of what was pickled
 
 
@@ -37,23 +39,22 @@ def save(
     Raises OSError if it cannot be written.
     """
     there, where = file_system_of(path, filesystem)
-    former = _rows_of(there, where)
     there.create_dir(where, recursive=True)
-    if native is not None:
-        state = {**state, "rows": f"rows_{secrets.token_hex(8)}"}
-        with _local(there, f"{where}/{state['rows']}", brings_back=True) as folder:
-            native.save(folder)
-    payload = pickle.dumps(state, protocol=5)
-    content = hashlib.sha256(payload).digest() + payload
-    if isinstance(there, fs.LocalFileSystem):
-        written = pathlib.Path(where) / f"{_STATE}.tmp"
-        written.write_bytes(content)
-        os.replace(written, pathlib.Path(where) / _STATE)
-    else:
-        with there.open_output_stream(f"{where}/{_STATE}") as stream:
-            stream.write(content)
-    if former is not None:
-        there.delete_dir(f"{where}/{former}")
+    rows = f"rows_{secrets.token_hex(8)}"
+    try:
+        if native is not None:
+            state = {**state, "rows": rows}
+            with _local(there, f"{where}/{rows}", brings_back=True) as folder:
+                native.save(folder)
+        _write(there, where, pickle.dumps(state, protocol=5))
+    except BaseException:
+        with suppress(OSError):
+            there.delete_dir(f"{where}/{rows}")
+        raise
+    for one in there.get_file_info(fs.FileSelector(where)):  # of earlier saves, also ones cut off
+        is_ours = one.type == fs.FileType.Directory and _ROWS.fullmatch(one.base_name)
+        if is_ours and one.base_name != state.get("rows"):
+            there.delete_dir(one.path)
     return where
 
 
@@ -117,12 +118,19 @@ def _read(there: fs.FileSystem, where: str) -> dict[str, Any]:
     return state
 
 
-def _rows_of(there: fs.FileSystem, where: str) -> str | None:
-    """Return the name of the rows of an earlier save, if there is one that can be read."""
-    try:
-        return _read(there, where).get("rows")
-    except (OSError, CheckpointError):
-        return None
+def _write(there: fs.FileSystem, where: str, payload: bytes) -> None:
+    """Let a folder have this state."""
+    content = hashlib.sha256(payload).digest() + payload
+    if not isinstance(there, fs.LocalFileSystem):
+        with there.open_output_stream(f"{where}/{_STATE}") as stream:
+            stream.write(content)
+        return
+    written = pathlib.Path(where) / f"{_STATE}.tmp"
+    with written.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(written, pathlib.Path(where) / _STATE)
 
 
 @contextmanager

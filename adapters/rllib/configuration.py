@@ -28,7 +28,7 @@ def use(
     uniform_share: UniformShare | None = None,
     seed: int | None = None,
     storage_directory: str | os.PathLike[str] | None = None,
-    whole_batches: bool = True,
+    whole_batches: bool | None = None,
 ) -> Config:
     """Let an algorithm of RLlib draw its batches from our buffer, and save it in its checkpoints.
 
@@ -45,13 +45,14 @@ def use(
         checkpoints, let it inherit from `ReplayInCheckpoints`.
     capacity, alpha, beta, priority_epsilon, uniform_share, storage_directory
         See `PrioritizedEpisodeReplayBuffer`. None: what the configuration has, from an earlier
-        call, too; else 1e-6, 0 and no directory.
+        call, too; else 10,000, 0.6 (0 if it has a buffer of RLlib's that draws uniformly), 0.4,
+        1e-6, 0 and no directory. Whatever else ``replay_buffer_config`` has, stays.
     seed : None or int
         Of the draws; None: the seed that the configuration has now, if it has one.
     whole_batches : bool
         False: batches are lists of episodes, as RLlib's own, for learner connectors that read
         episodes. These cost RLlib's loops over them, and with several learners the TD errors come
-        back to wrong rows.
+        back to wrong rows. None: as in an earlier call; else True.
 
     Returns
     -------
@@ -73,29 +74,36 @@ def use(
     >>> algorithm = config.build_algo()  # doctest: +SKIP
     """
     _check(config)
-    theirs = config.replay_buffer_config
-    settings = {
-        "capacity": theirs.get("capacity") if capacity is None else capacity,
-        "alpha": theirs.get("alpha", 0.6) if alpha is None else alpha,
-        "beta": theirs.get("beta", 0.4) if beta is None else beta,
-        "priority_epsilon": theirs.get("priority_epsilon", 1e-6),
-        "uniform_share": theirs.get("uniform_share", 0.0),
-        "seed": config.seed if seed is None else seed,
-        "storage_directory": theirs.get("storage_directory"),
-        "whole_batches": whole_batches,
+    theirs = dict(config.replay_buffer_config)
+    kind = theirs.pop("type", "")
+    is_uniform = "Prioritized" not in getattr(kind, "__name__", str(kind))
+    defaults = {
+        "capacity": 10_000,
+        "alpha": 0.0 if is_uniform else 0.6,
+        "beta": 0.4,
+        "priority_epsilon": 1e-6,
+        "uniform_share": 0.0,
+        "storage_directory": None,
+        "whole_batches": True,
     }
     given = {
+        "capacity": capacity,
+        "alpha": alpha,
+        "beta": beta,
         "priority_epsilon": priority_epsilon,
         "uniform_share": uniform_share,
         "storage_directory": storage_directory,
+        "whole_batches": whole_batches,
     }
-    settings |= {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in given.items() if value is not None}
+    settings = {**defaults, **theirs, **given, "seed": config.seed if seed is None else seed}
     PrioritizedEpisodeReplayBuffer(**settings)  # says now what is wrong; memory comes later
     connectors = config._learner_connector
     if isinstance(connectors, _ColumnsFirst):
         connectors = connectors.others
+    first = _ColumnsFirst(connectors) if settings["whole_batches"] else connectors
     config.replay_buffer_config = {"type": _BufferType(), **settings}
-    config.learners(learner_connector=_ColumnsFirst(connectors) if whole_batches else connectors)
+    config.learners(learner_connector=first)
     config.algo_class = OURS.get(config.algo_class, config.algo_class)
     return config
 

@@ -496,6 +496,7 @@ class PrioritizedEpisodeReplayBuffer(RllibBuffer):
             "version": kr.__version__,
             "sampled_timesteps": self.sampled_timesteps,
             "n_steps_added": self._n_steps_added,
+            "reported": self._reported,
             "rng": self.rng.bit_generator.state,
             "spaces": self._spaces,
         }
@@ -507,20 +508,34 @@ class PrioritizedEpisodeReplayBuffer(RllibBuffer):
             rng.bit_generator.state = state["rng"]
             spaces = state["spaces"]
             counts = int(state["n_steps_added"]), int(state["sampled_timesteps"])
+            added, sampled = state.get("reported", counts)  # which the first states did not have
+            reported = int(added), int(sampled)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"this state is damaged: {error!r}") from error
         self.rng, self._steps, self._drawn, self._spaces = rng, steps, None, spaces
-        self._n_steps_added, self.sampled_timesteps = self._reported = counts
+        self._n_steps_added, self.sampled_timesteps = counts
+        self._reported = reported
         if steps is None:
             return
-        wanted = self.capacity, self._options["alpha"]
-        restored = steps.native.capacity, steps.native.alpha
-        if wanted != restored:
-            logger.warning(
-                "The replay buffer has the capacity %s and the alpha %s that were saved, and not "
-                "%s and %s, which it was made with.",
-                *restored,
-                *wanted,
-            )
+        names = "alpha", "priority_epsilon", "uniform_share"
+        wanted = {
+            "capacity": self.capacity,
+            **{name: self._options[name] for name in names},
+            "extra_model_outputs": self.extra_model_outputs,
+        }
+        saved = {
+            "capacity": steps.native.capacity,
+            **{name: getattr(steps.native, name) for name in names},
+            "extra_model_outputs": tuple(steps.columns.extra_model_outputs),
+        }
+        for name, value in saved.items():
+            if wanted[name] not in (value, "auto"):  # which a number may be, too
+                logger.warning(
+                    "The replay buffer has the %s that was saved, %r, and not %r, which it was "
+                    "made with.",
+                    name,
+                    value,
+                    wanted[name],
+                )
         self.capacity = steps.native.capacity
         self.extra_model_outputs = steps.columns.extra_model_outputs

@@ -135,6 +135,23 @@ def test_from_checkpoint_and_tune_find_the_class_and_the_buffer(build, tmp_path)
         other.stop()
 
 
+def test_a_checkpoint_may_be_at_an_uri(build, tmp_path):
+    algorithm = build(use(config_of("dqn"), capacity=300))
+    algorithm.train()
+    where = f"file://{tmp_path}/saved"
+    algorithm.save_to_path(where)
+    other = build(use(config_of("dqn"), capacity=300))
+    other.restore_from_path(where)
+    expected = masses(algorithm.local_replay_buffer)
+    np.testing.assert_array_equal(masses(other.local_replay_buffer), expected)
+
+
+def test_burn_in_is_refused_before_anything_is_made(build):
+    config = use(config_of("dqn")).training(burn_in_len=5)
+    with pytest.raises(ValueError, match=r"burn_in_len=5, and this buffer draws steps"):
+        build(config)
+
+
 def test_the_buffer_can_be_restored_alone(build, tmp_path):
     algorithm = build(use(config_of("dqn")))
     algorithm.train()

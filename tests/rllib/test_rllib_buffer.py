@@ -13,7 +13,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.rllib.utils.replay_buffers import PrioritizedEpisodeReplayBuffer as RllibBuffer
 from rllib_episodes import check_row, episode, observation
 
-from kary_replay.adapters.rllib import DrawnRows, PrioritizedEpisodeReplayBuffer
+from kary_replay.adapters.rllib import DrawnRows, PrioritizedEpisodeReplayBuffer, checkpoint
 from kary_replay.errors import CheckpointError, EmptyBufferError, FieldError
 
 
@@ -603,6 +603,56 @@ def test_a_folder_goes_on_with_the_same_draws(used, tmp_path):
     assert len(other) == 0 and len(list((tmp_path / "saved").iterdir())) == 4
 
 
+@pytest.mark.parametrize("error", [OSError("the disk is full"), KeyboardInterrupt()])
+def test_a_save_that_fails_leaves_the_one_before_and_nothing_else(
+    error, used, tmp_path, monkeypatch
+):
+    folder = tmp_path / "saved"
+    used.save_to_path(folder)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+    def fails(*arguments):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_write", fails)
+        for _ in range(3):
+            with pytest.raises(type(error)):
+                used.save_to_path(folder)
+    assert before.keys() == set(folder.rglob("*"))
+    (folder / "rows_0123456789abcdef").mkdir()  # of a process that was killed
+    used.save_to_path(folder)
+    assert len(list(folder.iterdir())) == 2
+    other = buffer(capacity=20, beta=0.4)
+    other.restore_from_path(folder)
+    _goes_on_alike(used, other)
+
+
+def test_a_restored_buffer_says_what_is_otherwise_than_it_was_made(used, tmp_path, caplog):
+    used.save_to_path(tmp_path)
+    buffer(capacity=20, beta=0.1).restore_from_path(tmp_path)
+    assert not caplog.text
+    options = {"uniform_share": 0.3, "priority_epsilon": 0.01, "extra_model_outputs": ["x"]}
+    other = buffer(capacity=30, alpha=0.9, **options)
+    other.restore_from_path(tmp_path)
+    for name in ("capacity", "alpha", "uniform_share", "priority_epsilon", "extra_model_outputs"):
+        assert f"has the {name} that was saved" in caplog.text
+
+
+def test_steps_that_were_not_reported_before_a_save_are_reported_after_it(tmp_path):
+    one, two = buffer(capacity=50), buffer(capacity=50)
+    for each in (one, two):
+        each.add([episode(0, 0, 7)])
+        each.get_metrics()
+        each.add([episode(1, 0, 5, terminated=True)])
+    one.save_to_path(tmp_path)
+    other = buffer(capacity=50)
+    other.restore_from_path(tmp_path)
+    assert other._n_steps_added - other._reported[0] == 5
+    other.set_state({name: value for name, value in one.get_state().items() if name != "reported"})
+    assert other._n_steps_added == other._reported[0] == 12  # of a state that did not have it
+
+
 def test_a_pickle_goes_on_with_the_same_draws(used):
     _goes_on_alike(used, pickle.loads(pickle.dumps(used)))
 
@@ -678,7 +728,8 @@ def test_what_was_saved_counts_and_that_is_said(tmp_path, caplog):
     large = buffer(capacity=500, alpha=0.9)
     large.restore_from_path(tmp_path)
     assert large.capacity == 20 and large.extra_model_outputs == ("x",)
-    assert "the capacity 20 and the alpha 0.5 that were saved" in caplog.text
+    assert "the capacity that was saved, 20, and not 500" in caplog.text
+    assert "the alpha that was saved, 0.5, and not 0.9" in caplog.text
     large.add(episode(0, 30, 32, extra_model_outputs={"x": [2.0, 2.0]}))
     assert len(large) == 19
 

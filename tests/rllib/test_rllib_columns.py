@@ -95,7 +95,9 @@ def test_connectors_that_read_episodes_are_told_what_to_do():
     config = use(with_infos, whole_batches=False)
     assert len(train_batch(config, drawn(False))["infos"]) == 32
     assert not config.replay_buffer_config["whole_batches"]
-    use(config)  # and back
+    use(config, alpha=0.3)
+    assert not config.replay_buffer_config["whole_batches"]
+    use(config, whole_batches=True)  # and back
     assert len(config._learner_connector(*SPACES)) == 2
 
 

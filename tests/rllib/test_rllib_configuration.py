@@ -50,6 +50,26 @@ def test_what_the_configuration_says_stays(kind, algorithm):
     assert made_by(use(kind())).capacity == defaults["capacity"]
 
 
+def test_whatever_else_the_configuration_has_of_its_buffer_stays():
+    more = {"extra_model_outputs": ["action_logp"], "batch_size_B": 64, "mine": 1}
+    config = use(dqn.DQNConfig().training(replay_buffer_config=more))
+    assert more.items() <= config.replay_buffer_config.items()
+    made = made_by(config)
+    assert made.extra_model_outputs == ("action_logp",) and made.batch_size_B == 64
+
+
+def test_a_uniform_buffer_stays_one_unless_it_is_said():
+    theirs = {"type": "EpisodeReplayBuffer", "capacity": 1_000}
+    for given, alpha in (({}, 0.0), ({"alpha": 0.5}, 0.5)):
+        config = sac.SACConfig()
+        config.replay_buffer_config = dict(theirs)
+        made = made_by(use(config, **given))
+        assert (made.capacity, made._options["alpha"]) == (1_000, alpha)
+    config.replay_buffer_config = {"type": "PrioritizedEpisodeReplayBuffer"}
+    made = made_by(use(config))
+    assert (made.capacity, made._options["alpha"]) == (10_000, 0.6)
+
+
 def test_copies_pickles_and_later_changes_keep_it():
     config = use(dqn.DQNConfig(), capacity=99)
     for one in (config.copy(), copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
