@@ -74,6 +74,9 @@ class _RefusedError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the arguments say; return the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # which may know ASCII alone
+            stream.reconfigure(errors="replace")
     try:
         return _do(list(sys.argv[1:] if arguments is None else arguments))
     except _RefusedError as error:

@@ -338,6 +338,7 @@ def _check_values(config: RunnerConfig) -> None:
         _check(config, name, lambda n: isinstance(n, int) and n >= 0, "an integer of at least 0")
     _check(config, "seed", lambda n: n < 2**63, "below 2**63")
     _check(config, "total_env_steps", lambda n: n <= MOST_STEPS, f"at most {MOST_STEPS}")
+    _check(config, "directory", lambda path: path != "", "the name of a folder")
     _check(config, "ray_address", lambda a: a is None or (isinstance(a, str) and a != ""), "text")
     _check(
         config, "target_return", lambda x: x is None or math.isfinite(x), "None or a finite number"
@@ -450,7 +451,8 @@ def _check_replay(config: RunnerConfig) -> None:
         )
     if config.envs_per_actor % config.groups:
         raise ConfigError(
-            f"groups must divide envs_per_actor={config.envs_per_actor}, got {config.groups}"
+            f"groups must divide envs_per_actor={config.envs_per_actor}, got {config.groups}: "
+            "groups=1 always does"
         )
     due = max(
         options.batch_size, config.envs_per_actor // config.groups * config.samples_per_insert

@@ -360,6 +360,7 @@ class Runner:
             if not self._stop.is_set():
                 raise WorkerFailedError(f"the last checkpoint could not be made: {error}") from None
             monitor.warn(f"there is no checkpoint of the end: {error}")
+        self._take(monitor, supervisor.taken())  # of evaluations that have ended meanwhile
         if self._stop.is_set() or monitor.reached_target:
             return
         if not flow.board.updates:

@@ -13,6 +13,7 @@ from kary_replay.runner import RunFailedError, Runner, RunnerConfig
 from kary_replay.runner.allocation import measurement
 from kary_replay.runner.allocation.cores import allocate, n_cores
 from kary_replay.runner.backends import supervisor
+from kary_replay.runner.environments.env_factory import env_factory
 
 CASES = {  # steps per actor, updates, steps per update, cores, learners -> actors, and why
     "one actor is enough": ((1000.0, 500.0, 2.0, 8, 1), 1, "1 actor keeps the learner busy"),
@@ -93,6 +94,34 @@ def test_a_learner_is_measured_with_its_share_of_a_batch_and_its_threads(tmp_pat
     settings = {"backend": "process", "actors": "auto", "learners": 4, "learner_threads": 2}
     runner = Runner(config("dqn", "CartPole-v1", tmp_path / "run", **settings))
     assert runner._suitable_actors() >= 1 and seen == [(8, 1, 2)]
+
+
+def test_learners_that_do_not_wait_for_each_other_are_measured_with_whole_batches(
+    tmp_path, monkeypatch
+):
+    seen = []
+
+    def measured(config, env_factory, n_actors, interrupted):
+        seen.append(config.options.batch_size)
+        return 1_000.0, 50.0
+
+    monkeypatch.setattr(measurement, "_measured", measured)
+    found = {}
+    for optimization in ("synchronous", "asynchronous"):
+        settings = config(
+            "dqn",
+            "CartPole-v1",
+            tmp_path / "run",
+            {"batch_size": 64},
+            backend="process",
+            learners=2,
+            optimization=optimization,
+        )
+        factory = env_factory(settings)
+        found[optimization] = measurement.measured_allocation(settings, factory, lambda: False)
+    assert seen == [32, 64]
+    rates = [found[name].updates_per_second for name in ("synchronous", "asynchronous")]
+    assert rates == [50.0, 100.0]
 
 
 def test_an_environment_that_hangs_while_it_is_measured_is_named(tmp_path, monkeypatch):

@@ -1,9 +1,11 @@
 """What a run tells its program, and what becomes of it when the program fails."""
 
 import pytest
-from runs import config
+from runs import config, stopped
 
 from kary_replay.runner import ConfigError, Evaluation, RunFailedError, Runner, RunnerCallback
+from kary_replay.runner.backends import Supervisor
+from kary_replay.runner.messages import Evaluated
 from kary_replay.runner.records.run_directory import RunDirectory
 
 EVALUATED = {"evaluate": "during", "evaluation_interval": 200, "evaluation_episodes": 2}
@@ -43,6 +45,29 @@ def test_it_hears_of_every_evaluation_and_checkpoint(backend, evaluate, tmp_path
     assert listener.checkpoints[-1] == folder
     if backend == "serial":
         assert len(listener.checkpoints) == 3
+
+
+def test_an_evaluation_that_ends_while_the_last_checkpoint_is_written_is_heard(
+    tmp_path, monkeypatch
+):
+    """Also if the run was interrupted, so that nothing else is waited for."""
+    late = Evaluation(450, 40, 1.0, 1e6, (1e6,))
+    listener = Listener()
+    settings = {**EVALUATED, "evaluation_interval": 2**40, "total_env_steps": 2**40}
+    runner = Runner(settings_of(tmp_path / "run", **settings), callback=listener)
+    save = Supervisor.save
+
+    def save_and_hear(supervisor, folder, *, is_last=False):
+        save(supervisor, folder, is_last=is_last)
+        if is_last:
+            vector, _ = supervisor._flow.streams["parameters"].source().newest()
+            supervisor._reports.append(Evaluated(late, vector))
+
+    monkeypatch.setattr(Supervisor, "save", save_and_hear)
+    result = stopped(runner, lambda: (tmp_path / "run" / "checkpoint.json").exists())
+    assert result.interrupted
+    assert result.evaluations == [late] and listener.evaluations == [late]
+    assert (tmp_path / "run" / "best_policy.pt").exists()
 
 
 @pytest.mark.parametrize("method", ["on_evaluation", "on_checkpoint"])

@@ -318,6 +318,12 @@ def test_bad_hyperparameters_are_refused(message):
         options_class(**options)
 
 
+def test_a_directory_without_a_name_is_refused():
+    """It was the current folder, which a run that is interrupted at once removes."""
+    with pytest.raises(ConfigError, match="directory must be the name of a folder, got ''"):
+        RunnerConfig("dqn", "CartPole-v1", directory="")
+
+
 def test_options_are_those_of_the_algorithm():
     with pytest.raises(ConfigError, match="options must be SACOptions for sac, got DQNOptions"):
         RunnerConfig("sac", "Pendulum-v1", options=DQNOptions())

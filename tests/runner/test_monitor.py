@@ -109,6 +109,28 @@ def test_elsewhere_there_are_lines_now_and_then(tmp_path, monkeypatch):
     )
 
 
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(tmp_path, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    console = screen(force_terminal=True)
+    lines = shown(console, tmp_path / "run", backend="process")
+    lines.start()
+    lines._next_line = 0.0
+    lines.show(FIGURES, 18.25, EVALUATIONS)
+    lines.stop()
+    first, second = console.export_text().splitlines()
+    assert first.startswith("dqn on CartPole-v1") and second.startswith("1:15, 20,480 env steps")
+
+
+def test_what_a_directory_is_called_is_no_markup(tmp_path):
+    console = screen(force_terminal=True)
+    panel = shown(console, tmp_path / "[lr=0.1]" / "[/b]")
+    panel.start()
+    panel.show(FIGURES, 18.25, EVALUATIONS)
+    panel.stop()
+    console.print(panel.panel(FIGURES, 18.25, EVALUATIONS))
+    assert "[/b]" in console.export_text()
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_run_goes_on_when_nobody_reads(terminal, tmp_path):
     class Closed(io.StringIO):

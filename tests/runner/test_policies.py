@@ -275,6 +275,16 @@ def test_a_policy_is_played_where_there_is_no_checkpoint_yet(tmp_path):
         export(tmp_path / "run")
 
 
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_a_policy_is_played_without_the_checkpoint(which, tmp_path):
+    """As of a run that was copied without it, for it is large."""
+    directory = tmp_path / "run"
+    run("dqn", "CartPole-v1", directory, total_env_steps=400, **EVALUATED)
+    returns = played(directory, which=which)
+    shutil.rmtree(next(directory.glob("checkpoint-*")))
+    assert played(directory, which=which) == returns
+
+
 def test_export_takes_the_policy_that_is_asked_for(worse_every_time, tmp_path):
     sb3 = pytest.importorskip("stable_baselines3")
     run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=1_000, **EVALUATED)

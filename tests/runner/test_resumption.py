@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from runs import config, parameters, run, same, stopped
 
@@ -101,6 +102,26 @@ def test_schedules_are_those_of_the_longer_run_from_its_first_update_on(tmp_path
     seen.clear()
     Runner.resume(tmp_path / "run", total_env_steps=4_000).run()
     assert seen[:2] == pytest.approx([0.1, 0.11])
+
+
+@pytest.mark.parametrize("evaluate", ["during", "after"])
+def test_a_run_that_goes_on_is_evaluated_as_often_as_it_is_told_now(evaluate, tmp_path):
+    settings = {**EVALUATED, "evaluate": evaluate, "evaluation_interval": 100_000}
+    directory = tmp_path / "run"
+    first = run("dqn", "CartPole-v1", directory, total_env_steps=600, **settings)
+    assert len(first.evaluations) == 1
+    again = Runner.resume(directory, total_env_steps=1_600, evaluation_interval=250).run()
+    at = [evaluation.env_steps for evaluation in again.evaluations]
+    assert all(any(due <= one < due + 50 for one in at) for due in (750, 1_000, 1_250, 1_500)), at
+
+
+def test_numbers_of_numpy_are_settings_as_others_are(tmp_path):
+    directory, alpha = tmp_path / "run", np.float64(0.5)
+    settings = {**EVALUATED, "target_return": np.float32(475), "alpha": alpha}
+    run("dqn", "CartPole-v1", directory, total_env_steps=300, **settings)
+    Runner.resume(directory, total_env_steps=400, target_return=np.float32(480)).run()
+    content = json.loads((directory / "config.json").read_text())
+    assert (content["target_return"], content["alpha"]) == (480.0, 0.5)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn"])

@@ -29,21 +29,24 @@ def measured_allocation(
 ) -> Allocation:
     """Measure an actor and a learner, which do not wait for each other, and choose.
 
-    The learner has its share of a batch, and its threads; what learners lose by averaging gradients
-    is left out. Each of the two has a core of its own where there are two. Streams and workers are
-    made for the measurement alone.
+    The learner has its threads and its share of a batch, or a whole one if none waits for others;
+    what learners lose by averaging is left out. Each of the two has a core of its own where there
+    are two. Streams and workers are made for the measurement alone.
 
     Raises
     ------
     WorkerFailedError
         If the environment hangs, or fails as often as would end the run; if the learner fails.
     """
-    n_rows, options = config.rows_per_update // config.learners, cast("Any", config.options)
+    is_asynchronous = config.optimization == "asynchronous"
+    n_rows = config.rows_per_update // (1 if is_asynchronous else config.learners)
+    options = cast("Any", config.options)
     alone = dataclasses.replace(
         config,
         options=dataclasses.replace(options, batch_size=n_rows),
         actors=1,
         learners=1,
+        optimization="synchronous",
         policy_workers=config.policy_workers and min(config.policy_workers, config.groups),
         learning_starts=1,  # rows enough to draw from: more might take minutes to collect
         samples_per_insert_error=1e15,
@@ -52,6 +55,7 @@ def measured_allocation(
         target_return=None,
     )
     steps, updates = _measured(alone, env_factory, 1, interrupted)
+    updates *= config.learners if is_asynchronous else 1
     steps_per_row = config.new_algorithm(env_factory).steps_per_row
     per_update = config.rows_per_update / config.samples_per_insert * steps_per_row
     cores = n_cores() - (config.policy_workers or 0)

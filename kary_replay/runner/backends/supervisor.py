@@ -143,7 +143,7 @@ class Supervisor:
         if self._failure is not None:
             raise self._failure
         self._poll(seconds)
-        return self._taken()
+        return self.taken()
 
     def save(self, folder: Path, *, is_last: bool = False) -> None:
         """Have workers write their states, and write the streams, while they go on.
@@ -214,7 +214,7 @@ class Supervisor:
         self._order(members, "finish")
         deadline = time.monotonic() + FINISH_SECONDS
         self._await(Finished, members, lambda: time.monotonic() >= deadline)
-        return self._taken()
+        return self.taken()
 
     def finish_optional(self) -> Iterator[list[Any]]:
         """Have the other workers finish, however long that takes, unless they die or hang.
@@ -230,8 +230,13 @@ class Supervisor:
                 self._warn(f"{member.name} had failed: the run ends without its last {what}")
         while not self._interrupted() and any(member.owes is Finished for member in members):
             self._await(Finished, members, lambda: self._interrupted() or bool(self._reports))
-            yield self._taken()
-        yield self._taken()
+            yield self.taken()
+        yield self.taken()
+
+    def taken(self) -> list[Any]:
+        """Return what workers have reported, and nobody has taken yet; never wait."""
+        reports, self._reports = self._reports, []
+        return reports
 
     def stop(self) -> None:
         """End all workers: ask them first, then kill them."""
@@ -454,10 +459,6 @@ class Supervisor:
         if member.handle is not None:
             member.handle.kill()
             member.handle = member.owes = None
-
-    def _taken(self) -> list[Any]:
-        reports, self._reports = self._reports, []
-        return reports
 
 
 def _silence(member: Member) -> float:

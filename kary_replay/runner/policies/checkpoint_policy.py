@@ -84,15 +84,13 @@ def checkpoint_policy(
         evaluated = found.policy(other)
         was_evaluated = evaluated is not None or next(found.evaluations(), None) is not None
         missing = f"{which}_policy.pt is missing" if was_evaluated else "none was evaluated"
-    needs_checkpoint = evaluated is None or found.has_checkpoint
-    if needs_checkpoint and not found.has_checkpoint:
+    if evaluated is None and not found.has_checkpoint:
         found.checkpoint(config)  # says so before an environment is made
     factory = env_factory(config)
-    if needs_checkpoint:
+    if evaluated is None:
         algorithm = _last_algorithm(found, config, factory)
     else:
         algorithm = config.new_algorithm(factory)
-    if evaluated is not None:
         vectors = published(algorithm, config.publishes_all)
         if sum(vector.numel() for vector in vectors) != len(evaluated.parameters):
             name = f"{found.path / which}_policy.pt"

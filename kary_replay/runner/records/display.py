@@ -46,7 +46,7 @@ class Display:
 
     def start(self) -> None:
         """Begin to show."""
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
             live = self._live = Live(
                 Text(f"{title(self._config)}: starting"), console=self._console, auto_refresh=False
             )
@@ -114,9 +114,9 @@ class Display:
         )
         return Panel(
             Group(rows, "", bar),
-            title=title(config),
+            title=Text(title(config)),  # which is no markup, and paths are none either
             title_align="left",
-            subtitle=str(self._path),
+            subtitle=Text(str(self._path)),
             subtitle_align="right",
             border_style="blue",
             padding=(1, 2),
@@ -143,7 +143,7 @@ class Display:
             (
                 "buffer",
                 f"{fill:.0%}",
-                f"{figures.buffer_size:,} of {config.buffer_capacity:,} transitions",
+                f"{figures.buffer_size:,} of {config.buffer_capacity:,} rows",
             )
         ]
         if config.backend == "ray":

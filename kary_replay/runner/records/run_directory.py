@@ -72,6 +72,8 @@ class RunDirectory:
             else Path("runs") / default_name(config)
         )
         number = 1
+        content = {"format": FORMAT, "version": version.VERSION, **as_json(config)}
+        text = json.dumps(content, indent=2, default=_plain)
         try:
             while True:
                 try:
@@ -83,9 +85,8 @@ class RunDirectory:
                     number += 1
                     path = path.with_name(f"{default_name(config)}_{number}")
             new = cls(path)
-            content = {"format": FORMAT, "version": version.VERSION, **as_json(config)}
             with (path / "config.json").open("x") as file:  # unless another run has just begun here
-                file.write(json.dumps(content, indent=2))
+                file.write(text)
         except OSError as error:
             raise ConfigError(f"directory={str(path)!r} cannot be made: {error}") from None
         new.lock()
@@ -134,7 +135,7 @@ class RunDirectory:
         new = self.path / "config.json.new"
         try:
             content = json.loads((self.path / "config.json").read_text())
-            new.write_text(json.dumps({**content, **settings}, indent=2))
+            new.write_text(json.dumps({**content, **settings}, indent=2, default=_plain))
             # the file that is locked is about to be replaced: its successor must be locked before
             # that
             if self._locks:
@@ -153,9 +154,11 @@ class RunDirectory:
     @staticmethod
     def check_free(config: RunnerConfig) -> None:
         """Raise ConfigError if the directory that a new run is to have is taken."""
-        path = config.directory and Path(config.directory)
+        if config.directory is None:
+            return
+        path = Path(config.directory)
         try:
-            taken = path and path.exists() and (not path.is_dir() or any(path.iterdir()))
+            taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
         except OSError as error:
             raise ConfigError(
                 f"directory={config.directory!r} cannot be looked into: {error}"
@@ -383,6 +386,13 @@ class RunDirectory:
             raise ConfigError(
                 f"the run in {self.path} cannot go on: {name} cannot be written: {error}"
             ) from None
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy as one of Python; TypeError for anything else."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"config.json cannot have {value!r}")
 
 
 def default_name(config: RunnerConfig) -> str:

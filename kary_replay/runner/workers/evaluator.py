@@ -127,7 +127,7 @@ class Evaluator:
             (env_steps, updates, seconds, torch.from_numpy(vector))
             for env_steps, updates, seconds, vector in self.kept
         ]
-        return {"due": self.due, "kept": kept}
+        return {"due": self.due, "interval": self.config.evaluation_interval, "kept": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up a state.
@@ -135,7 +135,9 @@ class Evaluator:
         Policies that were kept while the checkpoint was being made are of its moment: the run's
         time goes on from there.
         """
-        self.due, last = state["due"], self.row.parameter_version
+        interval, last = self.config.evaluation_interval, self.row.parameter_version
+        if state.get("interval", interval) == interval:  # else the next one is due by the new one
+            self.due = state["due"]
         latest = self.seat.clock.before
         self.kept = [
             (env_steps, updates, min(seconds, latest), vector.numpy())
