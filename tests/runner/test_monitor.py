@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -121,14 +122,14 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(tmp_path, monkeypatch
     assert first.startswith("dqn on CartPole-v1") and second.startswith("1:15, 20,480 env steps")
 
 
-def test_what_a_directory_is_called_is_no_markup(tmp_path):
+def test_what_a_directory_is_called_is_no_markup():
     console = screen(force_terminal=True)
-    panel = shown(console, tmp_path / "[lr=0.1]" / "[/b]")
+    panel = shown(console, Path("runs") / "[lr=0.1]" / "[/b]")
     panel.start()
     panel.show(FIGURES, 18.25, EVALUATIONS)
     panel.stop()
     console.print(panel.panel(FIGURES, 18.25, EVALUATIONS))
-    assert "[/b]" in console.export_text()
+    assert "runs/[lr=0.1]/[/b]" in console.export_text()
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -21,8 +21,8 @@ from .stream import Numbers
 __all__ = ["LOST_SECONDS", "PATIENCE_SECONDS", "Connections", "MemberAnswerer", "Members"]
 
 PATIENCE_SECONDS = 3.0  # with another machine that does not answer, before one goes on without it
-LONGEST_WAIT_SECONDS = 60.0  # between two tries to reach one
 LOST_SECONDS = 30.0  # the same, before it has no part in the run any more
+LONGEST_WAIT_SECONDS = 60.0  # between two tries to reach it
 LOG = logging.getLogger("kary_replay")
 Address = tuple[str, int]
 
