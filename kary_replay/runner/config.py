@@ -279,8 +279,12 @@ class RunnerConfig:
         options: Any = self.options
         if self.learns_from == "replay":
             return int(options.batch_size)
-        parts = self.learners if self.optimization == "asynchronous" else 1
-        return int(options.rows_per_update // parts)
+        return int(options.rows_per_update // (self.learners // self.learners_per_update))
+
+    @property
+    def learners_per_update(self) -> int:
+        """Learners that make an update together: all of them, or each on its own."""
+        return self.learners if self.optimization == "synchronous" else 1
 
     def n_envs(self, n_actors: int) -> int:
         """Return how many environments each of some actors steps."""
@@ -524,7 +528,7 @@ def _check_rollouts(config: RunnerConfig) -> None:
             f"batch_size={steps} must divide the {rows} rows that each of "
             f"learners={config.learners} learns from: {' or '.join(map(str, others))} would do"
         )
-    parts = 1 if is_asynchronous else config.learners
+    parts = config.learners_per_update
     if getattr(options, "normalize_advantage", False) and steps == parts:
         raise ConfigError(
             f"normalize_advantage=True needs a batch_size above learners={config.learners}, got "

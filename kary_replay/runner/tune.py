@@ -125,9 +125,8 @@ class RunTrainable(Trainable):  # type: ignore[misc]  # Ray Tune has no types
                 )
         shutil.rmtree(self._path, ignore_errors=True)
         shutil.copytree(saved, self._path)
-        directory, _ = RunDirectory.existing(self._path)
         settings = as_json(self._settings)
-        directory.change({name: settings[name] for name in ("options", *CHANGEABLE)})
+        RunDirectory(self._path).change({name: settings[name] for name in ("options", *CHANGEABLE)})
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take another configuration, in the same process."""

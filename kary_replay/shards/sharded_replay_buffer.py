@@ -734,11 +734,12 @@ class ShardedReplayBuffer:
             If a shard is lost meanwhile. The former checkpoint stays in force then.
         """
         with self._lock:
+            alive = list(self._alive())  # one that is lost from now on is missed
             self.settle()
             state = {"beta": self._beta, "reader": self._reader.state()}
             self._first("alpha")  # raises if there are none
             with save_shards(Path(os.fsdecode(directory)), self._layout, state) as one:
-                for s, shard in self._alive():
+                for s, shard in alive:
                     try:
                         one(shard.save)
                     except ShardLostError:

@@ -172,22 +172,12 @@ def named(part: str) -> set[int]:
     return found
 
 
-def parents() -> dict[int, int]:
-    """Return the parent of every process."""
-    found = {}
-    for path in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            words = (path / "stat").read_text().rpartition(")")[2].split()
-            found[int(path.name)] = int(words[1])
-    return found
-
-
 def site_processes() -> list[int]:
     """Return a site's process, and all that it has started."""
-    found, above = [min(named("ray::Site"))], parents()
-    for pid in found:
-        found += [one for one, parent in above.items() if parent == pid]
-    return found
+    from runs import descendants  # as `config` finds it
+
+    site = min(named("ray::Site"))
+    return [site, *descendants(site)]
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 import time
+from pathlib import Path
 
 import torch
 
@@ -79,6 +80,23 @@ def wait_until(condition):
 def size_of(path):
     """The bytes of a file, 0 if it is not there."""
     return path.stat().st_size if path.exists() else 0
+
+
+def descendants(pid):
+    """The processes that descend from one, as /proc has them."""
+    children = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            children.setdefault(int(fields[1]), []).append(int(status.parent.name))
+    found, new = [], [pid]
+    while new:
+        new = [child for parent in new for child in children.get(parent, ())]
+        found += new
+    return found
 
 
 def stopped(runner, enough):

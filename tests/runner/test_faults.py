@@ -9,7 +9,7 @@ from pathlib import Path
 
 import kill_workers
 import pytest
-from runs import HANG_SECONDS, SMALL, config, size_of, stopped, wait_until
+from runs import HANG_SECONDS, SMALL, config, descendants, size_of, stopped, wait_until
 
 from kary_replay import fork_server
 from kary_replay.runner import RunFailedError, Runner, RunnerConfig
@@ -36,23 +36,6 @@ def faulty(directory, fault, *, learning_starts=64, **settings):
         learning_starts=learning_starts,
         **{"backend": "process", **small, **settings},
     )
-
-
-def descendants(pid):
-    """The processes that descend from one, as /proc has them."""
-    children = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = status.read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        if fields[0] != "Z":
-            children.setdefault(int(fields[1]), []).append(int(status.parent.name))
-    found, new = [], [pid]
-    while new:
-        new = [child for parent in new for child in children.get(parent, ())]
-        found += new
-    return found
 
 
 OTHERS = set()  # descendants when a test began, such as a fork server of other tests

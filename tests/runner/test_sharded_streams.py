@@ -12,7 +12,7 @@ import runs
 import torch
 from stacked_envs import check_stacks
 
-from kary_replay import FrameReplayBuffer, PrioritizedReplayBuffer, ShardedReplayBuffer
+from kary_replay import FrameReplayBuffer, PrioritizedReplayBuffer
 from kary_replay.algorithms import Share
 from kary_replay.errors import CheckpointError, ShardError
 from kary_replay.runner.backends.memory import SharedMemory
@@ -20,6 +20,7 @@ from kary_replay.runner.environments.env_factory import env_factory
 from kary_replay.runner.flow import HostedFlow
 from kary_replay.runner.streams import Checkpoint, Part, Peer, sharded_replay
 from kary_replay.runner.streams import members as members_module
+from kary_replay.shards import RemoteShard
 from kary_replay.shards.checkpoint import saved_shards
 from kary_replay.shards.layout import Layout
 
@@ -391,17 +392,17 @@ def test_a_shard_that_is_lost_while_it_is_asked_for_its_state_is_not_left_out(
     monkeypatch.setattr(sharded_replay, "AGAIN_SECONDS", 0.0)
     step(pair.driver, 50, value=1.0)
     step(pair.site, 70, value=2.0)
-    settle, tries = ShardedReplayBuffer.settle, []
+    settle, tries = RemoteShard.settle, []
 
-    def loses_one(shards):
-        tries.append(shards)
-        if len(tries) < 3:
-            shards._shards[1].lose("it has not answered")
-        settle(shards)
+    def falls_silent(shard):
+        tries.append(shard)
+        if len(tries) == 2:  # the first was when it was reached
+            shard.lose("it has not answered")
+        settle(shard)
 
-    monkeypatch.setattr(ShardedReplayBuffer, "settle", loses_one)
+    monkeypatch.setattr(RemoteShard, "settle", falls_silent)
     experience(pair.driver).save(tmp_path)
-    assert rows_in(tmp_path) == [50, 70]
+    assert rows_in(tmp_path) == [50, 70] and tries[0] is tries[1] is not tries[-1]
 
 
 def test_a_checkpoint_does_not_wait_for_ever(pair, tmp_path, monkeypatch):

@@ -38,12 +38,10 @@ def measured_allocation(
     WorkerFailedError
         If the environment hangs, or fails as often as would end the run; if the learner fails.
     """
-    is_asynchronous = config.optimization == "asynchronous"
-    n_rows = config.rows_per_update // (1 if is_asynchronous else config.learners)
-    options = cast("Any", config.options)
+    together, options = config.learners_per_update, cast("Any", config.options)
     alone = dataclasses.replace(
         config,
-        options=dataclasses.replace(options, batch_size=n_rows),
+        options=dataclasses.replace(options, batch_size=config.rows_per_update // together),
         actors=1,
         learners=1,
         optimization="synchronous",
@@ -55,7 +53,7 @@ def measured_allocation(
         target_return=None,
     )
     steps, updates = _measured(alone, env_factory, 1, interrupted)
-    updates *= config.learners if is_asynchronous else 1
+    updates *= config.learners // together
     steps_per_row = config.new_algorithm(env_factory).steps_per_row
     per_update = config.rows_per_update / config.samples_per_insert * steps_per_row
     cores = n_cores() - (config.policy_workers or 0)

@@ -31,7 +31,7 @@ def on_policy(config: RunnerConfig, env_factory: EnvFactory, n_actors: int) -> F
             f"group, of which there are actors · groups = {n_groups}: choose another number of "
             "them"
         )
-    parts = config.learners if config.optimization == "asynchronous" else 1
+    parts = config.learners // config.learners_per_update
     if n_groups % parts or together // n_envs % parts:
         raise ConfigError(
             f"learners={parts} must divide the groups of environments, of which there are actors · "

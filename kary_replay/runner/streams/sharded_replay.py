@@ -272,17 +272,16 @@ class HostedShard(Hosted):
         while True:
             try:
                 with self._all() as shards:
-                    shards.save(folder / "replay")
                     if shards.lost:
                         raise ShardLostError("a shard was lost before it was saved")
+                    shards.save(folder / "replay")
                 return
-            except (ConnectionError, ShardError) as error:  # another process may answer soon
+            except Exception as error:  # of another machine
                 deadline = min(deadline, time.monotonic() + SAVE_SECONDS)
-                if time.monotonic() > deadline:
+                may_answer = isinstance(error, (ConnectionError, ShardError))  # another process
+                if not may_answer or time.monotonic() > deadline:
                     raise OSError(f"the shards could not be saved: {error}") from error
                 time.sleep(AGAIN_SECONDS)
-            except Exception as error:  # of another machine
-                raise OSError(f"the shards could not be saved: {error}") from error
 
     def counters(self) -> dict[str, Any]:
         """Return where the limiter began to count, and how far it has come."""
