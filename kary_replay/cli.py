@@ -198,6 +198,9 @@ def _config(arguments: list[str]) -> Any:
             f"train {algorithm} needs an environment next: see kary-replay train --help"
         )
     env, *options = rest
+    for name in ("--env-options", "--eval-env-options"):
+        if sum(word.partition("=")[0].replace("_", "-") == name for word in options) > 1:
+            raise _RefusedError(f"{name} must be given once, with all its NAME=VALUE")
     preset = RunnerConfig(algorithm, env)
     check_kind(algorithm, _given(options))
     hidden = ("algorithm", "env", *FOREIGN[preset.learns_from])

@@ -239,6 +239,7 @@ class RunnerConfig:
                 if getattr(self, name) is None:
                     object.__setattr__(self, name, value)
         if self.evaluation_interval is None:
+            _check(self, "total_env_steps", *AT_LEAST_1)
             object.__setattr__(
                 self, "evaluation_interval", max(1, self.total_env_steps // EVALUATIONS)
             )

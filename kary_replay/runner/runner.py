@@ -281,6 +281,7 @@ class Runner:
                         self._save_what_is_whole(supervisor, flow, monitor)
                     raise
                 seconds, waited = flow.clock.seconds, flow.waited()
+                monitor.training_ended()
                 # Otherwise some workers may not have been there, and the checkpoint before has
                 # them all.
                 if trains:
@@ -378,6 +379,7 @@ class Runner:
             monitor.say(f"evaluating the {which}")
             for reports in supervisor.finish_optional():
                 self._take(monitor, reports)
+                monitor.show()
 
     def _take(self, monitor: Monitor, reports: list[Any]) -> None:
         """Keep what workers report, and tell the callback."""

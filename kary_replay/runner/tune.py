@@ -45,7 +45,8 @@ class RunTrainable(Trainable):  # type: ignore[misc]  # Ray Tune has no types
     paused, cloned to another machine, or killed at any time, and goes on from its last checkpoint.
     With ``backend="serial"`` that is exact. Starting the workers again takes about a second, so let
     an evaluation interval take many. A clone whose configuration differs, as population-based
-    training makes it, goes on with the new ``options``.
+    training makes it, goes on with the new ``options``; one that has other settings than the run
+    is refused.
 
     A trial asks for a CPU for each actor and each thread of the learners, and for a GPU for each
     learner with ``device="cuda"``. By default it has one actor.
@@ -70,7 +71,10 @@ class RunTrainable(Trainable):  # type: ignore[misc]  # Ray Tune has no types
     def setup(self, config: dict[str, Any]) -> None:
         """Check the settings; ConfigError, a ValueError, if they cannot be used."""
         fork_server.forget_program()
-        self._settings = settings_of(config)
+        self._take(config)
+
+    def _take(self, config: Mapping[str, Any]) -> None:
+        self._settings, self._given = settings_of(config), frozenset(config)
         self._path = Path(self.logdir) / RUN
         self._has_begun = False
 
@@ -123,16 +127,22 @@ class RunTrainable(Trainable):  # type: ignore[misc]  # Ray Tune has no types
                     f"options.{name} is {now}, and the rows that the trial goes on with are made "
                     f"with {was}: leave it out of what the scheduler changes"
                 )
+        settings, donor = as_json(self._settings), as_json(former)
+        changes = "options", *CHANGEABLE
+        for name in sorted(self._given & set(donor) - set(changes)):
+            if settings[name] != donor[name]:
+                raise ConfigError(
+                    f"{name} is {settings[name]!r}, and the run that the trial goes on with has "
+                    f"{donor[name]!r}: leave it out of what the scheduler changes, which may be "
+                    f"{', '.join(changes)}"
+                )
         shutil.rmtree(self._path, ignore_errors=True)
         shutil.copytree(saved, self._path)
-        settings = as_json(self._settings)
-        RunDirectory(self._path).change({name: settings[name] for name in ("options", *CHANGEABLE)})
+        RunDirectory(self._path).change({name: settings[name] for name in changes})
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take another configuration, in the same process."""
-        self._settings = settings_of(new_config)
-        self._path = Path(self.logdir) / RUN
-        self._has_begun = False
+        self._take(new_config)
         return True
 
     @classmethod

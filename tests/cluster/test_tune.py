@@ -97,6 +97,23 @@ def test_a_clone_whose_rows_would_be_others_is_refused_by_name(tmp_path):
     assert not clone._path.exists()
 
 
+def test_a_clone_with_other_settings_than_the_run_is_refused_by_name(tmp_path):
+    from kary_replay.runner.config import ConfigError
+    from kary_replay.runner.tune import RunTrainable
+
+    parent = RunTrainable(dict(SPACE))
+    parent.train()
+    parent.save_checkpoint(str(tmp_path))
+    clone = RunTrainable({**SPACE, "samples_per_insert": 64.0})
+    with pytest.raises(ConfigError, match=r"samples_per_insert is 64\.0, and .* has 16\.0"):
+        clone.load_checkpoint(str(tmp_path))
+    assert not clone._path.exists()
+    larger = {**SPACE["options"], "batch_size": 64}  # by which the default would be another
+    clone = RunTrainable({**SPACE, "options": larger})
+    clone.load_checkpoint(str(tmp_path))
+    clone.train()
+
+
 def test_a_trial_that_is_given_more_steps_goes_on(tmp_path):
     from kary_replay.runner.tune import RunTrainable
 

@@ -79,6 +79,7 @@ REFUSED = {  # arguments, and what the message has
     ),
     "train dqn CartPole-v1 --env-options gravity": "write NAME=VALUE",
     "train dqn CartPole-v1 --env-options no_such_option=1": "could not be made",
+    "train dqn CartPole-v1 --env-options a=1 --env-options b=2": "must be given once",
     "train dqn CartPole-v1 --eval-env-options gravity": "write NAME=VALUE",
     "train dqn CartPole-v1 --eval-env-options no_such_option=1": (
         "env='CartPole-v1' with eval_env_options={'no_such_option': 1} could not be made"

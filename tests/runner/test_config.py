@@ -123,6 +123,7 @@ REFUSED = [  # settings of a process run with a batch of 32, and what the messag
         "made no environment, which has an observation_space and an action_space, but None",
     ),
     ({"env": 5}, "env must be a gymnasium id, module:function, or a function"),
+    ({"total_env_steps": "1000"}, "total_env_steps must be an integer"),
     ({"total_env_steps": 2**60}, "total_env_steps must be at most 9007199254740992"),
     ({"env": functools.partial(make, size=3)}, "could not be made: TypeError"),
     ({"env": "CartPol-v1"}, "did you mean CartPole-v1"),

@@ -224,6 +224,36 @@ def test_looking_is_rare_and_the_rest_free(tmp_path, monkeypatch):
     assert called.count("look") == called.count("show") == n_looks[0] + 1
 
 
+def test_what_comes_after_training_takes_none_of_its_speed(tmp_path, monkeypatch):
+    """By a clock on which the last checkpoint takes a day, and each look at it a second."""
+    now, seen, after = [1000.0], [], []
+    show, look, save = Display.show, Monitor.show, Runner._save
+
+    def slow(self, *arguments, is_last=False):
+        now[0] += 86400.0 * is_last
+        save(self, *arguments, is_last=is_last)
+
+    def turn(self):
+        now[0] += 1.0
+        after.append(self._at_end is not None)
+        look(self)
+
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(monitor, "time", clock)
+    monkeypatch.setattr("kary_replay.runner.records.progress.time", clock)
+    monkeypatch.setattr(Runner, "_save", slow)
+    monkeypatch.setattr(Monitor, "show", turn)
+    monkeypatch.setattr(
+        Display, "show", lambda self, *parts: seen.append(parts[0]) or show(self, *parts)
+    )
+    settings = {"evaluate": "after", "evaluation_interval": 200, "evaluation_episodes": 2}
+    result = run("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=600, **settings)
+    last = seen[-1]
+    assert last.env_steps_per_second > 0.1, "600 steps in less than an hour"
+    assert (last.env_steps, last.updates) == (result.env_steps, result.updates)
+    assert sum(after) > 0, "evaluations at the end are shown as they come"
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """The result of a run, for those who look at its records and change nothing."""

@@ -83,11 +83,19 @@ def test_a_window_is_opened_by_the_environment(trained, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"output": "film.avi"}, {"output": "nowhere/film.gif"}, {"episodes": 0}, {"seed": -1}]
+    "bad",
+    [
+        {"output": "film.avi"},
+        {"output": "nowhere/film.gif"},
+        {"output": f"{300 * 'long'}.gif"},
+        {"output": "film.gif", "window": True},
+        {"episodes": 0},
+        {"seed": -1},
+    ],
 )
 def test_bad_arguments(trained, bad, tmp_path):
     if "output" in bad:
-        bad = {"output": tmp_path / bad["output"]}
+        bad = {**bad, "output": tmp_path / bad["output"]}
     with pytest.raises(ConfigError):
         play.play(trained, **bad)
     assert not list(tmp_path.iterdir())

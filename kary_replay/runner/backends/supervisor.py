@@ -219,7 +219,7 @@ class Supervisor:
     def finish_optional(self) -> Iterator[list[Any]]:
         """Have the other workers finish, however long that takes, unless they die or hang.
 
-        Yield what they report as it comes: who takes it may interrupt the run.
+        Yield again and again what they have reported: who takes it may interrupt the run.
         """
         members = [member for member in self._members if member.role.on_failure == "continue"]
         self._order(members, "finish")
@@ -229,7 +229,7 @@ class Supervisor:
                 what = member.role.provides
                 self._warn(f"{member.name} had failed: the run ends without its last {what}")
         while not self._interrupted() and any(member.owes is Finished for member in members):
-            self._await(Finished, members, lambda: self._interrupted() or bool(self._reports))
+            self._poll(AWAIT_SECONDS)
             yield self.taken()
         yield self.taken()
 

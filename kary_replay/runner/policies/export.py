@@ -18,6 +18,7 @@ from ...algorithms.spaces import is_board, is_image
 from ..config import ConfigError
 from ..records.run_directory import PolicyName
 from .checkpoint_policy import CheckpointPolicy, checkpoint_algorithm, checkpoint_policy
+from .output import check_output
 
 __all__ = ["export"]
 
@@ -65,8 +66,7 @@ def export(
     found = checkpoint_policy(directory, which)
     whole = checkpoint_algorithm(found)
     path = output or found.path / "sb3.zip"
-    if path.suffix != ".zip" or not path.parent.is_dir():
-        raise ConfigError(f"output must end in .zip and be in a folder that exists, got {path}")
+    check_output(path, ".zip")
     _check(found)
     name = MODELS[found.config.algorithm]
     model = _model(getattr(sb3, name), found, whole)

@@ -17,6 +17,7 @@ from ..environments.vector import Environments
 from ..records.run_directory import PolicyName
 from ..workers.evaluator import FIRST_SEED, n_together
 from .checkpoint_policy import CheckpointPolicy, checkpoint_policy
+from .output import check_output
 from .player import Player
 
 __all__ = ["play"]
@@ -49,7 +50,7 @@ def play(
         Seed of the first episode, the next ones following; by default those of the run's
         evaluations.
     window
-        Show it in a window instead of filming it.
+        Show it in a window instead of filming it; without output.
     output
         The film, .gif or .mp4; by default DIRECTORY/play.gif.
 
@@ -62,6 +63,8 @@ def play(
         raise ConfigError(
             f"episodes must be at least 1 and seed at least 0, got {episodes} and {seed}"
         )
+    if window and output is not None:
+        raise ConfigError(f"a window is not filmed: leave window or output={output} out")
     found = checkpoint_policy(directory, which)
     path = output or found.path / "play.gif"
     if not window:
@@ -124,14 +127,11 @@ def _act_as_in_evaluations(
 
 def _check_output(path: Path) -> None:
     """Raise ConfigError if no film can be written there."""
-    if path.suffix not in (".gif", ".mp4"):
-        raise ConfigError(f"output must end in .gif or .mp4, got {path}")
+    check_output(path, ".gif", ".mp4")
     if path.suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
         raise ConfigError(
             f"{path} needs ffmpeg: pip install imageio-ffmpeg, or choose a name that ends in .gif"
         )
-    if not path.parent.is_dir():
-        raise ConfigError(f"output must be in a folder that exists, got {path}")
 
 
 def _rendered(make: Callable[..., Any], mode: str, seed: int) -> tuple[Any, str]:

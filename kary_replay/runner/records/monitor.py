@@ -20,7 +20,7 @@ from ..flow import HostedFlow
 from ..messages import EpisodeEnded, Evaluated, Evaluation, Trained
 from . import learning_curve
 from .display import Display, title
-from .progress import Progress
+from .progress import Figures, Progress
 from .run_directory import EPISODES, EVALUATIONS, PolicyName, RunDirectory
 from .scalars import Scalars
 
@@ -79,6 +79,7 @@ class Monitor:
         self.reached_target = self._has_complained = self._has_told_of_cuts = False
         self._saved, self._saved_steps = time.monotonic(), flow.board.env_steps
         self._next_look = self._next_scalars = 0.0
+        self._at_end: Figures | None = None  # when training ended
         if counters:
             self._go_on_from(int(counters["env_steps"]))
 
@@ -129,6 +130,10 @@ class Monitor:
         """Show how it goes, now and then; costs next to nothing in between."""
         if time.monotonic() >= self._next_look:
             self._look()
+
+    def training_ended(self) -> None:
+        """Look at the speed: what comes after, such as the last checkpoint, has none."""
+        self._at_end = self._progress.look()
 
     def say(self, message: str) -> None:
         """Tell the user something."""
@@ -208,7 +213,9 @@ class Monitor:
     def _look(self, last: bool = False) -> None:
         now = time.monotonic()
         self._next_look = now + LOOK_SECONDS
-        figures = self._progress.look()
+        figures = self._at_end or self._progress.look()
+        board = self.flow.board  # of updates that were under way when training ended
+        figures = figures._replace(env_steps=board.env_steps, updates=board.updates)
         self._display.show(figures, self.recent_return, self.evaluations, last)
         with self._forgiving():
             self.directory.flush()
