@@ -213,8 +213,6 @@ class RunnerConfig:
                 "env must be a gymnasium id, module:function, or a function that makes one, "
                 f"got {self.env!r}"
             )
-        if not isinstance(self.directory, (str, os.PathLike, type(None))):
-            raise ConfigError(f"directory must be a path, got {self.directory!r}")
         given, options = self.env, self.env_options
         is_dict = isinstance(options, Mapping)
         if (
@@ -225,8 +223,8 @@ class RunnerConfig:
         ):
             object.__setattr__(self, "env", given.func)  # so that config.json can name it
             object.__setattr__(self, "env_options", {**given.keywords, **options})
-        if isinstance(self.directory, os.PathLike):
-            object.__setattr__(self, "directory", os.fspath(self.directory))
+        if self.directory is not None:
+            object.__setattr__(self, "directory", _as_directory(self.directory))
         names = FOREIGN[self.learns_from]
         check_kind(self.algorithm, [name for name in names if getattr(self, name) is not None])
         env_options = options if is_dict else {}
@@ -343,7 +341,6 @@ def _check_values(config: RunnerConfig) -> None:
         _check(config, name, lambda n: isinstance(n, int) and n >= 0, "an integer of at least 0")
     _check(config, "seed", lambda n: n < 2**63, "below 2**63")
     _check(config, "total_env_steps", lambda n: n <= MOST_STEPS, f"at most {MOST_STEPS}")
-    _check(config, "directory", lambda path: path != "", "the name of a folder")
     _check(config, "ray_address", lambda a: a is None or (isinstance(a, str) and a != ""), "text")
     _check(
         config, "target_return", lambda x: x is None or math.isfinite(x), "None or a finite number"
@@ -640,6 +637,20 @@ AT_LEAST_1: Rule = (lambda n: isinstance(n, int) and n >= 1), "an integer of at 
 NO_LESS_THAN_0: Rule = (lambda n: isinstance(n, int) and n >= 0), "an integer of at least 0"
 ABOVE_0: Rule = (lambda x: 0 < x < math.inf), "a finite number above 0"
 NOT_BELOW_0: Rule = (lambda x: 0 <= x < math.inf), "a finite number of at least 0"
+
+
+def _as_directory(path: Any) -> str:
+    """Return the name of a folder; ConfigError if there can be none, also for TensorBoard."""
+    name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
+    if not isinstance(name, str):
+        raise ConfigError(f"directory must be a path, got {path!r}")
+    if not name or "\0" in name:
+        raise ConfigError(f"directory must be the name of a folder, got {name!r}")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"directory must be text that UTF-8 can have, got {name!r}") from None
+    return name
 
 
 def _check_choice(config: RunnerConfig, name: str, allowed: tuple[str, ...]) -> None:

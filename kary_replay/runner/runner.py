@@ -254,14 +254,16 @@ class Runner:
             let_go.callback(flow.close)
             directory = self._directory or RunDirectory.new(config)
             let_go.callback(directory.unlock)
+            let_go.callback(self._keep_nothing_if_not_begun, directory, flow)
             monitor = Monitor(flow, directory, self._console, self._allocation)
             directory.change(self._changes)
             supervisor = Supervisor(flow, backend, monitor.warn, self._stop.is_set)
-            result = self._run(supervisor, flow, monitor, begun)
-            # nothing to go on from
-            if result.interrupted and not result.env_steps and self._checkpoint.folder is None:
-                directory.discard()
-            return result
+            return self._run(supervisor, flow, monitor, begun)
+
+    def _keep_nothing_if_not_begun(self, directory: RunDirectory, flow: HostedFlow) -> None:
+        """Remove the directory of a new run without a step, so that it may begin there again."""
+        if self._checkpoint.folder is None and not flow.board.env_steps:
+            directory.discard()
 
     def _run(
         self, supervisor: Supervisor, flow: HostedFlow, monitor: Monitor, begun: float
@@ -292,7 +294,13 @@ class Runner:
                     what = f"{type(cause).__name__}: {cause}"
                     raise WorkerFailedError(f"the callback's {method} raised {what}") from cause
         except WorkerFailedError as error:
-            raise RunFailedError(f"{error}\n{_what_is_saved(directory)}") from error.__cause__
+            is_new = self._checkpoint.folder is None
+            kept = (
+                "Nothing is kept: the run had not begun."
+                if is_new and not flow.board.env_steps
+                else _what_is_saved(directory)
+            )
+            raise RunFailedError(f"{error}\n{kept}") from error.__cause__
         finally:
             supervisor.stop()
         return RunResult(
@@ -474,7 +482,7 @@ def _what_is_saved(directory: RunDirectory) -> str:
     saved = (
         f"The last checkpoint is in {path}: go on with --resume."
         if directory.has_checkpoint
-        else "No checkpoint yet."
+        else f"No checkpoint yet, so there is nothing to go on from in {path}."
     )
     return saved + policy
 

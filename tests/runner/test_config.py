@@ -266,11 +266,6 @@ def test_where_processes_cannot_share_memory_all_workers_are_in_one(monkeypatch)
         RunnerConfig("dqn", "CartPole-v1", backend="process")
 
 
-def test_a_directory_is_a_path():
-    with pytest.raises(ConfigError, match="directory must be a path, got 5"):
-        RunnerConfig("dqn", "CartPole-v1", directory=5)
-
-
 def test_a_program_without_a_main_guard_is_told_so(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
@@ -288,7 +283,7 @@ def test_a_program_without_a_main_guard_is_told_so(tmp_path):
     assert (
         ended.returncode == 1 and 'must do so only under if __name__ == "__main__":' in ended.stderr
     )
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["program.py", "run"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["program.py"]
 
 
 BAD_OPTIONS = {
@@ -319,10 +314,19 @@ def test_bad_hyperparameters_are_refused(message):
         options_class(**options)
 
 
-def test_a_directory_without_a_name_is_refused():
-    """It was the current folder, which a run that is interrupted at once removes."""
-    with pytest.raises(ConfigError, match="directory must be the name of a folder, got ''"):
-        RunnerConfig("dqn", "CartPole-v1", directory="")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "the name of a folder, got ''"),  # the current folder, which would be removed
+        ("a\0b", r"the name of a folder, got 'a\\x00b'"),
+        ("\udcff", r"text that UTF-8 can have, got '\\udcff'"),
+        (b"run", "a path, got b'run'"),
+        (5, "a path, got 5"),
+    ],
+)
+def test_a_directory_that_there_cannot_be_is_refused(name, message):
+    with pytest.raises(ConfigError, match=f"directory must be {message}"):
+        RunnerConfig("dqn", "CartPole-v1", directory=name)
 
 
 def test_options_are_those_of_the_algorithm():

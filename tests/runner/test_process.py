@@ -79,9 +79,10 @@ def test_workers_that_cannot_be_started_end_the_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(ProcessBackend, "start", full)
     with pytest.raises(
-        RunFailedError, match=r"could not be started: .*No space left.*\nNo checkpoint yet"
+        RunFailedError, match=r"could not be started: .*No space left.*\nNothing is kept"
     ):
         Runner(config("dqn", "CartPole-v1", tmp_path / "run", backend="process", learners=2)).run()
+    assert not (tmp_path / "run").exists()
 
 
 def test_without_a_place_for_learners_to_meet_nothing_is_created(tmp_path, monkeypatch):
