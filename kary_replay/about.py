@@ -12,6 +12,7 @@ from pathlib import Path
 
 from .buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
 from .core.block import BUILD, INSTRUCTIONS
+from .cores import n_cores
 from .native.program import SETS, in_use
 from .types import Field
 from .version import VERSION
@@ -37,7 +38,6 @@ def about() -> str:
     """
     model, features = _processor()
     versions = {name: _version(name) for name in PACKAGES}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     absent = ", ".join(name for name, version in versions.items() if not version)
     implementation = f"{platform.python_implementation()} {platform.python_version()}"
     lines = {
@@ -51,7 +51,7 @@ def about() -> str:
         "features": features,
         "powers": f"with {INSTRUCTIONS} instructions",
         "native programs": f"with {in_use()} instructions, of {', '.join(SETS)}",
-        "cores": f"{cores} of {os.cpu_count()} usable",
+        "cores": f"{n_cores()} of {os.cpu_count()} usable",
         "shared memory": _shared_memory(),
     }
     width = max(map(len, lines)) + 2

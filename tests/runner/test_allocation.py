@@ -9,9 +9,10 @@ from rich.console import Console
 from runs import HANG_SECONDS, config
 
 from kary_replay.algorithms import PPOOptions
+from kary_replay.cores import n_cores
 from kary_replay.runner import RunFailedError, Runner, RunnerConfig
 from kary_replay.runner.allocation import measurement
-from kary_replay.runner.allocation.cores import allocate, n_cores
+from kary_replay.runner.allocation.cores import allocate
 from kary_replay.runner.backends import supervisor
 from kary_replay.runner.environments.env_factory import env_factory
 

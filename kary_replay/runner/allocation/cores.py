@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,6 @@ __all__ = [
     "actors_for",
     "allocate",
     "allocate_in_turns",
-    "n_cores",
     "worth_a_try",
 ]
 
@@ -47,11 +45,6 @@ class Allocation:
     splits: tuple[Split, ...]
     chosen: Split
     reason: str
-
-
-def n_cores() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def allocate(

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from ...cores import n_cores
 from ..backends import BACKENDS, Supervisor
 from ..config import ConfigError, RunnerConfig
 from ..environments.env_factory import EnvFactory
 from ..flow import HostedFlow, flow_of
 from ..streams import Checkpoint
-from .cores import Allocation, actors_for, allocate, allocate_in_turns, n_cores, worth_a_try
+from .cores import Allocation, actors_for, allocate, allocate_in_turns, worth_a_try
 
 __all__ = ["measured_allocation", "measured_in_turns", "numbers_to_try"]
 
