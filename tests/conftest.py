@@ -65,8 +65,8 @@ def pytest_xdist_auto_num_workers():
 
 @pytest.fixture(autouse=True)
 def no_hang(pytestconfig):
-    """End the process, with all stacks, if a test takes ten minutes: a hang must fail, not wait."""
-    faulthandler.dump_traceback_later(600.0, exit=True, file=pytestconfig.stash[STDERR])
+    """End the process, with all stacks, if a test takes 20 minutes: a hang must fail, not wait."""
+    faulthandler.dump_traceback_later(1200.0, exit=True, file=pytestconfig.stash[STDERR])
     yield
     faulthandler.cancel_dump_traceback_later()
 
@@ -76,7 +76,7 @@ def no_shared_memory_is_left():
     """Names in /dev/shm that appear during the test go away; those of tests beside it do, too."""
     before = set(os.listdir("/dev/shm"))
     yield
-    left, deadline = set(os.listdir("/dev/shm")) - before, time.monotonic() + 300
+    left, deadline = set(os.listdir("/dev/shm")) - before, time.monotonic() + 900
     while left := left & set(os.listdir("/dev/shm")):
         assert time.monotonic() < deadline, f"left in /dev/shm: {sorted(left)}"
         time.sleep(0.05)

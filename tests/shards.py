@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import socket
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +33,18 @@ def add_rows(shard: kr.PrioritizedReplayBuffer, number: Any, priority: Any = Non
     n = len(number)
     hidden = {"_writer": np.zeros(n, np.uint64), "_sequence": np.arange(n, dtype=np.uint64)}
     shard.add(**rows(number), **hidden, priority=priority)
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """Keep a port from those who ask for any one; servers may listen there, one after another."""
+    with socket.socket() as kept:
+        if sys.platform == "linux":  # elsewhere it would keep it from servers, too
+            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            kept.bind(("127.0.0.1", 0))
+            yield kept.getsockname()[1]
+        else:
+            yield 0
 
 
 def far(shard: kr.PrioritizedReplayBuffer) -> RemoteShard:

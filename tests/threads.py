@@ -7,7 +7,7 @@ import time
 import traceback
 
 
-def run_threaded(work, n_threads=None, timeout_seconds=120.0):
+def run_threaded(work, n_threads=None, timeout_seconds=540.0):
     """Run callables in threads that a barrier starts at once; return their results in order.
 
     ``work`` is a list of callables, or one callable that takes its thread's number, with

@@ -28,7 +28,7 @@ def run(command: Sequence[str], folder: Path, timeout: float) -> None:
     process group nobody is left in any case, also if this process is told to end (SIGTERM).
     """
     adopt()
-    with sigterm_as_ctrl_c(), tempfile.TemporaryFile("w+") as errors:
+    with told_to_end() as told, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             command,
             cwd=folder,
@@ -37,6 +37,9 @@ def run(command: Sequence[str], folder: Path, timeout: float) -> None:
             start_new_session=True,
         )
         try:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # from now on it interrupts
+            if told:
+                raise KeyboardInterrupt
             process.wait(timeout)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
@@ -50,11 +53,12 @@ def run(command: Sequence[str], folder: Path, timeout: float) -> None:
 
 
 @contextlib.contextmanager
-def sigterm_as_ctrl_c() -> Iterator[None]:
-    """Let a signal to end raise KeyboardInterrupt."""
-    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def told_to_end() -> Iterator[list[int]]:
+    """Note signals to end, which do nothing else, until whoever waits for a process can end it."""
+    told: list[int] = []
+    former = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     try:
-        yield
+        yield told
     finally:
         signal.signal(signal.SIGTERM, former)
 

@@ -100,8 +100,6 @@ class ShardServer:
 
 class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
-    daemon_threads = True
-    block_on_close = False
     request_queue_size = 128
 
     def __init__(self, host: str, port: int, handler: Any) -> None:
@@ -109,6 +107,22 @@ class _Server(socketserver.ThreadingTCPServer):
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family = found[0][0]
         super().__init__((host, port), handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, which `server_close` knows before it begins."""
+        thread = threading.Thread(target=self._answer, args=(request, client_address), daemon=True)
+        self.connections[thread] = request
+        try:
+            thread.start()
+        except BaseException:
+            del self.connections[thread]
+            raise
+
+    def _answer(self, request: Any, client_address: Any) -> None:
+        try:
+            self.process_request_thread(request, client_address)
+        finally:
+            self.connections.pop(threading.current_thread(), None)
 
     def server_close(self) -> None:
         super().server_close()
@@ -126,12 +140,10 @@ class _Connection(socketserver.BaseRequestHandler):
 
     service: Service
     token: bytes
-    server: _Server
 
     def handle(self) -> None:
         """Answer until the client goes."""
         connection = self.request
-        self.server.connections[threading.current_thread()] = connection
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             given = receive(connection, TOKEN_NBYTES, CONNECT_SECONDS)
@@ -143,8 +155,6 @@ class _Connection(socketserver.BaseRequestHandler):
                 send(connection, self.service.answer(request))
         except (OSError, ValueError):
             return  # gone, or it does not speak as clients do
-        finally:
-            self.server.connections.pop(threading.current_thread(), None)
 
 
 class SocketTransport:

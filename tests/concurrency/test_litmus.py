@@ -129,7 +129,7 @@ def test_add_beside_sample(kind, capacity, run_threaded):
 
     def sample():
         try:
-            while sum(outcomes.values()) < N_ROUNDS:
+            while sum(outcomes.values()) < N_ROUNDS or started < N_ROUNDS // 1000:
                 oldest = finished - capacity + 1
                 words = buffer.sample(32).words
                 outcomes.update(row_outcomes(words, oldest, started))
@@ -138,7 +138,6 @@ def test_add_beside_sample(kind, capacity, run_threaded):
 
     run_threaded([add, sample])
     judge(outcomes, allowed=["whole"])
-    assert started > N_ROUNDS / 1000, "the writer hardly ran"
     buffer.check_invariants()
 
 
@@ -357,9 +356,9 @@ def assert_seen(outcome, litmus, *arguments, tries=20):
         try:
             litmus(*arguments)
         except AssertionError as error:
-            # the next try may be the one
-            assert re.search(f"not allowed: .*{outcome}", str(error)), error  # noqa: PT017
-            return
+            if "not allowed" in str(error):  # and not that something else was not reached
+                assert re.search(f"not allowed: .*{outcome}", str(error)), error  # noqa: PT017
+                return
     pytest.fail(f"{tries} runs of {litmus.__name__} did not see a planted race")
 
 

@@ -7,10 +7,12 @@ import os
 import secrets
 import signal
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from shards import new_shard, rows
+import pytest
+from shards import new_shard, reserved_port, rows
 
 import kary_replay as kr
 from kary_replay.shards import RemoteShard, ShardServer, ShardService, SocketTransport
@@ -26,18 +28,27 @@ def serve(descriptor: Any, token: bytes, port: int, address: Any) -> None:
     signal.pause()
 
 
-def test_no_row_is_lost_and_none_is_doubled(rng: np.random.Generator, run_threaded: Any) -> None:
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserved_port() as one:
+        yield one
+
+
+def test_no_row_is_lost_and_none_is_doubled(
+    rng: np.random.Generator, run_threaded: Any, port: int
+) -> None:
     context = multiprocessing.get_context("spawn")
     buffer = new_shard(50_000, shared=True)
     token = secrets.token_bytes(32)
 
-    def start(port: int = 0) -> tuple[Any, tuple[str, int]]:
+    def start(port: int) -> tuple[Any, tuple[str, int]]:
         ours, theirs = context.Pipe()
         process = context.Process(target=serve, args=(buffer.descriptor, token, port, theirs))
         process.start()
+        theirs.close()  # so that its end is noticed
         return process, ours.recv()
 
-    process, address = start()
+    process, address = start(port)
     shard = RemoteShard(SocketTransport(address, token), patience_seconds=60.0)
     many = kr.ShardedReplayBuffer([shard], seed=0)
     n_added, n_drawn, is_over = 0, 0, threading.Event()

@@ -208,5 +208,6 @@ class ShiftedTree(DriftingTree):
 def test_a_planted_fault_is_found(fault):
     with pytest.raises(AssertionError):  # found is enough: no shrinking
         run_state_machine_as_test(
-            lambda: SumTreeMachine(4, fault), settings=settings(phases=[Phase.generate])
+            lambda: SumTreeMachine(4, fault),
+            settings=settings(max_examples=1_000, phases=[Phase.generate]),
         )

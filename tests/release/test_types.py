@@ -21,7 +21,7 @@ def run(module, *arguments):
     environment = {**os.environ, "MYPYPATH": str(ROOT)}
     command = [sys.executable, "-m", module, *map(str, arguments)]
     return subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300
+        command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=1000
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shards import FIELDS, add_rows, new_shard, rows
+from shards import FIELDS, add_rows, new_shard, reserved_port, rows
 
 import kary_replay as kr
 from kary_replay import HANDLE_DTYPE
@@ -45,13 +45,13 @@ TOKEN = secrets.token_bytes(32)
 class Served:
     """A shard, its server, and what is needed to replace the server."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int) -> None:
         self.buffer = new_shard(1000, shared=True)
-        self.server = ShardServer(ShardService(self.buffer), TOKEN)
+        self.server = ShardServer(ShardService(self.buffer), TOKEN, port=port)
         self.address = self.server.address
 
-    def shard(self, patience_seconds: float = 5.0) -> RemoteShard:
-        return RemoteShard(SocketTransport(self.address, TOKEN), patience_seconds)
+    def shard(self) -> RemoteShard:
+        return RemoteShard(SocketTransport(self.address, TOKEN), patience_seconds=60.0)
 
     def replace(self, buffer: kr.PrioritizedReplayBuffer | None = None) -> None:
         """Let another server answer at the same address."""
@@ -63,9 +63,10 @@ class Served:
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    one = Served()
-    yield one
-    one.server.close()
+    with reserved_port() as port:
+        one = Served(port)
+        yield one
+        one.server.close()
 
 
 def test_all_that_a_buffer_does(served: Served, rng: np.random.Generator) -> None:
@@ -190,6 +191,28 @@ def test_files_outside_are_not_read(served: Served) -> None:
     service.close()
 
 
+def test_a_server_that_closes_answers_nobody_who_is_about_to_be_let_in(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose thread has begun, and has said nothing yet."""
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    def begin(_: Any) -> None:
+        has_begun.set()
+        may_go_on.wait(60)
+
+    monkeypatch.setattr(sockets._Connection, "setup", begin)
+    with socket.create_connection(served.address) as connection:
+        connection.sendall(TOKEN)
+        assert has_begun.wait(60)
+        closing = threading.Thread(target=served.server.close)
+        closing.start()
+        connection.settimeout(60)
+        assert connection.recv(100) == b""
+        may_go_on.set()
+        closing.join()
+
+
 def test_a_new_server_goes_on(served: Served, rng: np.random.Generator) -> None:
     """Adds and updates that were cut off are done once; batches under way are drawn again."""
     many = kr.ShardedReplayBuffer([served.shard()], seed=2)
@@ -241,10 +264,12 @@ def test_rows_of_others_are_noticed(served: Served) -> None:
 
 
 def test_all_are_lost(served: Served) -> None:
-    many = kr.ShardedReplayBuffer([served.shard(0.2)], seed=2)
+    shard = served.shard()
+    many = kr.ShardedReplayBuffer([shard], seed=2)
     many.add(**rows(np.arange(10)))
     many.settle()
     handle = many.sample(4).handle
+    shard.patience_seconds = 0.2
     served.server.close()
     with pytest.raises(ShardLostError, match="all shards are lost"):
         many.sample(4)
@@ -259,11 +284,12 @@ def test_all_are_lost(served: Served) -> None:
 
 def test_a_silent_shard_is_lost(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is connected, and answers nothing any more."""
-    shard = served.shard(0.3)
+    shard = served.shard()
     many = kr.ShardedReplayBuffer([shard, new_shard(10)], seed=2)
     many.add(**rows([1]))
     many.add(**rows([2]))
     many.settle()
+    shard.patience_seconds = 0.3
     never = threading.Event()
     service = served.server._server.RequestHandlerClass.service  # type: ignore[attr-defined]
     monkeypatch.setattr(service, "answer", lambda _: never.wait(20))
@@ -330,9 +356,8 @@ def test_a_refusal_costs_no_other_add(served: Served) -> None:
 
 def test_rows_that_are_sent_again_are_those_that_were_given(served: Served) -> None:
     many = kr.ShardedReplayBuffer([served.shard()], seed=0)
-    served.server.close()
     one = rows(np.arange(4))
-    served.server = ShardServer(ShardService(served.buffer), TOKEN, port=served.address[1])
+    served.replace()
     many.add(**one)
     one["number"][:] = 99
     served.replace()
@@ -341,12 +366,14 @@ def test_rows_that_are_sent_again_are_those_that_were_given(served: Served) -> N
 
 
 def test_answers_of_a_lost_shard_are_not_its_successors(served: Served) -> None:
-    many = kr.ShardedReplayBuffer([served.shard(0.5), new_shard(10)], seed=0)
+    shard = served.shard()
+    many = kr.ShardedReplayBuffer([shard, new_shard(10)], seed=0)
     many.add(**rows(np.arange(10)))
     many.add(**rows(np.arange(10, 20)))
     many.settle()
     batches = many.batches(16, per_request=1, under_way=2)
     handle = next(batches).handle
+    shard.patience_seconds = 0.5
     served.server.close()
     with contextlib.suppress(ShardLostError):
         many._shards[0].look()
@@ -443,7 +470,7 @@ def test_large_answers_and_large_adds_at_once() -> None:
     """Neither side waits for the other to take what it sends."""
     fields = {"image": kr.Field((84, 84, 4), np.uint8)}
     server = ShardServer(ShardService(ShardService.new_buffer(1200, fields)), TOKEN)
-    shard = RemoteShard(SocketTransport(server.address, TOKEN))
+    shard = RemoteShard(SocketTransport(server.address, TOKEN), patience_seconds=60.0)
     many = kr.ShardedReplayBuffer([shard], seed=0)
     images = np.zeros((512, 84, 84, 4), np.uint8)
     many.add(image=images)
@@ -519,11 +546,12 @@ def test_several_save_the_same_shard(served: Served, tmp_path: Path, run_threade
 
 
 def test_a_shard_dies_during_a_save(served: Served, tmp_path: Path) -> None:
-    shard = served.shard(0.2)
+    shard = served.shard()
     many = kr.ShardedReplayBuffer([shard, new_shard(10)], seed=0)
     many.add(**rows([1]))
     many.add(**rows([2]))
     many.save(tmp_path)
+    shard.patience_seconds = 0.2
     fetched = shard._fetched
 
     def die(message: Any) -> Any:
@@ -651,8 +679,9 @@ def test_an_interrupt_while_rows_are_sent(
 
 
 def test_what_all_lost_says(served: Served, tmp_path: Path) -> None:
-    shard = served.shard(0.2)
+    shard = served.shard()
     many = kr.ShardedReplayBuffer([shard], seed=0)
+    shard.patience_seconds = 0.2
     served.server.close()
     with pytest.raises(ShardLostError):
         many.sample(1)

@@ -198,10 +198,15 @@ def test_a_writer_of_a_closed_frame_buffer():
             use()
 
 
-def test_nothing_stays_open():
+def n_open():
+    """How much this process has open; a neighbour's thread may come and go meanwhile."""
     gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(5):
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_nothing_stays_open():
+    before = n_open()
+    for _ in range(40):
         buffer = make()
         others = [kr.PrioritizedReplayBuffer.attach(buffer.descriptor) for _ in range(3)]
         others[0].close()
@@ -212,8 +217,7 @@ def test_nothing_stays_open():
         with pytest.raises((ValueError, TypeError)):
             kr.PrioritizedReplayBuffer(10, FIELDS, seed="x", shared=True)
     del buffer, others
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert n_open() < before + 20
 
 
 def test_what_cannot_be_attached_to():
@@ -256,12 +260,11 @@ def test_what_cannot_be_attached_to():
 )
 def test_a_malformed_descriptor_opens_nothing(changes):
     buffer = make()
-    gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(3):
+    before = n_open()
+    for _ in range(40):
         with pytest.raises((AttachError, ValueError, TypeError)):
             kr.PrioritizedReplayBuffer.attach(replace(buffer.descriptor, **changes))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert n_open() < before + 20
 
 
 def test_a_foreign_segment():
@@ -302,7 +305,7 @@ def test_too_little_memory(monkeypatch, tmp_path):
     with pytest.raises(
         MemoryError, match="GiB of memory are free; choose a smaller capacity, or storage_directory"
     ):
-        kr.ReplayBuffer(2**26, {"x": kr.Field((84, 84), "uint8")}, shared=True)
+        kr.ReplayBuffer(2**33, {"x": kr.Field((84, 84), "uint8")}, shared=True)
     with pytest.raises(MemoryError, match="space in"):
         kr.ReplayBuffer(2**33, {"x": kr.Field((84, 84), "uint8")}, storage_directory=tmp_path)
     assert not list(tmp_path.iterdir())
