@@ -125,6 +125,7 @@ class HostedFlow:
         self.config, self.env_factory = config, env_factory
         self.checkpoint, self.medium = checkpoint, medium
         self.clock = Clock(float(checkpoint.counters.get("seconds", 0.0)))
+        self._is_complete = False
         flow = flow_of(config, env_factory, n_actors)
         self.roles = [role for role in flow.roles if role.count]
         board = BoardStream(
@@ -168,9 +169,13 @@ class HostedFlow:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all steps are done, and all that they allow others to do."""
+        """Whether all steps are done, and all that they allow others to do.
+
+        It stays so: steps that were under way then come too late to allow anything.
+        """
         is_over = self.board.env_steps >= self.config.total_env_steps
-        return is_over and all(stream.is_used_up() for stream in self.streams.values())
+        self._is_complete |= is_over and all(one.is_used_up() for one in self.streams.values())
+        return self._is_complete
 
     @property
     def figures(self) -> dict[str, float]:

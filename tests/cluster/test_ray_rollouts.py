@@ -337,7 +337,7 @@ def test_the_driver_is_killed_and_the_run_goes_on(cluster, monkeypatch, tmp_path
     run = tmp_path / "run"
     counters = counters_of_killed_driver("ppo", cluster.cluster.address, run)
     running = Running(Runner.resume(run), monkeypatch, run)
-    wait_until(lambda: running.updates > counters["updates"] + 3)
+    wait_until(lambda: running.updates > counters["updates"] + 3, 240)
     assert running.flow.board.env_steps >= counters["env_steps"]
     running.stop()
 

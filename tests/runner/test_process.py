@@ -15,7 +15,7 @@ from runs import HANG_SECONDS, config, run, size_of, stopped
 
 from kary_replay import PrioritizedReplayBuffer
 from kary_replay.runner import ConfigError, RunFailedError, Runner
-from kary_replay.runner.backends import ProcessBackend, memory
+from kary_replay.runner.backends import ProcessBackend, memory, process
 from kary_replay.runner.backends.guard import Guard
 from kary_replay.runner.backends.process import ProcessHandle
 from kary_replay.runner.backends.report_pipe import LENGTH, send_report
@@ -124,9 +124,6 @@ class Process:
 
     exitcode = pid = None
 
-    def join(self, seconds=None):
-        self.exitcode = -signal.SIGKILL
-
 
 @pytest.fixture
 def handle():
@@ -146,7 +143,19 @@ def test_a_worker_that_is_stopped_in_a_report_does_not_hold_up_the_supervisor(ha
     assert handle.reports() == [Finished()]
     assert handle.reports() == [] and handle.cause_of_death() is None
     theirs.close()
-    assert handle.reports() == [] and handle.cause_of_death().was_killed
+    assert handle.reports() == [] and handle.cause_of_death() is None
+    handle.process.exitcode = -signal.SIGKILL
+    assert handle.cause_of_death().was_killed
+
+
+def test_an_exit_code_that_does_not_come_is_not_waited_for_for_ever(handle, monkeypatch):
+    handle, theirs = handle
+    now = [100.0]
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    theirs.close()
+    assert handle.reports() == [] and handle.cause_of_death() is None
+    now[0] += process.LAST_WORD_SECONDS + 1
+    assert handle.cause_of_death().message == "it has closed its pipe"
 
 
 def test_a_report_may_be_larger_than_the_pipe(handle):

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from runs import config, parameters, run, same, stopped
+from runs import config, hosted, parameters, run, same, stopped
 
 from kary_replay.algorithms import ALGORITHMS, PPO
 from kary_replay.runner import ConfigError, Runner
@@ -183,3 +183,17 @@ def test_what_cannot_change_is_refused_by_name_and_nothing_is_changed(name, tmp_
     with pytest.raises(ConfigError, match=message):
         Runner.resume(tmp_path / "run", **{name: value})
     assert files(tmp_path / "run") == before
+
+
+def test_a_run_that_is_complete_stays_so(tmp_path, monkeypatch):
+    """An actor's last steps may allow updates for which nobody is there any more."""
+    flow = hosted(config("dqn", "CartPole-v1", tmp_path / "run", total_env_steps=100))
+    is_used_up = [False]
+    monkeypatch.setattr(flow.streams["experience"], "is_used_up", lambda: is_used_up[0])
+    flow.board.row("actor", 0).env_steps = 100
+    assert not flow.is_complete
+    is_used_up[0] = True
+    assert flow.is_complete
+    is_used_up[0] = False
+    assert flow.is_complete
+    flow.close()

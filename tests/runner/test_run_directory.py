@@ -155,10 +155,11 @@ def test_a_full_disk_costs_checkpoints_and_not_the_training(backend, tmp_path, m
         return folder
 
     monkeypatch.setattr(RunDirectory, "begin_checkpoint", begin_on_a_full_disk)
+    settings = {**QUICK, "total_env_steps": 20_000 if backend == "process" else 400}
     with pytest.raises(
         RunFailedError, match=r"the last checkpoint could not be made: .*\nNo checkpoint yet"
     ):
-        run("dqn", "CartPole-v1", tmp_path / "run", backend=backend, **QUICK)
+        run("dqn", "CartPole-v1", tmp_path / "run", backend=backend, **settings)
     assert "no checkpoint, the one before stays" in " ".join("".join(capfd.readouterr()).split())
     assert not list((tmp_path / "run").glob("checkpoint*"))
 
@@ -212,10 +213,15 @@ def test_whoever_presses_ctrl_c_twice_keeps_a_checkpoint(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["serial", "process"])
-def test_policies_that_wait_for_their_evaluation_survive_an_interruption(backend, tmp_path):
+def test_policies_that_wait_for_their_evaluation_survive_an_interruption(
+    backend, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        "kary_replay.runner.records.monitor.LOOK_SECONDS", 0.0
+    )  # to be seen at once
     settings = {
         "evaluate": "after",
-        "evaluation_interval": 100,
+        "evaluation_interval": 1_000,
         "evaluation_episodes": 2,
         "learning_starts": 64,
     }
@@ -225,16 +231,16 @@ def test_policies_that_wait_for_their_evaluation_survive_an_interruption(backend
             "CartPole-v1",
             tmp_path / "run",
             backend=backend,
-            total_env_steps=2_000,
+            total_env_steps=20_000,
             **settings,
         )
     )
 
-    first = stopped(runner, lambda: runner_steps(tmp_path / "run") >= 500)
+    first = stopped(runner, lambda: runner_steps(tmp_path / "run") >= 2_000)
     assert first.interrupted and not first.evaluations
     second = Runner.resume(tmp_path / "run").run()
     assert second.evaluations[0].env_steps < first.env_steps
-    assert second.evaluations[-1].env_steps >= 2_000
+    assert second.evaluations[-1].env_steps >= 20_000
     seconds = [found.wall_seconds for found in second.evaluations]
     assert seconds == sorted(seconds) and 0 < seconds[0] < first.wall_seconds
 

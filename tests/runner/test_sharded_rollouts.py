@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 
 import gymnasium
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import runs
 import torch
+from shards import reserved_port
 
 from kary_replay.algorithms import PPO, PPOOptions, Share
 from kary_replay.runner.backends.memory import SharedMemory
@@ -113,13 +115,16 @@ class Machine:
         for stream in self.streams.values():
             stream.meet(self.streams)
         self.answerer = self.address = None
+        self._kept = contextlib.ExitStack()
+        self.port = self._kept.enter_context(reserved_port())
         self.workers = []
 
-    def serve(self, port=0):
+    def serve(self):
         self.answerer = self.streams["experience"].answerer()
-        self.address = self.answerer.serve("127.0.0.1", port)
+        self.address = self.answerer.serve("127.0.0.1", self.port)
 
     def close(self):
+        self._kept.close()
         if self.answerer is not None:
             self.answerer._server.close()
         for stream in self.streams.values():
@@ -413,9 +418,8 @@ def test_who_answers_is_replaced_and_nothing_is_lost(run):
     machine, actor = one.machines[1], one.start(0, 1)
     for _ in range(3):
         actor.fill()
-        port = machine.address[1]
         machine.answerer._server.close()
-        machine.serve(port)
+        machine.serve()
         one.update()
     assert one.check() == 0
     assert len(one.learned) == 3 * LENGTH * N_ENVS

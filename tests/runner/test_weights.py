@@ -127,7 +127,7 @@ class WithoutLocks(Weights):
 
 
 @pytest.mark.parametrize(("kind", "loses"), [(Weights, False), (WithoutLocks, True)])
-def test_no_change_is_lost_however_they_meet(kind, loses):
+def test_no_change_is_lost_however_they_meet(kind, loses, run_threaded):
     """Whole numbers add up exactly; and a planted race is seen."""
     n, n_updates = 3, 100
     _, made = learners(n, SharedMemory(), kind)
@@ -138,11 +138,7 @@ def test_no_change_is_lost_however_they_meet(kind, loses):
             add(algorithm, 4.0**index)
             end.exchange()
 
-    threads = [threading.Thread(target=learn, args=(index,)) for index in range(n)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threaded(learn, n)
     expected = float(n_updates * sum(4**index for index in range(n)))
     assert bool((made[0][1].shared == expected).all()) != loses
 
@@ -185,7 +181,7 @@ def test_learners_that_do_not_wait_for_each_other(algorithm, closed, tmp_path):
     if ALGORITHMS[algorithm].learns_from == "rollouts":
         settings |= {"groups": 1, "max_staleness": 4}
     env = "Pendulum-v1" if algorithm == "sac" else "CartPole-v1"
-    result = run(algorithm, env, tmp_path / "run", **settings, total_env_steps=1_000)
+    result = run(algorithm, env, tmp_path / "run", **settings, total_env_steps=4_000)
     ((each, updates, env_steps, streams),) = closed
     assert result.updates == updates == sum(each) and min(each) > 0
     figures = streams["experience"]

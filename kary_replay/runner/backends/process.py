@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -25,7 +26,7 @@ from .worker_process import main
 
 __all__ = ["ProcessBackend", "ProcessHandle"]
 
-LAST_WORD_SECONDS = 0.5  # between the end of a worker's pipe and that of its process
+LAST_WORD_SECONDS = 10.0  # between the end of a worker's pipe and that of its process
 
 
 class ProcessBackend:
@@ -113,6 +114,7 @@ class ProcessHandle:
         self.pipe: Any = pipe  # None after the worker has closed its end
         self._inbox = Inbox(pipe)
         self._problem: Problem | None = None
+        self._closed = math.inf  # when the worker closed its end
 
     @property
     def heard_at(self) -> float:
@@ -137,19 +139,22 @@ class ProcessHandle:
                 reports.append(report)
         if self._inbox.has_ended:
             self.pipe.close()
-            self.pipe = None
-            self.process.join(LAST_WORD_SECONDS)
+            self.pipe, self._closed = None, time.monotonic()
         return reports
 
     def cause_of_death(self) -> Problem | None:
-        """Return what the worker has said last, or what the exit code of its process says."""
+        """Return what the worker has said last, or what the exit code of its process says.
+
+        The code may come a moment after the end of its pipe, and only it says who was killed.
+        """
         from ...fork_server import SERVER_ENDED
 
         code = self.process.exitcode
         if self._problem is not None:
             return self._problem
         if code is None:
-            return Problem("it has closed its pipe") if self.pipe is None else None
+            is_late = time.monotonic() > self._closed + LAST_WORD_SECONDS
+            return Problem("it has closed its pipe") if is_late else None
         if code == SERVER_ENDED:
             # Workers end with the server, which no environment can reach.
             return Problem("the process from which workers are forked was killed", was_killed=True)
