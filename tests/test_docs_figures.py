@@ -17,6 +17,7 @@ REPORTING = {
     "scaling",
     "large_batch",
     "memory",
+    "minatar",
     "pixels",
     "runner_ablation",
     "rllib_training",
