@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kary_replay.cores import n_cores
+from bench.harness.machine import n_cores
 
 SLOTS = (10_000, 100_000, 1_000_000, 10_000_000)
 BATCHES = (32, 256, 4096)

@@ -16,7 +16,6 @@ from time import perf_counter
 from typing import Any
 
 from kary_replay.about import BUILD
-from kary_replay.cores import n_cores
 
 LIBRARIES = (
     "numpy",
@@ -75,6 +74,12 @@ def _processor() -> dict[str, Any]:
     result["caches_per_instance"] = caches
     result["cores"] = n_cores()
     return result
+
+
+def n_cores() -> int:
+    """Return the cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _memory_gib() -> float | None:

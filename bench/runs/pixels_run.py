@@ -16,7 +16,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from kary_replay.cores import n_cores
+from bench.harness.machine import n_cores
 
 ASKING = "kary-replay, policy worker"
 GAME, N_ENVS, STACK = "ALE/Pong-v5", 8, 4
