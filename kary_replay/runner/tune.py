@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import shutil
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from ..algorithms import find
 from .callback import RunnerCallback
 from .config import ConfigError, RunnerConfig, as_json
 from .messages import Evaluation
-from .records.run_directory import RunDirectory
+from .records.run_directory import RunDirectory, plain
 from .resumption import CHANGEABLE
 from .runner import Runner, RunResult
 
@@ -127,7 +128,8 @@ class RunTrainable(Trainable):  # type: ignore[misc]  # Ray Tune has no types
                     f"options.{name} is {now}, and the rows that the trial goes on with are made "
                     f"with {was}: leave it out of what the scheduler changes"
                 )
-        settings, donor = as_json(self._settings), as_json(former)
+        written = json.dumps(as_json(self._settings), default=plain)
+        settings, donor = json.loads(written), json.loads(json.dumps(as_json(former)))
         changes = "options", *CHANGEABLE
         for name in sorted(self._given & set(donor) - set(changes)):
             if settings[name] != donor[name]:

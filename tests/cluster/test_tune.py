@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gymnasium
+import numpy as np
 import pytest
 
 tune = pytest.importorskip(
@@ -26,6 +28,10 @@ SPACE = {
     "evaluation_episodes": 2,
     "buffer_capacity": 2000,
 }
+
+
+def made(sizes):
+    return gymnasium.make("CartPole-v1")
 
 
 def fitted(space, storage, name, **run):
@@ -112,6 +118,18 @@ def test_a_clone_with_other_settings_than_the_run_is_refused_by_name(tmp_path):
     clone = RunTrainable({**SPACE, "options": larger})
     clone.load_checkpoint(str(tmp_path))
     clone.train()
+
+
+def test_settings_that_json_keeps_otherwise_are_the_same(tmp_path):
+    from kary_replay.runner.tune import RunTrainable
+
+    options = {"env": "test_tune:made", "env_options": {"sizes": (1, 2)}}
+    space = {**SPACE, **options, "beta": np.float32(0.6)}
+    trial = RunTrainable(space)
+    trial.train()
+    trial.save_checkpoint(str(tmp_path))
+    trial.load_checkpoint(str(tmp_path))
+    assert trial.train()["training_iteration"] == 2
 
 
 def test_a_trial_that_is_given_more_steps_goes_on(tmp_path):

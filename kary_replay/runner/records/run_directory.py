@@ -39,7 +39,15 @@ from ... import version
 from ..config import ConfigError, RunnerConfig, as_json, from_json
 from ..messages import Evaluated, Evaluation
 
-__all__ = ["EPISODES", "EVALUATIONS", "PolicyName", "RunDirectory", "load_state", "save_state"]
+__all__ = [
+    "EPISODES",
+    "EVALUATIONS",
+    "PolicyName",
+    "RunDirectory",
+    "load_state",
+    "plain",
+    "save_state",
+]
 
 FORMAT = 1
 EPISODES, EVALUATIONS = "episodes.jsonl", "evaluations.jsonl"
@@ -73,7 +81,7 @@ class RunDirectory:
         )
         number = 1
         content = {"format": FORMAT, "version": version.VERSION, **as_json(config)}
-        text = json.dumps(content, indent=2, default=_plain)
+        text = json.dumps(content, indent=2, default=plain)
         try:
             while True:
                 try:
@@ -135,7 +143,7 @@ class RunDirectory:
         new = self.path / "config.json.new"
         try:
             content = json.loads((self.path / "config.json").read_text())
-            new.write_text(json.dumps({**content, **settings}, indent=2, default=_plain))
+            new.write_text(json.dumps({**content, **settings}, indent=2, default=plain))
             # the file that is locked is about to be replaced: its successor must be locked before
             # that
             if self._locks:
@@ -388,7 +396,7 @@ class RunDirectory:
             ) from None
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a number of NumPy as one of Python; TypeError for anything else."""
     if isinstance(value, np.generic):
         return value.item()
