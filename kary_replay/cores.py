@@ -20,12 +20,23 @@ def n_cores() -> int:
     """
     affinity = getattr(os, "sched_getaffinity", None)
     named = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, min(named, *map(math.ceil, _quotas())))
+    return max(1, min([named, *map(math.ceil, _quotas())]))
 
 
 def _quotas() -> Iterator[float]:
-    """Yield the cores' worth of time that each group of this process may use; none is 1e9."""
-    yield 1e9
+    """Yield how many cores' time each group of this process may use, where that is limited."""
+    for folder, names in _groups():
+        try:
+            words = " ".join((folder / name).read_text() for name in names).split()
+            quota, period = float(words[0]), float(words[1])
+        except (OSError, ValueError, IndexError):  # "max": as much as there is
+            continue
+        if quota > 0 and period > 0:
+            yield quota / period
+
+
+def _groups() -> Iterator[tuple[Path, list[str]]]:
+    """Yield where the groups of this process may be, and the files that limit their time."""
     try:
         lines = GROUPS.read_text().splitlines()
     except OSError:  # not Linux
@@ -43,10 +54,4 @@ def _quotas() -> Iterator[float]:
         path = PurePosixPath(name.lstrip("/"))
         for place in places:
             for group in (path, *path.parents):
-                try:
-                    words = " ".join((place / group / one).read_text() for one in names).split()
-                    quota, period = float(words[0]), float(words[1])
-                except (OSError, ValueError, IndexError):  # "max": as much as there is
-                    continue
-                if quota > 0 and period > 0:
-                    yield quota / period
+                yield place / group, names

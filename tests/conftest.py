@@ -14,6 +14,8 @@ import pytest
 import threads
 from hypothesis import HealthCheck, settings
 
+from kary_replay.cores import n_cores
+
 SEED = 20160218
 UNDER_XDIST = "PYTEST_XDIST_WORKER" in os.environ
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
@@ -59,8 +61,7 @@ def pytest_configure(config):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
     """Let ``-n auto`` be the cores that this process may use, whatever a core is made of."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    return n_cores()
 
 
 @pytest.fixture(autouse=True)

@@ -261,9 +261,13 @@ class Runner:
             return self._run(supervisor, flow, monitor, begun)
 
     def _keep_nothing_if_not_begun(self, directory: RunDirectory, flow: HostedFlow) -> None:
-        """Remove the directory of a new run without a step, so that it may begin there again."""
-        if self._checkpoint.folder is None and not flow.board.env_steps:
+        """Remove the directory of a run that has not begun, so that it may begin there again."""
+        if not self._has_begun(flow):
             directory.discard()
+
+    def _has_begun(self, flow: HostedFlow) -> bool:
+        """Whether the run has taken a step, in this session or before."""
+        return self._checkpoint.folder is not None or bool(flow.board.env_steps)
 
     def _run(
         self, supervisor: Supervisor, flow: HostedFlow, monitor: Monitor, begun: float
@@ -294,11 +298,10 @@ class Runner:
                     what = f"{type(cause).__name__}: {cause}"
                     raise WorkerFailedError(f"the callback's {method} raised {what}") from cause
         except WorkerFailedError as error:
-            is_new = self._checkpoint.folder is None
             kept = (
-                "Nothing is kept: the run had not begun."
-                if is_new and not flow.board.env_steps
-                else _what_is_saved(directory)
+                _what_is_saved(directory)
+                if self._has_begun(flow)
+                else "Nothing is kept: the run had not begun."
             )
             raise RunFailedError(f"{error}\n{kept}") from error.__cause__
         finally:

@@ -128,8 +128,8 @@ class RunTrainable(Trainable):  # type: ignore[misc]  # Ray Tune has no types
                     f"options.{name} is {now}, and the rows that the trial goes on with are made "
                     f"with {was}: leave it out of what the scheduler changes"
                 )
-        written = json.dumps(as_json(self._settings), default=plain)
-        settings, donor = json.loads(written), json.loads(json.dumps(as_json(former)))
+        settings = json.loads(json.dumps(as_json(self._settings), default=plain))
+        donor = as_json(former)
         changes = "options", *CHANGEABLE
         for name in sorted(self._given & set(donor) - set(changes)):
             if settings[name] != donor[name]:

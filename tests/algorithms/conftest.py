@@ -5,12 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 
-@pytest.fixture(autouse=True)
-def same_numbers():
-    """Each test draws the same numbers, whichever tests came before it."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
+from same_numbers import same_numbers  # noqa: E402, F401
 
 
 @pytest.fixture(autouse=True, scope="package")

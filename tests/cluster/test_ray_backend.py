@@ -92,10 +92,10 @@ def test_a_checkpoint_goes_on_with_another_number_of_nodes(env, cluster, monkeyp
     again.stop()
 
 
-def check_pause(seconds):
+def check_within(bar, seconds, of_what):
     """The bar is for a machine that does nothing else, as in `make test-ray`."""
-    print(f"{seconds:.2f} s without an update")
-    assert seconds <= 5.0 or N_REPETITIONS == 1
+    print(f"{seconds:.2f} s {of_what}")
+    assert seconds <= bar or N_REPETITIONS == 1
 
 
 def answers(address, token):
@@ -137,7 +137,7 @@ def test_a_process_that_answers_nobody_is_replaced(cluster, monkeypatch, tmp_pat
     victim = min(named(ANSWERS))
     os.kill(victim, signal.SIGSTOP)
     pause = running.longest_pause(10.0)
-    check_pause(pause)
+    check_within(5.0, pause, "without an update")
     running.await_updates(100)
     wait_until(lambda: victim not in named(ANSWERS) and len(named(ANSWERS)) == 2, 60)
     wait_until(lambda: running.flow.figures["shards_lost"] == 0, 60)  # it draws from there again
@@ -190,7 +190,7 @@ def test_a_node_is_removed_without_grace(cluster, monkeypatch, tmp_path, repetit
     added = running.flow.counters()["n_added"]
     cluster.kill()
     pause = running.longest_pause(15.0)
-    check_pause(pause)
+    check_within(5.0, pause, "without an update")
     running.await_updates(100)
     wait_until(lambda: site not in running.backend._sites, 60)
     wait_until(lambda: running.flow.figures["shards"] == 2, 60)
@@ -285,8 +285,11 @@ def test_an_actor_that_fails_for_good_ends_the_run_with_the_reason(cluster, tmp_
         Runner(settings, console=Console(quiet=True)).run()
 
 
-def test_workers_end_after_ctrl_c(cluster, monkeypatch, tmp_path):
-    started(monkeypatch, tmp_path / "run").stop()
+def test_workers_end_within_seconds_of_ctrl_c(cluster, monkeypatch, tmp_path):
+    running = started(monkeypatch, tmp_path / "run")
+    begun = time.monotonic()
+    running.stop()
+    check_within(60.0, time.monotonic() - begun, "until the end")
 
 
 def test_each_node_has_policy_workers_of_its_own(cluster, monkeypatch, tmp_path):

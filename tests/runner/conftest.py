@@ -4,16 +4,10 @@ import pytest
 
 from kary_replay.algorithms import ALGORITHMS
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+from same_numbers import same_numbers  # noqa: F401
 
 TERMINAL = "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES"
-
-
-@pytest.fixture(autouse=True)
-def same_numbers():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -216,9 +216,7 @@ def test_whoever_presses_ctrl_c_twice_keeps_a_checkpoint(tmp_path, monkeypatch):
 def test_policies_that_wait_for_their_evaluation_survive_an_interruption(
     backend, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(
-        "kary_replay.runner.records.monitor.LOOK_SECONDS", 0.0
-    )  # to be seen at once
+    monkeypatch.setattr("kary_replay.runner.records.monitor.LOOK_SECONDS", 0.0)
     settings = {
         "evaluate": "after",
         "evaluation_interval": 1_000,

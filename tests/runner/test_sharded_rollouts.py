@@ -122,6 +122,7 @@ class Machine:
     def serve(self):
         self.answerer = self.streams["experience"].answerer()
         self.address = self.answerer.serve("127.0.0.1", self.port)
+        self.port = self.address[1]  # where none could be reserved
 
     def close(self):
         self._kept.close()

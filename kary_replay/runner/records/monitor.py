@@ -213,9 +213,11 @@ class Monitor:
     def _look(self, last: bool = False) -> None:
         now = time.monotonic()
         self._next_look = now + LOOK_SECONDS
-        figures = self._at_end or self._progress.look()
-        board = self.flow.board  # of updates that were under way when training ended
-        figures = figures._replace(env_steps=board.env_steps, updates=board.updates)
+        if self._at_end is None:
+            figures = self._progress.look()
+        else:
+            board = self.flow.board  # with what was under way then
+            figures = self._at_end._replace(env_steps=board.env_steps, updates=board.updates)
         self._display.show(figures, self.recent_return, self.evaluations, last)
         with self._forgiving():
             self.directory.flush()
