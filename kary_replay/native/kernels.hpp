@@ -682,7 +682,9 @@ static void adam_part(const Adam& a, std::int64_t begin, std::int64_t end) {
     }
 }
 
+// Parameters of units that are always off get no gradient any more, so their means decay for ever.
 static void adam(const Adam& a, int threads) {
+    const Flushing flushing;
     share_numbers(a.n, threads,
                   [&](std::int64_t begin, std::int64_t end) { adam_part(a, begin, end); });
 }

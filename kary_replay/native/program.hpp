@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "flushing.hpp"
 #include "thread_pool.hpp"
 
 namespace kary {

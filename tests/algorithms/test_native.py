@@ -5,6 +5,7 @@ import copy
 import itertools
 import operator
 import os
+import platform
 import signal
 import threading
 
@@ -712,6 +713,44 @@ def test_adam_is_that_of_torch(n, instructions):
         )  # fmt: skip
         for one, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="others lose no time")
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_adam_takes_the_smallest_numbers_for_0(n_threads, instructions):
+    n = 2**18 + 3
+    parameters, gradient, mean, square = (
+        torch.full((n,), value) for value in (0.5, 0.0, 1e-38, 1e-40)
+    )
+    before = parameters.clone()
+    addresses = [one.data_ptr() for one in (parameters, gradient, mean, square)]
+    steps = torch.tensor([4.0])
+    for _ in range(3):
+        native.adam(*addresses, n, steps.data_ptr(), 1e-3, 0.9, 0.999, 1e-8, n_threads)
+    assert not mean.any() and not square.any() and torch.equal(parameters, before)
+    assert (torch.full((4,), 1e-40) / 2).any()  # this thread has them still
+
+
+def test_parameters_do_not_depend_on_the_smallest_numbers(instructions):
+    """Means decay to them, and below, after the last gradient."""
+    torch.manual_seed(0)
+    parameters = torch.randn(64)
+    found = [parameters, torch.zeros(64), torch.zeros(64), torch.zeros(())]
+    kept = [one.clone() for one in found]
+    for step in range(1200):
+        gradient = torch.randn(64) * (step < 5)
+        addresses = [one.data_ptr() for one in (found[0], gradient, *found[1:3])]
+        native.adam(*addresses, 64, found[3].data_ptr(), 1e-2, 0.9, 0.999, 1e-8)
+        # in numbers as small as they like
+        mean, square = (one.double() for one in kept[1:3])
+        mean = mean + 0.1 * (gradient.double() - mean)
+        square = square + 0.001 * (gradient.double() ** 2 - square)
+        root = (square / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8
+        kept[0] = kept[0].double() - 1e-2 / (1 - 0.9 ** (step + 1)) * mean / root
+        kept[1:3] = mean, square
+    # without fused operations a tenth of what is left is too small to be taken off
+    assert found[1].abs().max() < 1.2e-37 and 0 < kept[1].abs().max() < 1e-50
+    torch.testing.assert_close(found[0].double(), kept[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("share", [0.005, 0.5, 0.9, 1.0])
