@@ -89,6 +89,9 @@ class SAC(ActorCritic):
 
     Haarnoja et al. (2018), arXiv:1812.05905, with the temperature alpha adjusted as in its section
     5.
+
+    With ``n_step`` above 1 the rewards of these steps are summed up without the entropy of those
+    between, which is known for the policy of that time alone: what follows the last one has it.
     """
 
     name = "sac"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 
 from ..algorithms import ALGORITHMS, Algorithm, Options, Share, find
@@ -116,7 +117,8 @@ class RunnerConfig:
     groups: int = PRESET
     """Groups of an actor's environments that take turns.
 
-    One group is stepped while actions for another are awaited."""
+    One group is stepped while actions for another are awaited. By default 2, or 1 where
+    envs_per_actor is odd or the algorithm learns from rollouts it waits for."""
     buffer_capacity: int = PRESET
     """Rows kept: transitions, and with r2d2 sequences of them."""
     learning_starts: int = PRESET
@@ -207,6 +209,9 @@ class RunnerConfig:
     With backend="serial" nothing is started anew: the first failure of a worker ends the run."""
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, np.generic):  # such as seeds from np.arange
+                object.__setattr__(self, name, value.item())
         check_algorithm(self.algorithm)
         if not (isinstance(self.env, str) or callable(self.env)):
             raise ConfigError(
@@ -228,8 +233,11 @@ class RunnerConfig:
         names = FOREIGN[self.learns_from]
         check_kind(self.algorithm, [name for name in names if getattr(self, name) is not None])
         env_options = options if is_dict else {}
-        named = self.algorithm, self.env_name, env_options
-        for name, value in preset(*named, self.options).items():
+        found = preset(self.algorithm, self.env_name, env_options, self.options)
+        if self.envs_per_actor is not None:
+            _check(self, "envs_per_actor", *AT_LEAST_1)
+            found["groups"] = math.gcd(found["groups"], self.envs_per_actor)
+        for name, value in found.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         if self.inference == "worker":
@@ -567,13 +575,12 @@ def _survives_json(value: Any) -> bool:
 def _check_kinds(config: RunnerConfig) -> None:
     for name in ("env_options", "eval_env_options"):
         value = getattr(config, name)
-        try:
-            json.dumps(dict(value))
-        except (TypeError, ValueError) as error:
+        if not (isinstance(value, Mapping) and _survives_json(dict(value))):
             raise ConfigError(
                 f"{name} must be a dict of what JSON has, for config.json keeps it, "
-                f"got {value!r} ({error}): make anything else in a function, and give it as env"
-            ) from None
+                f"got {value!r}: write tuples as lists and keys as text; make anything else in a "
+                "function, and give it as env"
+            )
     _check_device(config, "device")
 
 

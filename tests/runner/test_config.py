@@ -9,6 +9,7 @@ from pathlib import Path
 
 import faulty_envs
 import gymnasium
+import numpy as np
 import pytest
 from runs import HANG_SECONDS, config, run
 
@@ -108,6 +109,8 @@ REFUSED = [  # settings of a process run with a batch of 32, and what the messag
     ),
     ({"target_return": 475.0}, "target_return needs evaluate='during'"),
     ({"env_options": {"space": object()}}, "env_options must be a dict of what JSON has"),
+    ({"env_options": {"size": (3, 4)}}, "env_options must be a dict.*write tuples as lists"),
+    ({"eval_env_options": {3: "x"}}, "eval_env_options must be a dict.*and keys as text"),
     ({"eval_env_options": [1]}, r"eval_env_options must be a dict of what JSON has.*got \[1\]"),
     (
         {"env_options": 5, "env": functools.partial(make)},
@@ -327,6 +330,25 @@ def test_bad_hyperparameters_are_refused(message):
 def test_a_directory_that_there_cannot_be_is_refused(name, message):
     with pytest.raises(ConfigError, match=f"directory must be {message}"):
         RunnerConfig("dqn", "CartPole-v1", directory=name)
+
+
+@pytest.mark.parametrize(
+    ("given", "groups"),
+    [({"envs_per_actor": 1}, 1), ({"envs_per_actor": 3}, 1), ({"envs_per_actor": 6}, 2), ({}, 2)],
+)
+def test_by_default_there_are_as_many_groups_as_environments_allow(given, groups):
+    assert RunnerConfig("dqn", "CartPole-v1", **given).groups == groups
+
+
+def test_settings_may_be_numbers_of_numpy():
+    plain = {"seed": 3, "actors": 2, "envs_per_actor": 4, "samples_per_insert": 8.0}
+    settings = RunnerConfig(
+        "dqn",
+        "CartPole-v1",
+        **{name: np.asarray(value)[()] for name, value in plain.items()},
+    )
+    assert settings == RunnerConfig("dqn", "CartPole-v1", **plain)
+    assert type(settings.seed) is int and from_json(json.loads(json.dumps(as_json(settings))))
 
 
 def test_options_are_those_of_the_algorithm():

@@ -14,6 +14,7 @@ from runs import config
 
 from kary_replay.algorithms import ALGORITHMS
 from kary_replay.runner import ConfigError
+from kary_replay.runner.policies import export as export_module
 from kary_replay.runner.policies.checkpoint_policy import checkpoint_policy
 from kary_replay.runner.policies.export import MODELS, export
 from kary_replay.runner.records.run_directory import RunDirectory, save_state
@@ -282,6 +283,25 @@ def test_a_model_that_acts_otherwise_is_not_written(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="act otherwise"):
         export(tmp_path / "run")
     assert not list(tmp_path.rglob("*.zip"))
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "ppo"])
+@pytest.mark.parametrize("loss", [1e-6, 1e-2])
+def test_actions_equally_good_may_be_taken_for_each_other(algorithm, loss, tmp_path, monkeypatch):
+    untrained(tmp_path / "run", algorithm, monkeypatch)
+    original = export_module._values
+
+    def tied(model, samples):
+        values = np.full_like(original(model, samples), 100.0)
+        values[:, -1] *= 1 + loss
+        return values
+
+    monkeypatch.setattr(export_module, "_values", tied)
+    if loss < export_module.VALUE_TOLERANCE:
+        assert export(tmp_path / "run").exists()
+    else:
+        with pytest.raises(ConfigError, match="act otherwise"):
+            export(tmp_path / "run")
 
 
 def test_the_format_of_the_run_is_checked(tmp_path, monkeypatch):

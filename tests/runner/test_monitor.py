@@ -92,6 +92,18 @@ def test_a_terminal_shows_a_panel(tmp_path):
     assert max(map(len, narrow.export_text().splitlines())) == 60
 
 
+def test_a_terminal_too_narrow_for_the_panel_shows_its_line(tmp_path):
+    for columns in (display.NARROWEST - 1, 20):
+        console = Console(file=io.StringIO(), width=columns, record=True, force_terminal=True)
+        line = shown(console, tmp_path / "run", backend="process")
+        line.start()
+        line.show(FIGURES, 18.25, EVALUATIONS)
+        line.stop()
+        text = " ".join(console.export_text().split())
+        for part in ("20,480 env steps", "9,740 updates", "evaluation 12.5", "31.9 samples"):
+            assert part in text, part
+
+
 def test_elsewhere_there_are_lines_now_and_then(tmp_path, monkeypatch):
     console = screen()
     lines = shown(console, tmp_path / "run", backend="process")

@@ -1,6 +1,8 @@
 """Playing and filming what a run has learned."""
 
+import errno
 import importlib.util
+import os
 
 import numpy as np
 import pytest
@@ -8,7 +10,8 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from PIL import Image
 from runs import run
 
-from kary_replay.runner import ConfigError, play
+from kary_replay.runner import ConfigError
+from kary_replay.runner.policies import play
 
 
 class Unseen(CartPoleEnv):
@@ -58,6 +61,17 @@ def test_long_films_are_cut(trained, monkeypatch, capsys):
     play.play(trained, episodes=1)
     assert Image.open(trained / "play.gif").n_frames <= 3
     assert "the first 3 frames" in capsys.readouterr().out
+
+
+def test_a_film_that_cannot_be_written_is_an_error_in_a_sentence(trained, tmp_path, monkeypatch):
+    def half(picture, path, **options):
+        path.write_bytes(b"GIF")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Image.Image, "save", half)
+    with pytest.raises(ConfigError, match=r"x\.gif cannot be written: .*No space left"):
+        play.play(trained, episodes=1, output=tmp_path / "x.gif")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +178,8 @@ class _Film:
     def add(self, frame: npt.NDArray[np.uint8]) -> None:
         """Take a frame, [height, width, 3]."""
         if self._writer is not None:
-            self._writer.append_data(frame)
+            with self._being_written():
+                self._writer.append_data(frame)
         elif self._seen % self._every == 0 and not self.is_full:
             from PIL import Image
 
@@ -190,14 +191,25 @@ class _Film:
 
     def close(self) -> None:
         """Write the file."""
-        if self._writer is not None:
-            self._writer.close()
-        elif self._frames:
-            first, *others = self._frames
-            first.save(
-                self._path,
-                save_all=True,
-                append_images=others,
-                duration=round(1000 / self._rate),
-                loop=0,
-            )
+        with self._being_written():
+            if self._writer is not None:
+                self._writer.close()
+            elif self._frames:
+                first, *others = self._frames
+                first.save(
+                    self._path,
+                    save_all=True,
+                    append_images=others,
+                    duration=round(1000 / self._rate),
+                    loop=0,
+                )
+
+    @contextlib.contextmanager
+    def _being_written(self) -> Iterator[None]:
+        """Raise ConfigError, and leave no part of a film, where the disk is full, for example."""
+        try:
+            yield
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            raise ConfigError(f"{self._path} cannot be written: {error}") from None

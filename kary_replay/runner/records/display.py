@@ -24,6 +24,7 @@ __all__ = ["Display", "number", "title"]
 
 LINE_SECONDS = 10.0  # between two lines where there is no terminal
 SPLITS = 8  # shown of the allocation
+NARROWEST = 58  # columns of a terminal in which the panel has room for all its words
 
 
 class Display:
@@ -65,8 +66,10 @@ class Display:
     ) -> None:
         """Show how it goes; ``recent`` is the mean return of episodes that ended lately."""
         if self._live is not None:
-            live, panel = self._live, self.panel(figures, recent, evaluations)
-            self._try(lambda: live.update(panel, refresh=True))
+            live, news = self._live, (figures, recent, evaluations)
+            is_wide = self._console.width >= NARROWEST
+            picture = self.panel(*news) if is_wide else Text(self.line(*news))
+            self._try(lambda: live.update(picture, refresh=True))
         elif last or time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_SECONDS
             self.say(self.line(figures, recent, evaluations))
