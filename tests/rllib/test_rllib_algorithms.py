@@ -6,6 +6,7 @@ import copy
 import tempfile
 from collections.abc import Iterator
 
+import gymnasium
 import numpy as np
 import pytest
 import ray
@@ -289,6 +290,61 @@ def test_losses_are_weighted_and_errors_come_back_to_their_rows(build, n_learner
         weighted = torch.as_tensor(one.columns["weights"]) * each
         assert one.loss == pytest.approx(float(weighted.mean()), rel=1e-3)
         assert one.loss != pytest.approx(float(each.mean()), rel=1e-2)
+
+
+def numbered():
+    """A class of environments whose observations say of which one, episode and step they are.
+
+    Made in a function, so that it is pickled as a whole: other processes do not know this file.
+    """
+
+    class Numbered(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(0, 1e6, (3,), np.float32)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def __init__(self, config=None):
+            self._rng = np.random.default_rng()
+            self._seen = np.array([self._rng.integers(2**19), 0, 0], np.float32)
+
+        def reset(self, *, seed=None, options=None):
+            self._seen += [0, 1, -self._seen[2]]
+            self._length = self._rng.integers(1, 12)
+            return self._seen.copy(), {}
+
+        def step(self, action):
+            self._seen[2] += 1
+            return (
+                self._seen.copy(),
+                float(self._seen[2]),
+                bool(self._seen[2] == self._length),
+                False,
+                {},
+            )
+
+    return Numbered
+
+
+@pytest.mark.parametrize(("n_runners", "n_envs"), [(0, 3), (1, 2)])
+def test_steps_of_several_environments_are_told_apart(build, n_runners, n_envs):
+    """Also where they are in other processes, and their chunks come in turns."""
+    config = config_of("dqn", n_step=3).environment(numbered())
+    config.env_runners(
+        num_env_runners=n_runners, num_envs_per_env_runner=n_envs, rollout_fragment_length=4
+    )
+    algorithm = build(use(config, capacity=2_000))
+    for _ in range(2):
+        algorithm.train()
+    (rows,) = algorithm.local_replay_buffer.sample(512, n_step=3, gamma=GAMMA)
+    columns = {name: np.asarray(values) for name, values in rows.columns.items()}
+    before, after, n = columns["obs"], columns["new_obs"], columns["n_step"]
+    assert len(set(before[:, 0])) == max(n_runners, 1) * n_envs and len(set(before[:, 1])) > 2
+    np.testing.assert_array_equal(after[:, :2], before[:, :2])
+    np.testing.assert_array_equal(after[:, 2], before[:, 2] + n)
+    assert set(n) == {1, 2, 3}
+    expected = [
+        sum(GAMMA**k * (t + k + 1) for k in range(m)) for t, m in zip(before[:, 2], n, strict=True)
+    ]
+    np.testing.assert_allclose(columns["rewards"], expected, rtol=1e-5)
 
 
 def test_rllibs_own_gives_the_errors_of_two_learners_to_other_rows(build):
