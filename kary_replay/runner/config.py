@@ -117,8 +117,8 @@ class RunnerConfig:
     groups: int = PRESET
     """Groups of an actor's environments that take turns.
 
-    One group is stepped while actions for another are awaited. By default 2, or 1 where
-    envs_per_actor is odd or the algorithm learns from rollouts it waits for."""
+    One group is stepped while actions for another are awaited. By default 1 for a2c and ppo, and
+    where envs_per_actor is odd; else 2."""
     buffer_capacity: int = PRESET
     """Rows kept: transitions, and with r2d2 sequences of them."""
     learning_starts: int = PRESET

@@ -1,7 +1,9 @@
 """Exported policies act in stock Stable-Baselines3 as they do here."""
 
+import errno
 import itertools
 import json
+import os
 import subprocess
 import sys
 
@@ -292,8 +294,9 @@ def test_actions_equally_good_may_be_taken_for_each_other(algorithm, loss, tmp_p
     original = export_module._values
 
     def tied(model, samples):
-        values = np.full_like(original(model, samples), 100.0)
-        values[:, -1] *= 1 + loss
+        best = original(model, samples).argmax(1)
+        values = np.full((len(best), 3), 100.0)
+        values[np.arange(len(best)), (best + 1) % 3] *= 1 + loss
         return values
 
     monkeypatch.setattr(export_module, "_values", tied)
@@ -302,6 +305,20 @@ def test_actions_equally_good_may_be_taken_for_each_other(algorithm, loss, tmp_p
     else:
         with pytest.raises(ConfigError, match="act otherwise"):
             export(tmp_path / "run")
+
+
+def test_a_model_that_cannot_be_written_leaves_the_former_one(tmp_path, monkeypatch):
+    def half(model, path):
+        path.write_bytes(b"PK")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    untrained(tmp_path / "run", "dqn", monkeypatch)
+    former = export(tmp_path / "run").read_bytes()
+    monkeypatch.setattr(sb3.DQN, "save", half)
+    with pytest.raises(ConfigError, match=r"sb3\.zip cannot be written: .*No space left"):
+        export(tmp_path / "run")
+    (left,) = tmp_path.rglob("*.zip")
+    assert left.name == "sb3.zip" and left.read_bytes() == former
 
 
 def test_the_format_of_the_run_is_checked(tmp_path, monkeypatch):

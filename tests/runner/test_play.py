@@ -72,6 +72,40 @@ def test_a_film_that_cannot_be_written_is_an_error_in_a_sentence(trained, tmp_pa
     with pytest.raises(ConfigError, match=r"x\.gif cannot be written: .*No space left"):
         play.play(trained, episodes=1, output=tmp_path / "x.gif")
     assert not list(tmp_path.iterdir())
+    (tmp_path / "x.gif").write_bytes(b"former")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        play.play(trained, episodes=1, output=tmp_path / "x.gif")
+    (left,) = tmp_path.iterdir()
+    assert left.read_bytes() == b"former"
+
+
+@pytest.mark.parametrize("at", ["opened", "frame", "closed"])
+def test_a_film_that_ffmpeg_cannot_write_leaves_the_former_one(trained, tmp_path, monkeypatch, at):
+    class Writer:
+        closed = 0
+
+        def append_data(self, frame):
+            if at == "frame":
+                raise OSError("Broken pipe\n\nFFMPEG COMMAND: and so on")
+
+        def close(self):
+            Writer.closed += 1
+            if at != "opened":
+                raise OSError("Broken pipe")
+
+    def get_writer(path, **options):
+        path.write_bytes(b"half")
+        if at == "opened":
+            raise OSError("Broken pipe")
+        return Writer()
+
+    monkeypatch.setattr("imageio.v2.get_writer", get_writer)
+    monkeypatch.setattr(play, "_check_output", lambda path: None)
+    (tmp_path / "x.mp4").write_bytes(b"former")
+    with pytest.raises(ConfigError, match=r"x\.mp4 cannot be written: Broken pipe$"):
+        play.play(trained, episodes=1, output=tmp_path / "x.mp4")
+    (left,) = tmp_path.iterdir()
+    assert left.read_bytes() == b"former" and Writer.closed == (at != "opened")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from ...algorithms.spaces import is_board, is_image
 from ..config import ConfigError
 from ..records.run_directory import PolicyName
 from .checkpoint_policy import CheckpointPolicy, checkpoint_algorithm, checkpoint_policy
-from .output import check_output
+from .output import NewFile, check_output
 
 __all__ = ["export"]
 
@@ -80,7 +80,10 @@ def export(
     COPY[found.config.algorithm](whole, model)
     model.policy.set_training_mode(False)
     _compare(found.algorithm, ours, model, samples)
-    model.save(path)
+    file = NewFile(path)
+    with file.being_written():
+        model.save(file.path)
+        file.complete()
     print(
         f"{found.described}\n"
         f"wrote {path}; load it with: stable_baselines3.{name}.load({str(path)!r})"

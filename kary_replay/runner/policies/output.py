@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..config import ConfigError
 
-__all__ = ["check_output"]
+__all__ = ["NewFile", "check_output"]
 
 
 def check_output(path: Path, *endings: str) -> None:
@@ -22,3 +25,33 @@ def check_output(path: Path, *endings: str) -> None:
             path.unlink()
     except OSError as error:
         raise ConfigError(f"output cannot be written: {error}") from None
+
+
+class NewFile:
+    """A file under a name of its own, until it is complete.
+
+    Parameters
+    ----------
+    goal : Path
+        What it is called then; a former file of that name stays until then.
+    """
+
+    def __init__(self, goal: Path) -> None:
+        self._goal, self.path = goal, goal.with_stem(f"{goal.stem}.new")
+
+    @contextlib.contextmanager
+    def being_written(self) -> Iterator[None]:
+        """Leave nothing of it if that raises; make of OSError, as of a full disk, a ConfigError."""
+        try:
+            yield
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            if not isinstance(error, OSError):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(f"{self._goal} cannot be written: {reason}") from None
+
+    def complete(self) -> None:
+        """Let it take the place of the former one."""
+        os.replace(self.path, self._goal)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..environments.vector import Environments
 from ..records.run_directory import PolicyName
 from ..workers.evaluator import FIRST_SEED, n_together
 from .checkpoint_policy import CheckpointPolicy, checkpoint_policy
-from .output import check_output
+from .output import NewFile, check_output
 from .player import Player
 
 __all__ = ["play"]
@@ -159,27 +159,32 @@ class _Film:
     """Writes frames to a file, by its ending."""
 
     def __init__(self, path: Path, frames_per_second: float) -> None:
-        self._path, self._is_gif = path, path.suffix == ".gif"
-        self._every = math.ceil(frames_per_second / GIF_FRAMES_PER_SECOND) if self._is_gif else 1
+        self._file, is_gif = NewFile(path), path.suffix == ".gif"
+        self._every = math.ceil(frames_per_second / GIF_FRAMES_PER_SECOND) if is_gif else 1
         self._rate = frames_per_second / self._every
         self._seen = 0
         self._frames: list[Any] = []
         self._writer: Any = None
-        if not self._is_gif:
+        if not is_gif:
             import imageio.v2
 
-            self._writer = imageio.v2.get_writer(path, fps=self._rate)
+            with self._file.being_written():
+                self._writer = imageio.v2.get_writer(self._file.path, fps=self._rate)
 
     @property
     def is_full(self) -> bool:
         """Whether no more frames are kept."""
-        return self._is_gif and len(self._frames) >= MOST_GIF_FRAMES
+        return len(self._frames) >= MOST_GIF_FRAMES
 
     def add(self, frame: npt.NDArray[np.uint8]) -> None:
         """Take a frame, [height, width, 3]."""
         if self._writer is not None:
-            with self._being_written():
-                self._writer.append_data(frame)
+            try:
+                with self._file.being_written():
+                    self._writer.append_data(frame)
+            except BaseException:
+                self._give_up()
+                raise
         elif self._seen % self._every == 0 and not self.is_full:
             from PIL import Image
 
@@ -191,25 +196,23 @@ class _Film:
 
     def close(self) -> None:
         """Write the file."""
-        with self._being_written():
+        with self._file.being_written():
             if self._writer is not None:
                 self._writer.close()
+                self._file.complete()
             elif self._frames:
                 first, *others = self._frames
                 first.save(
-                    self._path,
+                    self._file.path,
                     save_all=True,
                     append_images=others,
                     duration=round(1000 / self._rate),
                     loop=0,
                 )
+                self._file.complete()
 
-    @contextlib.contextmanager
-    def _being_written(self) -> Iterator[None]:
-        """Raise ConfigError, and leave no part of a film, where the disk is full, for example."""
-        try:
-            yield
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                self._path.unlink()
-            raise ConfigError(f"{self._path} cannot be written: {error}") from None
+    def _give_up(self) -> None:
+        """Leave no film."""
+        writer, self._writer = self._writer, None
+        with contextlib.suppress(OSError):
+            writer.close()
