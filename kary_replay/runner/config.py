@@ -578,8 +578,8 @@ def _check_kinds(config: RunnerConfig) -> None:
         if not (isinstance(value, Mapping) and _survives_json(dict(value))):
             raise ConfigError(
                 f"{name} must be a dict of what JSON has, for config.json keeps it, "
-                f"got {value!r}: write tuples as lists and keys as text; make anything else in a "
-                "function, and give it as env"
+                f"got {value!r}: write tuples as lists, keys as text and numbers of NumPy as "
+                "Python's; make anything else, and NaN, in a function, and give it as env"
             )
     _check_device(config, "device")
 

@@ -110,7 +110,7 @@ REFUSED = [  # settings of a process run with a batch of 32, and what the messag
     ({"target_return": 475.0}, "target_return needs evaluate='during'"),
     ({"env_options": {"space": object()}}, "env_options must be a dict of what JSON has"),
     ({"env_options": {"size": (3, 4)}}, "env_options must be a dict.*write tuples as lists"),
-    ({"eval_env_options": {3: "x"}}, "eval_env_options must be a dict.*and keys as text"),
+    ({"eval_env_options": {3: "x"}}, "eval_env_options must be a dict.*keys as text"),
     ({"eval_env_options": [1]}, r"eval_env_options must be a dict of what JSON has.*got \[1\]"),
     (
         {"env_options": 5, "env": functools.partial(make)},
@@ -292,7 +292,8 @@ def test_a_program_without_a_main_guard_is_told_so(tmp_path):
 BAD_OPTIONS = {
     "huber_delta must be finite and above 0, got inf": {"huber_delta": float("inf")},
     "learning_rate must be finite and above 0, got nan": {"learning_rate": float("nan")},
-    "adam_epsilon must be finite and above 0, got 0": {"adam_epsilon": 0},
+    "adam_epsilon must be finite and at least 1.17549e-38, got 0": {"adam_epsilon": 0},
+    "adam_epsilon must be finite and at least 1.17549e-38, got 1e-39": {"adam_epsilon": 1e-39},
     "v_min must be below v_max, both finite": {"n_atoms": 51, "v_max": float("inf")},
     "exploration_final must be a probability": {"exploration_final": 1.5},
     "exploration_fraction must be at least 0": {"exploration_fraction": -1.0},

@@ -307,6 +307,21 @@ def test_actions_equally_good_may_be_taken_for_each_other(algorithm, loss, tmp_p
             export(tmp_path / "run")
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_values_that_are_not_finite_are_not_equally_good(value, tmp_path, monkeypatch):
+    untrained(tmp_path / "run", "dqn", monkeypatch)
+    original = export_module._values
+
+    def broken(model, samples):
+        values = original(model, samples)
+        values[0, values[0].argmin()] = value
+        return values
+
+    monkeypatch.setattr(export_module, "_values", broken)
+    with pytest.raises(ConfigError, match="act otherwise"):
+        export(tmp_path / "run")
+
+
 def test_a_model_that_cannot_be_written_leaves_the_former_one(tmp_path, monkeypatch):
     def half(model, path):
         path.write_bytes(b"PK")

@@ -3,6 +3,7 @@
 import errno
 import importlib.util
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ def test_a_film_that_cannot_be_written_is_an_error_in_a_sentence(trained, tmp_pa
     assert left.read_bytes() == b"former"
 
 
-@pytest.mark.parametrize("at", ["opened", "frame", "closed"])
+@pytest.mark.parametrize("at", ["opened", "frame", "closed", "cut off", "no film"])
 def test_a_film_that_ffmpeg_cannot_write_leaves_the_former_one(trained, tmp_path, monkeypatch, at):
     class Writer:
         closed = 0
@@ -90,8 +91,15 @@ def test_a_film_that_ffmpeg_cannot_write_leaves_the_former_one(trained, tmp_path
 
         def close(self):
             Writer.closed += 1
-            if at != "opened":
+            if at in ("frame", "closed"):
                 raise OSError("Broken pipe")
+
+    class Reader:
+        @staticmethod
+        def count_frames_and_secs(path):
+            if at == "no film":
+                raise RuntimeError("moov atom not found")
+            return 1, 0.1
 
     def get_writer(path, **options):
         path.write_bytes(b"half")
@@ -101,8 +109,10 @@ def test_a_film_that_ffmpeg_cannot_write_leaves_the_former_one(trained, tmp_path
 
     monkeypatch.setattr("imageio.v2.get_writer", get_writer)
     monkeypatch.setattr(play, "_check_output", lambda path: None)
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", Reader)
     (tmp_path / "x.mp4").write_bytes(b"former")
-    with pytest.raises(ConfigError, match=r"x\.mp4 cannot be written: Broken pipe$"):
+    says = {"cut off": r"only 1 of \d+ frames.*", "no film": r"only 0 of.*"}.get(at, "Broken pipe")
+    with pytest.raises(ConfigError, match=rf"x\.mp4 cannot be written: {says}$"):
         play.play(trained, episodes=1, output=tmp_path / "x.mp4")
     (left,) = tmp_path.iterdir()
     assert left.read_bytes() == b"former" and Writer.closed == (at != "opened")
@@ -120,6 +130,24 @@ def test_without_pictures_it_plays_and_says_so(name, message, tmp_path, capsys):
     assert not list(tmp_path.rglob("*.gif"))
     with pytest.raises(ConfigError, match="cannot be shown"):
         play.play(path, output=tmp_path / "x.gif")
+
+
+def test_what_ends_the_playing_is_said_and_not_that_there_is_no_film(
+    trained, tmp_path, monkeypatch
+):
+    def full(picture, path, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def break_off(env, action, step=CartPoleEnv.step):
+        if env.state[0] > 0.01:
+            raise KeyboardInterrupt
+        return step(env, action)
+
+    monkeypatch.setattr(Image.Image, "save", full)
+    monkeypatch.setattr(CartPoleEnv, "step", break_off)
+    with pytest.raises(KeyboardInterrupt):
+        play.play(trained, episodes=20, output=tmp_path / "x.gif")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_window_is_opened_by_the_environment(trained, monkeypatch, capsys):

@@ -407,7 +407,7 @@ def _compare(algorithm: Any, ours: Any, model: Any, samples: Any) -> None:
         values = _values(model, samples)
         rows = np.arange(CHECKED)
         loss = values.max(1) - values[rows, ours]
-        is_alike = loss <= VALUE_TOLERANCE * np.abs(values).max(1)
+        is_alike = np.isfinite(values) & (loss <= VALUE_TOLERANCE * np.abs(values).max(1))[:, None]
     else:
         theirs = model.predict(samples, deterministic=True)[0]
         half = (action_space.high - action_space.low) / 2

@@ -18,11 +18,12 @@ def check_output(path: Path, *endings: str) -> None:
         raise ConfigError(f"output must end in {' or '.join(endings)}, got {path}")
     if not path.parent.is_dir():
         raise ConfigError(f"output must be in a folder that exists, got {path}")
+    new = NewFile(path).path
     try:
-        is_new = not path.exists()
-        path.open("ab").close()
-        if is_new:
-            path.unlink()
+        if path.exists():
+            path.open("ab").close()
+        new.open("xb").close()
+        new.unlink()
     except OSError as error:
         raise ConfigError(f"output cannot be written: {error}") from None
 
@@ -37,7 +38,8 @@ class NewFile:
     """
 
     def __init__(self, goal: Path) -> None:
-        self._goal, self.path = goal, goal.with_stem(f"{goal.stem}.new")
+        self._goal = goal
+        self.path = goal.with_name(f".{goal.stem}.{os.getpid()}{goal.suffix}")
 
     @contextlib.contextmanager
     def being_written(self) -> Iterator[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -90,10 +89,15 @@ def play(
             returns += played
             cut = f", cut off after evaluation_max_steps={max_steps:,} steps" if n_cut else ""
             print(f"episode {episode + 1}: return {returns[-1]:.1f}{cut}")
+    except BaseException:
+        if film is not None:
+            with contextlib.suppress(ConfigError):  # what comes first is what is to be said
+                film.close()
+        raise
     finally:
         environments.close()
-        if film is not None:
-            film.close()
+    if film is not None:
+        film.close()
     print(f"mean return {np.mean(returns):.1f} of {episodes} episode{'s' * (episodes > 1)}")
     if film is not None:
         print(
@@ -128,10 +132,16 @@ def _act_as_in_evaluations(
 def _check_output(path: Path) -> None:
     """Raise ConfigError if no film can be written there."""
     check_output(path, ".gif", ".mp4")
-    if path.suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
-        raise ConfigError(
-            f"{path} needs ffmpeg: pip install imageio-ffmpeg, or choose a name that ends in .gif"
-        )
+    if path.suffix == ".mp4":
+        try:
+            import imageio_ffmpeg
+
+            imageio_ffmpeg.get_ffmpeg_exe()
+        except (ImportError, RuntimeError):
+            raise ConfigError(
+                f"{path} needs ffmpeg: pip install imageio-ffmpeg, or choose a name that ends in "
+                ".gif"
+            ) from None
 
 
 def _rendered(make: Callable[..., Any], mode: str, seed: int) -> tuple[Any, str]:
@@ -179,12 +189,12 @@ class _Film:
     def add(self, frame: npt.NDArray[np.uint8]) -> None:
         """Take a frame, [height, width, 3]."""
         if self._writer is not None:
-            try:
-                with self._file.being_written():
+            with self._file.being_written():
+                try:
                     self._writer.append_data(frame)
-            except BaseException:
-                self._give_up()
-                raise
+                except BaseException:
+                    self._give_up()
+                    raise
         elif self._seen % self._every == 0 and not self.is_full:
             from PIL import Image
 
@@ -199,6 +209,7 @@ class _Film:
         with self._file.being_written():
             if self._writer is not None:
                 self._writer.close()
+                self._check_film()
                 self._file.complete()
             elif self._frames:
                 first, *others = self._frames
@@ -210,6 +221,17 @@ class _Film:
                     loop=0,
                 )
                 self._file.complete()
+
+    def _check_film(self) -> None:
+        """Raise OSError if ffmpeg has not written all frames, of which it says nothing itself."""
+        import imageio_ffmpeg
+
+        try:
+            n_frames, _ = imageio_ffmpeg.count_frames_and_secs(str(self._file.path))
+        except RuntimeError:
+            n_frames = 0
+        if n_frames < self._seen:
+            raise OSError(f"only {n_frames} of {self._seen} frames of it can be read")
 
     def _give_up(self) -> None:
         """Leave no film."""

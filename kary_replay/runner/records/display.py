@@ -24,7 +24,7 @@ __all__ = ["Display", "number", "title"]
 
 LINE_SECONDS = 10.0  # between two lines where there is no terminal
 SPLITS = 8  # shown of the allocation
-NARROWEST = 58  # columns of a terminal in which the panel has room for all its words
+NARROWEST = 64  # columns of a terminal; the panel has room for its words, and a billion steps
 
 
 class Display:
