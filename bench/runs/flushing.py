@@ -19,26 +19,10 @@ import time
 from typing import Any
 
 from bench.harness.machine import describe
+from bench.runs.learning import tasks as learning
 
-# DQN as in RL Baselines3 Zoo, SAC as it is
 TASKS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
-    "DQN, CartPole-v1": (
-        "DQN",
-        "CartPole-v1",
-        30_000,
-        {
-            "learning_rate": 2.3e-3,
-            "batch_size": 64,
-            "buffer_size": 100_000,
-            "learning_starts": 1_000,
-            "target_update_interval": 10,
-            "train_freq": 256,
-            "gradient_steps": 128,
-            "exploration_fraction": 0.16,
-            "exploration_final_eps": 0.04,
-            "policy_kwargs": {"net_arch": [256, 256]},
-        },
-    ),
+    "DQN, CartPole-v1": ("DQN", "CartPole-v1", 30_000, learning.TASKS["cartpole"].settings),
     "SAC, Pendulum-v1": ("SAC", "Pendulum-v1", 6_000, {}),
 }
 SMALLEST = 2.0**-126  # of the normal numbers of float32

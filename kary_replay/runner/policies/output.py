@@ -22,7 +22,7 @@ def check_output(path: Path, *endings: str) -> None:
     try:
         if path.exists():
             path.open("ab").close()
-        new.open("xb").close()
+        new.open("wb").close()  # perhaps over what one with this number left when it was killed
         new.unlink()
     except OSError as error:
         raise ConfigError(f"output cannot be written: {error}") from None
