@@ -123,7 +123,7 @@ def test_a_clone_with_other_settings_than_the_run_is_refused_by_name(tmp_path):
 def test_settings_that_json_keeps_otherwise_are_the_same(tmp_path):
     from kary_replay.runner.tune import RunTrainable
 
-    options = {"env": "test_tune:made", "env_options": {"sizes": (1, 2)}}
+    options = {"env": "test_tune:made", "env_options": {"sizes": [1, 2]}}
     space = {**SPACE, **options, "beta": np.float32(0.6)}
     trial = RunTrainable(space)
     trial.train()
