@@ -25,7 +25,6 @@ TASKS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
     "DQN, CartPole-v1": ("DQN", "CartPole-v1", 30_000, learning.TASKS["cartpole"].settings),
     "SAC, Pendulum-v1": ("SAC", "Pendulum-v1", 6_000, {}),
 }
-SMALLEST = 2.0**-126  # of the normal numbers of float32
 
 
 def train(task: str, flushes: bool, seed: int) -> dict[str, Any]:
@@ -45,9 +44,10 @@ def train(task: str, flushes: bool, seed: int) -> dict[str, Any]:
     torch.set_flush_denormal(False)  # so that they are seen
     means = torch.cat([one["exp_avg"].flatten() for one in part.optimizer.state.values()]).abs()
     parameters = b"".join(one.numpy().tobytes() for one in model.policy.state_dict().values())
+    are_small = (means > 0) & (means < torch.finfo(means.dtype).tiny)
     return {
         "seconds": seconds,
-        "small_means": float(((means > 0) & (means < SMALLEST)).float().mean()),
+        "small_means": float(are_small.float().mean()),
         "parameters": hashlib.sha256(parameters).hexdigest(),
     }
 

@@ -4,9 +4,9 @@ DQN with each of them alone, and with all; everything else is the preset of DQN 
 every run. The question is that of Hessel et al. (2018), asked of small games as in Obando-Ceron &
 Castro (2021), and scores are put together as Agarwal et al. (2021) advise. Every run is in one
 process, so that the same commit makes it again to the bit on the same kind of processor; its record
-has all its settings.
-Returns by frames do not depend on the speed of the machine, so parts of the campaign may run beside
-each other, and elsewhere, each from a copy of what there is, and in a checkout that stays as it is:
+has all its settings. Returns by frames do not depend on the speed of the machine, so parts of the
+campaign may run beside each other, and elsewhere, each from a copy of what there is, and in a
+checkout that stays as it is:
 
     cp bench/results/minatar.json a.json
     python -m bench.runs.minatar --tasks asterix breakout --output a.json --resume

@@ -26,7 +26,6 @@ from .updates.minimizer import Minimizer, Share
 
 __all__ = ["Algorithm", "Options", "Tensors", "check_above_0", "check_bool", "check_finite"]
 
-SMALLEST = 2.0**-126  # normal number of float32: steps of Adam take what is below for 0
 # Some parts of an update are done only every few updates (TD3's policy_delay is 2 by default).
 WARM_UPDATES = 4
 Tensors = Mapping[str, Any]
@@ -65,7 +64,8 @@ class Options:
             as_count("a width in hidden", width)
         as_fraction("gamma", self.gamma)
         check_above_0("learning_rate", self.learning_rate)
-        check_finite("adam_epsilon", self.adam_epsilon, SMALLEST)
+        # steps of Adam take what is smaller for 0
+        check_finite("adam_epsilon", self.adam_epsilon, torch.finfo(torch.float32).tiny)
         as_fraction("learning_rate_final_share", self.learning_rate_final_share)
 
 
