@@ -94,6 +94,9 @@ KARY_INLINE void finish(const Product& p, std::int64_t row, std::int64_t column,
             KARY_UNROLL for (int i = 0; i < R; ++i) sum[i][v] += value;
         }
     }
+    if (is_last && p.bias_of_rows)
+        KARY_UNROLL for (int i = 0; i < R; ++i)
+            KARY_UNROLL for (int v = 0; v < V; ++v) sum[i][v] += same(p.bias[row + i]);
     if (is_last && p.relu) {
         const Vector nothing = same(kNothing);
         KARY_UNROLL for (int i = 0; i < R; ++i)
@@ -214,7 +217,7 @@ void rows_of_panel(const Product& p, std::int64_t column, const float* b, std::i
 template <int V, bool Tables>
 void panel(const Product& p, std::int64_t column) {
     alignas(64) float bias[kPanel] = {};
-    const bool has_bias = p.bias != nullptr;
+    const bool has_bias = p.bias && !p.bias_of_rows;
     if (has_bias)
         std::memcpy(bias, p.bias + column, std::min(p.n - column, kPanel) * sizeof(float));
     const float* b = p.b_row ? p.b + column : p.b + column * p.k;
@@ -228,7 +231,7 @@ void panel(const Product& p, std::int64_t column) {
 
 // A single row: many columns at once, for each number waits for the one of the step before.
 static void multiply_row(const Product& p, std::int64_t column) {
-    const float* const bias = p.bias ? p.bias + column : nullptr;
+    const float* const bias = p.bias && !p.bias_of_rows ? p.bias + column : nullptr;
     for (std::int64_t begin = 0; begin < p.k; begin += kDepth) {
         const std::int64_t depth = std::min(kDepth, p.k - begin);
         const float* const b = p.b + column + begin * p.b_row;
@@ -260,9 +263,21 @@ static void multiply_rows(const Product& p, int threads) {
     std::int64_t first = 0;
     if (p.m == 1 && p.b_row)
         for (; first + kOfRow * kWidth <= p.n; first += kOfRow * kWidth) multiply_row(p, first);
-    const std::int64_t n = (p.n - first + kPanel - 1) / kPanel;
-    share(n, p.m * p.n * p.k >= kMuch ? threads : 1, [&](std::int64_t i, int) {
-        multiply_panel<false>(p, first + i * kPanel);
+    const std::int64_t panels = (p.n - first + kPanel - 1) / kPanel;
+    if (!panels) return;
+    if (p.m * p.n * p.k < kMuch) threads = 1;
+    // Of each panel, threads share the rows if there are fewer panels than threads.
+    const std::int64_t groups = panels < threads ? (threads + panels - 1) / panels : 1;
+    const std::int64_t rows = (p.m + groups * kRows - 1) / (groups * kRows) * kRows;
+    share(panels * groups, threads, [&](std::int64_t i, int) {
+        const std::int64_t row = i % groups * rows;
+        if (row >= p.m) return;
+        Product q = p;
+        q.m = std::min(rows, p.m - row);
+        q.a += row * p.a_row, q.c += row * p.c_row;
+        if (p.mask) q.mask += row * p.mask_row;
+        if (p.bias_of_rows) q.bias += row;
+        multiply_panel<false>(q, first + i / groups * kPanel);
     });
 }
 
@@ -808,7 +823,7 @@ static void convolve(const Convolution& c) {
     share(c.batch, c.threads, [&](std::int64_t i, int thread) {
         float* const outcome = outcomes + thread * n * m;
         multiply_windows({c.one + i * c.n_image(), 0, 0, windows, 0, outcome, m, c.bias, nullptr, 0,
-                          c.relu, n, m, k, nullptr, false, t.places, t.weights});
+                          c.relu, n, m, k, nullptr, false, false, t.places, t.weights});
         transposed(outcome, m, n, m, c.to + i * m * n, n);
     });
 }
@@ -824,7 +839,7 @@ static void convolve_weights(const Convolution& c) {
         float *const gradient = gradients + thread * n * padded(m), *const sum = sums + first * m;
         std::memset(sum, 0, rows * m * sizeof(float));
         Product p = {c.two, 0, 0, gradient, 0, sum, m, nullptr, nullptr, 0, false, rows, m, n,
-                     nullptr, true, t.weights + first, t.places};
+                     nullptr, false, true, t.weights + first, t.places};
         for (std::int64_t i = 0; i < c.batch; ++i, p.a += c.n_image()) {
             pack(c.one + i * m * n, 1, n, n, m, gradient, 1);
             multiply_windows(p);

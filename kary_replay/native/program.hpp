@@ -74,7 +74,7 @@ constexpr const char* kCodes[] = {KARY_CODES(KARY_NAME)};
 #undef KARY_NAME
 constexpr int kNumberOfCodes = sizeof(kCodes) / sizeof(*kCodes);
 
-constexpr int kWords = 21;
+constexpr int kWords = 22;
 
 // As a row of the tables that translation.py writes. A place is two words: the number of a piece of
 // memory, or -1 for none, and an offset in numbers.
@@ -103,8 +103,8 @@ inline Elementwise elementwise_of(const Operation& o, char* const* memory) {
             float(o.number[1])};
 }
 
-// C (m × n) = A B, then + bias, then relu; or 0 where the mask is not above 0, as the gradient of
-// relu asks for. B is a matrix whose rows are contiguous, or was packed: panels of some columns,
+// C (m × n) = A B, then + bias, of each column or each row, then relu; or 0 where the mask is not
+// above 0, as the gradient of relu asks for. B is a matrix whose rows are contiguous, or was packed: panels of some columns,
 // one after another, the last of as many whole vectors as it needs.
 struct Product {
     const float* a;
@@ -118,6 +118,7 @@ struct Product {
     bool relu;
     std::int64_t m, n, k;
     float* spare;  // for the rows of A, and their numbers, if some may be left out
+    bool bias_of_rows = false;
     bool adds = false;  // to what C has
     // Where numbers of A are that lie in no rows: at row_at[i] + step_at[k] from `a`; or neither.
     const std::int32_t *row_at = nullptr, *step_at = nullptr;
@@ -126,7 +127,8 @@ struct Product {
 inline Product product_of(const Operation& o, char* const* memory) {
     return {place(o, 0, memory), o.word[2], o.word[3], place(o, 4, memory), o.word[6],
             place(o, 7, memory), o.word[9], place(o, 10, memory), place(o, 12, memory), o.word[14],
-            o.word[15] != 0, o.word[16], o.word[17], o.word[18], place(o, 19, memory)};
+            o.word[15] != 0, o.word[16], o.word[17], o.word[18], place(o, 19, memory),
+            o.word[21] != 0};
 }
 
 struct BatchProduct {

@@ -25,7 +25,7 @@ cdef extern from "program.hpp" namespace "kary" nogil:
 
     struct Operation:
         int64_t code
-        int64_t word[21]
+        int64_t word[22]
         double number[2]
 
     struct Step "kary::Adam":

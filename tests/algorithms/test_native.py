@@ -282,6 +282,28 @@ def test_products_of_all_sizes(m, k, n, form):
         assert float((found - expected).abs().max()) < 1e-6 * k + 1e-5
 
 
+@pytest.mark.parametrize("n", [3, 20, 64, 130, 300])
+@pytest.mark.parametrize("k", [1, 40, 300])
+def test_a_row_of_a_layer_does_not_depend_on_how_many_there_are(k, n, instructions):
+    """Whether the weights are brought in order for a product, or what they are multiplied by."""
+    generator = torch.Generator().manual_seed(n)
+    x, w, bias = (torch.randn(size, generator=generator) for size in ((128, k), (n, k), (n,)))
+    functions = {
+        "layer": lambda x: (F.linear(x, w, bias),),
+        "layer with relu": lambda x: (F.linear(x, w, bias).relu(),),
+        "layer without bias": lambda x: (F.linear(x, w).relu(),),
+    }
+    for name, function in functions.items():
+        recorded = Recorded(function)
+        (expected,) = (found.clone() for found in recorded(x[:33]))
+        for n_rows in (1, 2, 5, 16, 32, 48, 64, 128):
+            (found,) = recorded(x[:n_rows])
+            some = min(n_rows, 33)
+            assert torch.equal(found[:some], expected[:some]), (name, n_rows)
+        assert is_native(recorded)
+        assert distance(expected, function(x[:33])[0]) < 1e-5
+
+
 DTYPES = {"bool": torch.bool, "uint8": torch.uint8, "float32": torch.float32}
 
 
@@ -425,23 +447,26 @@ def set_threads():
 
 def large_gradients(images, *parameters):
     """Return gradients by operations of which each is large enough to be shared by threads."""
-    one, two, matrix = (parameter.detach().requires_grad_() for parameter in parameters)
+    layers = [parameter.detach().requires_grad_() for parameter in parameters]
+    one, two, wide, bias, last = layers
     with torch.enable_grad():
         seen = F.conv2d(images.float() / 255, one, stride=2).relu()
         seen = F.conv2d(seen, two, stride=2).relu().flatten(1)
-        loss = F.huber_loss(F.linear(seen, matrix), torch.zeros(18, 160))
-        return torch.autograd.grad(loss, (one, two, matrix))
+        found = F.linear(F.linear(seen, wide, bias).relu(), last)
+        loss = F.huber_loss(found, torch.zeros(len(images), 1000))
+        return torch.autograd.grad(loss, layers)
 
 
-def large_inputs(seed=0):
+def large_inputs(seed=0, n_images=18):
     generator = torch.Generator().manual_seed(seed)
-    sizes = (32, 4, 4, 4), (32, 32, 3, 3), (160, 3200)
-    images = torch.randint(0, 256, (18, 4, 44, 44), generator=generator, dtype=torch.uint8)
+    sizes = (32, 4, 4, 4), (32, 32, 3, 3), (160, 3200), (160,), (1000, 160)
+    images = torch.randint(0, 256, (n_images, 4, 44, 44), generator=generator, dtype=torch.uint8)
     return images, *(torch.randn(size, generator=generator) / 20 for size in sizes)
 
 
-def test_threads_do_not_change_the_bits(set_threads, instructions):
-    given, found = large_inputs(), []
+@pytest.mark.parametrize("n_images", [18, 32])  # 32 rows are what is brought in order
+def test_threads_do_not_change_the_bits(n_images, set_threads, instructions):
+    given, found = large_inputs(n_images=n_images), []
     for n_threads in (1, 2, 3, 40):  # which is more than there are images, or parts of windows
         set_threads(n_threads)
         recorded = Recorded(large_gradients)
@@ -536,7 +561,7 @@ def test_threads_round_as_the_one_that_asks():
 
 def test_threads_that_there_cannot_be():
     with pytest.raises(ValueError, match="n_threads must be 1 or more, got 0"):
-        native.Program(np.zeros((0, 22), np.int64), np.zeros((0, 2)), 1, 0)
+        native.Program(np.zeros((0, 1 + native.WORDS), np.int64), np.zeros((0, 2)), 1, 0)
 
 
 def test_what_is_left_to_torch():

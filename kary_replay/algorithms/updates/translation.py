@@ -469,19 +469,27 @@ class Translation:
         bias: Place | None = None,
         mask: Place | None = None,
         relu: bool = False,
+        of_rows: bool = False,
     ) -> None:
-        """Multiply two matrices."""
+        """Multiply two matrices, add a bias to each row or column, and apply relu or a mask.
+
+        B has to lie in rows, or is brought in order, which takes as long as some products. So the
+        transposed matrices are multiplied instead where A is the lesser one: each number is the
+        sum of the same products, in the same order.
+        """
         (m, k), n = a.shape, b.shape[1]
         (a_row, a_column), (b_row, b_column) = a.strides, b.strides
-        plain = bias is None and mask is None and not relu
-        if n <= FEW and a_column == 1 and b_row == 1 and k > 1 and mask is None:
+        if n <= FEW and a_column == 1 and b_row == 1 and k > 1 and mask is None and not of_rows:
             b_row = b_column  # the rows of the transposed matrix
             words = [a, a_row, a_column, b, b_row, to, to.strides[0], bias, mask, 0, int(relu)]
             self._emit("dots", *words, m, n, k, None)
             return
-        if plain and n * _padded(m) < 0.8 * m * _padded(n):
+        if mask is None and (
+            n * _padded(m) < 0.8 * m * _padded(n)
+            or (b_row == 1 and m % LANE == 0 and m * (k + n) < n * k)
+        ):
             other = self._new((n, m))
-            self.product(b.transposed(), a.transposed(), other)
+            self.product(b.transposed(), a.transposed(), other, bias, None, relu, not of_rows)
             self._copy(other.transposed(), to)
             return
         if b_column == 1 and b_row > 0 and n % LANE == 0 and (n <= PANEL or m <= 2 * LANE):
@@ -491,7 +499,8 @@ class Translation:
         words = [a, a_row, a_column, b, step, to, to.strides[0], bias]
         words += [mask, 0 if mask is None else mask.strides[0], int(relu)]
         leaves_out = mask is not None and a_column == 1 and k >= LANE
-        self._emit("product", *words, m, n, k, self._new((m * k + m,)) if leaves_out else None)
+        spare = self._new((m * k + m,)) if leaves_out else None
+        self._emit("product", *words, m, n, k, spare, int(of_rows and bias is not None))
 
     def _packed(self, b: Place) -> Place:
         key = "packed", b
