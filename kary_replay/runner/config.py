@@ -118,7 +118,7 @@ class RunnerConfig:
     """Groups of an actor's environments that take turns.
 
     One group is stepped while actions for another are awaited. By default 1 for a2c and ppo, and
-    where envs_per_actor is odd; else 2."""
+    where an actor's environments are an odd number; else 2."""
     buffer_capacity: int = PRESET
     """Rows kept: transitions, and with r2d2 sequences of them."""
     learning_starts: int = PRESET
@@ -236,7 +236,7 @@ class RunnerConfig:
         found = preset(self.algorithm, self.env_name, env_options, self.options)
         if self.envs_per_actor is not None:
             _check(self, "envs_per_actor", *AT_LEAST_1)
-            found["groups"] = math.gcd(found["groups"], self.envs_per_actor)
+        found["groups"] = math.gcd(found["groups"], _environments(self, found["options"]))
         for name, value in found.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
@@ -562,6 +562,16 @@ def _check_rollouts(config: RunnerConfig) -> None:
             f"n_envs={options.n_envs}, so that each group has as many environments: choose another "
             "number of actors or of environments"
         )
+
+
+def _environments(config: RunnerConfig, options: Any) -> int:
+    """Return how many environments of an actor groups share; 0 where the preset says how many."""
+    n_envs: int | None = getattr(options, "n_envs", None)  # of all actors
+    if n_envs is None:
+        return config.envs_per_actor or 0
+    actors = config.actors
+    divides = isinstance(actors, int) and actors > 0 and n_envs % actors == 0
+    return n_envs // int(actors) if divides else n_envs
 
 
 def _survives_json(value: Any) -> bool:

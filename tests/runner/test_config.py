@@ -14,7 +14,7 @@ import pytest
 from runs import HANG_SECONDS, config, run
 
 from kary_replay import PrioritizedReplayBuffer, cli
-from kary_replay.algorithms import DQNOptions, SACOptions, TD3Options
+from kary_replay.algorithms import ALGORITHMS, DQNOptions, SACOptions, TD3Options
 from kary_replay.runner import ConfigError, Runner, RunnerConfig
 from kary_replay.runner.config import as_json, from_json
 from kary_replay.runner.environments.env_factory import env_factory
@@ -339,6 +339,17 @@ def test_a_directory_that_there_cannot_be_is_refused(name, message):
 )
 def test_by_default_there_are_as_many_groups_as_environments_allow(given, groups):
     assert RunnerConfig("dqn", "CartPole-v1", **given).groups == groups
+
+
+@pytest.mark.parametrize(
+    ("n_envs", "actors", "groups"),
+    [(1, "auto", 1), (3, 1, 1), (2, 1, 2), (2, 2, 1), (6, 2, 1), (8, 2, 2)],
+)
+@pytest.mark.parametrize("algorithm", ["impala", "appo"])
+def test_groups_of_rollouts_divide_the_environments_of_an_actor(algorithm, n_envs, actors, groups):
+    options = ALGORITHMS[algorithm].options_class(n_envs=n_envs)
+    config = RunnerConfig(algorithm, "CartPole-v1", options=options, actors=actors)
+    assert config.groups == groups
 
 
 def test_settings_may_be_numbers_of_numpy():
