@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.cql import CQL
 from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.tune.search.sample import Domain
 
 from kary_replay.adapters.rllib.algorithms import OURS
 from kary_replay.adapters.rllib.replay_buffer import PrioritizedEpisodeReplayBuffer
@@ -46,7 +47,8 @@ def use(
     capacity, alpha, beta, priority_epsilon, uniform_share, storage_directory
         See `PrioritizedEpisodeReplayBuffer`. None: what the configuration has, from an earlier
         call, too; else 10,000, 0.6 (0 if it has a buffer of RLlib's that draws uniformly), 0.4,
-        1e-6, 0 and no directory. Whatever else ``replay_buffer_config`` has, stays.
+        1e-6, 0 and no directory. Whatever else ``replay_buffer_config`` has, stays. Each may be a
+        search space of Ray Tune; what it chooses is checked when the trial's buffer is made.
     seed : None or int
         Of the draws; None: the seed that the configuration has now, if it has one.
     whole_batches : bool
@@ -97,7 +99,13 @@ def use(
     }
     given = {name: value for name, value in given.items() if value is not None}
     settings = {**defaults, **theirs, **given, "seed": config.seed if seed is None else seed}
-    PrioritizedEpisodeReplayBuffer(**settings)  # says now what is wrong; memory comes later
+    chosen_later = {name for name, value in settings.items() if _is_search_space(value)}
+    if "whole_batches" in chosen_later:
+        raise ValueError(
+            "whole_batches must be True or False, got a search space: connectors are chosen now"
+        )
+    now = {name: value for name, value in settings.items() if name not in chosen_later}
+    PrioritizedEpisodeReplayBuffer(**now)  # says now what is wrong; memory comes later
     connectors = config._learner_connector
     if isinstance(connectors, _ColumnsFirst):
         connectors = connectors.others
@@ -136,6 +144,11 @@ def _check(config: Any) -> None:
             "config is frozen, for an algorithm was built of it: use(config.copy("
             "copy_frozen=False)) gives one of its own"
         )
+
+
+def _is_search_space(value: Any) -> bool:
+    """Return whether Ray Tune chooses the value, for each trial another one."""
+    return isinstance(value, Domain) or (isinstance(value, Mapping) and "grid_search" in value)
 
 
 class _BufferType(str):

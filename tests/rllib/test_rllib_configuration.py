@@ -7,10 +7,12 @@ import json
 import pickle
 
 import pytest
+from ray import tune
 from ray.rllib.algorithms import dqn, ppo, sac, tqc
 from ray.rllib.algorithms.cql import CQLConfig
 from ray.rllib.utils.from_config import from_config
 from ray.rllib.utils.replay_buffers import ReplayBuffer
+from ray.tune.search.variant_generator import generate_variants
 
 from kary_replay.adapters.rllib import (
     PrioritizedEpisodeReplayBuffer,
@@ -48,6 +50,23 @@ def test_what_the_configuration_says_stays(kind, algorithm):
     assert (one.capacity, one._options["alpha"], one.beta) == (77, 1.0, 0.0)
     defaults = kind().replay_buffer_config
     assert made_by(use(kind())).capacity == defaults["capacity"]
+
+
+def test_settings_may_be_search_spaces_of_tune():
+    config = dqn.DQNConfig().training(replay_buffer_config={"capacity": tune.choice([50, 60])})
+    use(config, alpha=tune.grid_search([0.3, 0.7]), beta=tune.uniform(0.2, 0.3))
+    use(config, seed=5)
+    found = [variant["replay_buffer_config"] for _, variant in generate_variants(config.to_dict())]
+    made = [from_config(ReplayBuffer, settings) for settings in found]
+    assert [one._options["alpha"] for one in made] == [0.3, 0.7]
+    assert all(settings["seed"] == 5 for settings in found)
+    for one in made:
+        assert isinstance(one, PrioritizedEpisodeReplayBuffer)
+        assert one.capacity in (50, 60) and 0.2 <= one.beta <= 0.3
+    with pytest.raises(ValueError, match="capacity"):
+        use(config, capacity=0)
+    with pytest.raises(ValueError, match="whole_batches must be True or False, got a search space"):
+        use(config, whole_batches=tune.choice([False, True]))
 
 
 def test_whatever_else_the_configuration_has_of_its_buffer_stays():
