@@ -63,7 +63,7 @@ class BoardGame(gymnasium.ObservationWrapper):
         return super().reset(**how)
 
     def observation(self, observation: Any) -> Any:
-        return np.moveaxis(observation, -1, 0)
+        return observation.transpose(2, 0, 1)
 
     def render(self) -> Any:
         picture: Any = self.env.render()
