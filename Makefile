@@ -196,4 +196,4 @@ format: $(VENV)/built
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .venv-rivals build dist *.egg-info kary_replay/core/*.so
+	rm -rf $(VENV) .venv-rivals build dist *.egg-info kary_replay/*/*.so

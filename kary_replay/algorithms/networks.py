@@ -154,7 +154,7 @@ class CNN(nn.Module):
         three binary digits count: smaller batches are filled up, by a quarter at most. One thread
         at a time gets in; another may change parameters in place meanwhile, but not give them other
         memory. Layers that are replaced after the first call are not noticed. The first batch of a
-        size takes 5 to 150 ms longer, and its program 1 to 28 MiB for images of Atari, 270 MiB if
+        size takes 3 to 160 ms longer, and its program 1 to 28 MiB for images of Atari, 270 MiB if
         there are batches of all sizes.
         """
         rows = torch.as_tensor(images)

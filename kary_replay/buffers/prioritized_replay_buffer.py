@@ -54,7 +54,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     Raises
     ------
     ValueError, TypeError, MemoryError
-        As for ReplayBuffer; the memory is about 27 bytes more per transition.
+        As for ReplayBuffer; the memory is about 19 bytes more per transition.
 
     Notes
     -----

@@ -104,8 +104,8 @@ inline Elementwise elementwise_of(const Operation& o, char* const* memory) {
 }
 
 // C (m × n) = A B, then + bias, of each column or each row, then relu; or 0 where the mask is not
-// above 0, as the gradient of relu asks for. B is a matrix whose rows are contiguous, or was packed: panels of some columns,
-// one after another, the last of as many whole vectors as it needs.
+// above 0, as the gradient of relu asks for. B is a matrix whose rows are contiguous, or was
+// packed: panels of some columns, one after another, the last of as many whole vectors as it needs.
 struct Product {
     const float* a;
     std::int64_t a_row, a_column;

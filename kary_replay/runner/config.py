@@ -130,7 +130,8 @@ class RunnerConfig:
     samples_per_insert_error: float | None = None
     """How many drawn rows actors or learners may be ahead of each other.
 
-    None: 32 batches, but at most 1 % of the run."""
+    None: 32 batches, or 1 % of the run if that is less (0 with backend="serial"), but no less than
+    a batch, and than twice what is due for a step of a group."""
     alpha: float = PRESET
     """How much priorities count, 0 (uniform replay) to 1."""
     beta: float = PRESET
@@ -205,6 +206,8 @@ class RunnerConfig:
     With backend="serial" it always ends the run."""
     max_restarts: int = 5
     """Restarts of an actor in a row, with no episode in between, before the run ends.
+
+    Where its environment was not at fault, as when it was killed, a step in between is enough.
 
     With backend="serial" nothing is started anew: the first failure of a worker ends the run."""
 
@@ -566,10 +569,9 @@ def _check_rollouts(config: RunnerConfig) -> None:
 
 def _environments(config: RunnerConfig, options: Any) -> int:
     """Return how many environments of an actor groups share; 0 where the preset says how many."""
-    n_envs: int | None = getattr(options, "n_envs", None)  # of all actors
-    if n_envs is None:
+    if config.learns_from == "replay" or not hasattr(options, "n_envs"):
         return config.envs_per_actor or 0
-    actors = config.actors
+    n_envs, actors = int(options.n_envs), config.actors  # of all actors
     divides = isinstance(actors, int) and actors > 0 and n_envs % actors == 0
     return n_envs // int(actors) if divides else n_envs
 

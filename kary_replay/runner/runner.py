@@ -67,7 +67,7 @@ class RunResult:
     recent_return: float
     """Mean return of the last 20 training episodes; NaN without any."""
     env_steps: int
-    """Steps over all actors and sessions; updates and wall_seconds are over all sessions, too."""
+    """Steps over all actors since the run first began; so are updates and wall_seconds."""
     updates: int
     wall_seconds: float
     """Seconds since the workers began, without start-up and what came after training."""

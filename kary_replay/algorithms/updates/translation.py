@@ -474,8 +474,8 @@ class Translation:
         """Multiply two matrices, add a bias to each row or column, and apply relu or a mask.
 
         B has to lie in rows, or is brought in order, which takes as long as some products. So the
-        transposed matrices are multiplied instead where A is the lesser one: each number is the
-        sum of the same products, in the same order.
+        transposed matrices are multiplied instead where A is the lesser one and fills whole
+        vectors: each number is the sum of the same products, in the same order.
         """
         (m, k), n = a.shape, b.shape[1]
         (a_row, a_column), (b_row, b_column) = a.strides, b.strides
