@@ -17,7 +17,7 @@ from kary_replay.algorithms import MLP, Minimizer, flatten  # noqa: E402
 from kary_replay.algorithms.updates.minimizer import Share, move_towards  # noqa: E402
 from kary_replay.algorithms.updates.replayed import MAX_TAPES, Replayed  # noqa: E402
 from kary_replay.algorithms.updates.tape import CHECK_INTERVAL, Tape  # noqa: E402
-from kary_replay.native.program import Program, Sequence  # noqa: E402
+from kary_replay.native.program import WORDS, Program, Sequence  # noqa: E402
 
 
 def pair(name, **options):
@@ -372,7 +372,7 @@ def test_a_failure_while_it_is_written_down_leaves_nothing_behind():
 
 def test_sequences_say_what_does_not_fit():
     sequence = Sequence()
-    program = Program(np.zeros((0, 22), np.int64), np.zeros((0, 2)), 2)
+    program = Program(np.zeros((0, 1 + WORDS), np.int64), np.zeros((0, 2)), 2)
     with pytest.raises(ValueError, match="works on 2 pieces, got 1"):
         sequence.add_program(program, [(0, 0)])
     with pytest.raises(ValueError, match="5 addresses, got 2"):
