@@ -28,6 +28,7 @@ modules = {
         "sharded_reader",
         "writer",
         "ordered",
+        "windows",
     ],
     "kary_replay/native": ["program"],
 }

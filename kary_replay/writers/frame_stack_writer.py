@@ -290,7 +290,7 @@ class FrameStackWriter:
 
         Notes
         -----
-        The cost is O(M · n_step + bytes of the frames): some 100 microseconds for a few
+        The cost is O(M · n_step + bytes of the frames): some 80 microseconds for a few
         environments. Other threads may use the buffer meanwhile, but not this writer. In
         gymnasium's next-step autoreset mode the step after the end of an episode is not a real one:
         use ``env`` to leave its environment out, and give ``reset`` the frame that this step

@@ -323,6 +323,56 @@ def test_a_step_that_was_refused_has_not_been_taken():
     ]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "largest", "beyond"),
+    [
+        ("float16", 65504.0, 65520.0),
+        ("float32", 2.0**128 - 2.0**104, 2.0**128 - 2.0**103),
+        ("longdouble", 1.7e308, None),
+    ],
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_reward_is_refused_from_where_its_field_would_make_it_infinite(
+    dtype, largest, beyond, sign
+):
+    buffer, writer = make(2, 1.0, fields={**FIELDS, "reward": kr.Field((), dtype)})
+    writer.add(**step(0, sign * largest, TERMINATED))
+    if beyond is not None:
+        writer.add(**step(1, sign * np.nextafter(beyond, 0), TERMINATED))
+        with pytest.raises(kr.errors.FieldError, match=f"^reward is beyond .* largest {dtype}"):
+            writer.add(**step(2, sign * beyond, TERMINATED))
+        writer.add(**step(2, sign * beyond / 2))
+        with pytest.raises(kr.errors.FieldError, match=f"^the n-step sum .* largest {dtype}"):
+            writer.add(**step(3, sign * beyond / 2))
+    assert set(buffer.field_view("reward")[: len(buffer)].tolist()) == {sign * largest}
+
+
+def test_columns_may_lie_anywhere():
+    """The third of each number, of arrays that are not contiguous."""
+    expected, found = [], []
+    for apart in (1, 3):
+        buffer, writer = make(2, n_envs=4)
+        for t in range(5):
+            ends = np.array([[t == 3, t == 4], [False, t == 2], [t == 1, False], NOT])
+            given = step(np.arange(4) + 10 * t, np.arange(4.0) - t, ends)
+            for name, column in given.items():
+                given[name] = np.repeat(column, apart)[::apart]
+            writer.add(**given)
+        (expected if apart == 1 else found).extend(rows(buffer))
+    assert found == expected and len(found) > 10
+
+
+def test_a_state_of_no_writer_is_noticed():
+    buffer, writer = make(2, n_envs=2)
+    writer.load_state_dict({**writer.state_dict(), "n_steps": np.array([0, -2])})
+    for _ in range(2):
+        with pytest.raises(ValueError, match="has taken -2 steps"):
+            writer.add(**step([0, 10], [1.0, 2.0], [TERMINATED] * 2))
+        assert len(buffer) == 0
+    writer.reset()
+    assert len(writer.add(**step([0, 10], [1.0, 2.0], [TERMINATED] * 2))) == 2
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_sum_beyond_float64_is_refused_when_it_arises(sign):
     large = sign * 1.7e308
