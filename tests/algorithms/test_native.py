@@ -282,8 +282,10 @@ def test_products_of_all_sizes(m, k, n, form):
         assert float((found - expected).abs().max()) < 1e-6 * k + 1e-5
 
 
-@pytest.mark.parametrize("n", [3, 20, 64, 130, 300])
-@pytest.mark.parametrize("k", [1, 40, 300])
+LAYERS = [(n, k) for n in (3, 20, 64, 130, 300) for k in (1, 40, 300)]
+
+
+@pytest.mark.parametrize(("n", "k"), [*LAYERS, (300, 900)])
 def test_a_row_of_a_layer_does_not_depend_on_how_many_there_are(k, n, instructions):
     """Whether the weights are brought in order for a product, or what they are multiplied by."""
     generator = torch.Generator().manual_seed(n)

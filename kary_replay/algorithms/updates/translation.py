@@ -35,6 +35,7 @@ OF_SHAPES = {
 }
 PANEL = 64  # columns of a product that are computed together, at most
 FEW = 4  # columns of a product that are rather computed as dot products
+LARGE = 2**18  # numbers of a matrix that memory brings no faster than a product needs them
 MUCH = 2**22  # multiplications of a convolution that threads share
 ROWS_OF_THREAD = 48  # numbers of a window whose gradient a thread computes, at least
 LARGEST_WHOLE = 2**24  # up to which a float32 counts exactly
@@ -470,12 +471,14 @@ class Translation:
         mask: Place | None = None,
         relu: bool = False,
         of_rows: bool = False,
+        turned: bool = False,
     ) -> None:
         """Multiply two matrices, add a bias to each row or column, and apply relu or a mask.
 
         B has to lie in rows, or is brought in order, which takes as long as some products. So the
-        transposed matrices are multiplied instead where A is the lesser one and fills whole
-        vectors: each number is the sum of the same products, in the same order.
+        transposed matrices are multiplied instead where A is the lesser one, and fills whole
+        vectors or B is large: each number is the sum of the same products, in the same order.
+        ``turned`` says that they are these.
         """
         (m, k), n = a.shape, b.shape[1]
         (a_row, a_column), (b_row, b_column) = a.strides, b.strides
@@ -484,12 +487,20 @@ class Translation:
             words = [a, a_row, a_column, b, b_row, to, to.strides[0], bias, mask, 0, int(relu)]
             self._emit("dots", *words, m, n, k, None)
             return
-        if mask is None and (
-            n * _padded(m) < 0.8 * m * _padded(n)
-            or (b_row == 1 and m % LANE == 0 and m * (k + n) < n * k)
+        if (
+            mask is None
+            and not turned
+            and (
+                n * _padded(m) < 0.8 * m * _padded(n)
+                or (
+                    b_row == 1
+                    and (m % LANE == 0 or n * k >= LARGE)
+                    and _padded(m) * (k + n) < n * k
+                )
+            )
         ):
             other = self._new((n, m))
-            self.product(b.transposed(), a.transposed(), other, bias, None, relu, not of_rows)
+            self.product(b.transposed(), a.transposed(), other, bias, None, relu, not of_rows, True)
             self._copy(other.transposed(), to)
             return
         if b_column == 1 and b_row > 0 and n % LANE == 0 and (n <= PANEL or m <= 2 * LANE):
