@@ -15,7 +15,7 @@ __all__ = [
 
 
 class KaryReplayError(Exception):
-    """The base class of all errors of this module."""
+    """The base class of all errors of buffers and their shards."""
 
 
 class AttachError(KaryReplayError, OSError):

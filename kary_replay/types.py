@@ -186,8 +186,8 @@ class Batch:
     ``handle`` ([B] of ``HANDLE_DTYPE``, for ``update_priorities``). A batch of a prioritized buffer
     has ``importance_weight`` (float32 [B]; the largest is 1, unless draws have a uniform share).
     The arrays belong to the caller: nothing writes to them later, unless they are drawn into again
-    (``out`` of ``sample``). A batch can be read like a
-    mapping, too: ``batch["reward"]``, ``batch.keys()``, ``dict(batch)``.
+    (``out`` of ``sample``). A batch can be read like a mapping, too: ``batch["reward"]``,
+    ``batch.keys()``, ``dict(batch)``.
     """
 
     index: npt.NDArray[np.int64]

@@ -125,5 +125,5 @@ OURS = {dqn.DQN: ReplayDQN, sac.SAC: ReplaySAC, tqc.TQC: ReplayTQC}
 
 
 def _folder(path: str | pathlib.Path) -> str:
-    """Return where in a checkpoint the buffer is. The path may be an URI, which has no Path."""
+    """Return where in a checkpoint the buffer is. The path may be a URI, which has no Path."""
     return f"{str(path).rstrip('/')}/{COMPONENT}"

@@ -22,7 +22,6 @@ from bench.rivals.rows import ALPHA, td_errors
 
 BATCH = 256
 BATCHES_PER_CALL = 50
-DEFAULT = f"arity {DEFAULT_ARITY}"
 ORDERS = {"one at a time": 0, "by level": 1, "by level, prefetch": 2}
 PREFETCH = "by level, prefetch"
 

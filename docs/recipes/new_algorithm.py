@@ -14,7 +14,6 @@ from torch.nn import functional as F
 import kary_replay as kr
 from kary_replay.algorithms import (
     MLP,
-    Minimizer,
     OffPolicy,
     OffPolicyOptions,
     UnsuitableSpaceError,
@@ -55,8 +54,7 @@ class MunchausenDQN(OffPolicy):
     def build(self):
         shape = self.observation_space.shape[0], self.options.hidden, int(self.action_space.n)
         self.q, self.q_target = MLP(*shape).to(self.device), MLP(*shape).to(self.device)
-        rate = self.options.learning_rate
-        self.minimizers["q"] = Minimizer([self.q], self.loss, rate, share=self.share)
+        self.minimize("q", self.q, self.loss)
         self.add_target("q", self.q_target)
         self.policy = self.q
 

@@ -18,13 +18,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..validation import as_count, as_fraction, as_real
+from ..validation import as_count, as_fraction, as_positive, as_real
 from .networks import IMAGE_NETWORKS
 from .normalization import Normalization
 from .spaces import check_observations
 from .updates.minimizer import Minimizer, Share
+from .updates.recorded import Function
 
-__all__ = ["Algorithm", "Options", "Tensors", "check_above_0", "check_bool", "check_finite"]
+__all__ = ["Algorithm", "Options", "Tensors", "check_bool", "check_finite"]
 
 # Some parts of an update are done only every few updates (TD3's policy_delay is 2 by default).
 WARM_UPDATES = 4
@@ -63,16 +64,10 @@ class Options:
         for width in self.hidden:
             as_count("a width in hidden", width)
         as_fraction("gamma", self.gamma)
-        check_above_0("learning_rate", self.learning_rate)
+        as_positive("learning_rate", self.learning_rate)
         # steps of Adam take what is smaller for 0
         check_finite("adam_epsilon", self.adam_epsilon, torch.finfo(torch.float32).tiny)
         as_fraction("learning_rate_final_share", self.learning_rate_final_share)
-
-
-def check_above_0(name: str, value: Any) -> None:
-    """Raise ValueError unless a hyperparameter is a finite number above 0."""
-    if not 0 < as_real(name, value) < math.inf:
-        raise ValueError(f"{name} must be finite and above 0, got {value}")
 
 
 def check_bool(name: str, value: Any) -> None:
@@ -112,9 +107,9 @@ class Algorithm(ABC):
 
     Notes
     -----
-    A subclass makes its networks and `Minimizer`s in ``build``. It also names what a run of it
-    looks like: the columns of the rows that actors write (`columns`), what turns steps into such
-    rows (`writer`), and the workers and the streams between them (`flow`).
+    A subclass makes its networks in ``build``, and has them trained by `minimize`. It also names
+    what a run of it looks like: the columns of the rows that actors write (`columns`), what turns
+    steps into such rows (`writer`), and the workers and the streams between them (`flow`).
     """
 
     name: ClassVar[str]
@@ -206,6 +201,19 @@ class Algorithm(ABC):
             The error of each row: |TD error| where the rows come from prioritized replay.
         """
 
+    def minimize(
+        self, name: str, module: nn.Module, loss: Function, max_gradient_norm: float | None = None
+    ) -> None:
+        """Make the `Minimizer` of this name, which trains a network with the options of Adam."""
+        self.minimizers[name] = Minimizer(
+            [module],
+            loss,
+            self.options.learning_rate,
+            max_gradient_norm=max_gradient_norm,
+            share=self.share,
+            epsilon=self.options.adam_epsilon,
+        )
+
     @abstractmethod
     def outputs(self, observation: Any) -> npt.NDArray[np.float32]:
         """Return what the policy's networks say of N observations: the work of choosing actions.
@@ -277,7 +285,7 @@ class Algorithm(ABC):
         rng: np.random.Generator,
         state: npt.NDArray[np.float32] | None = None,
     ) -> dict[str, npt.NDArray[Any]]:
-        """Choose the actions of N environments: `decide` by the `outputs` of now.
+        """Choose the actions of N environments: `decide` by the present `outputs`.
 
         A policy that remembers chooses by its ``state``, float32 [N, state_size]; None: as episodes
         begin. Then the dict also has ``next_state``, which is for what is observed next.

@@ -14,7 +14,6 @@ from .actor_critic import ActorCritic, Critics, mean_error, regression
 from .algorithm import Options, Tensors, check_finite
 from .networks import MLP, Encoder
 from .off_policy import OffPolicyOptions
-from .updates.minimizer import Minimizer
 
 __all__ = ["DDPG", "DDPGOptions", "DeterministicActor"]
 
@@ -65,13 +64,8 @@ class DDPG(ActorCritic):
         self.critic, self.critic_target = (
             Critics(*spaces, options, self.n_critics).to(self.device) for _ in range(2)
         )
-        settings: dict[str, Any] = {"epsilon": options.adam_epsilon, "share": self.share}
-        self.minimizers["critic"] = Minimizer(
-            [self.critic], self.critic_loss, options.learning_rate, **settings
-        )
-        self.minimizers["actor"] = Minimizer(
-            [self.actor], self.actor_loss, options.learning_rate, **settings
-        )
+        self.minimize("critic", self.critic, self.critic_loss)
+        self.minimize("actor", self.actor, self.actor_loss)
         self.add_target("critic", self.critic_target)
         self.add_target("actor", self.actor_target)
         self.policy = self.actor

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..validation import as_count
-from .algorithm import Tensors, check_above_0, check_bool
+from ..validation import as_count, as_positive
+from .algorithm import Tensors, check_bool
 from .networks import MLP, Encoder
 from .noisy import NoisyMLP, factorized_noise
 from .q_learning import QLearning, QLearningOptions, dueling, of_actions
@@ -65,7 +65,7 @@ class DQNOptions(QLearningOptions):
                 "n_atoms=1"
             )
         check_bool("noisy", self.noisy)
-        check_above_0("noise_size", self.noise_size)
+        as_positive("noise_size", self.noise_size)
         if self.prioritize_by not in ("td_error", "gradient"):
             raise ValueError(
                 f"prioritize_by must be 'td_error' or 'gradient', got {self.prioritize_by!r}"
@@ -127,7 +127,7 @@ class QNetwork(nn.Module):
         return sum(part.n_noise for part in self.noisy)
 
     def disturb(self, noise: Tensor) -> None:
-        """Let the layers act with this noise, by the weights of now."""
+        """Let the layers act with this noise, by the present weights."""
         for part, its_noise in zip(self.noisy, self._parts(noise), strict=True):
             part.disturb(its_noise)
 

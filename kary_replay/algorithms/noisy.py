@@ -81,7 +81,7 @@ class NoisyMLP(nn.Module):
 
     @torch.no_grad()
     def disturb(self, noise: Tensor) -> None:
-        """Let `numpy` compute with this noise from now on, by the weights of now."""
+        """Let `numpy` compute with this noise from now on, by the present weights."""
         weights = chain.from_iterable(self._weights(noise))
         self._disturbed = [each.cpu().numpy().T for each in weights]
 

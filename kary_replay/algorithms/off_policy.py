@@ -10,13 +10,14 @@ import numpy as np
 from torch import Tensor, nn
 
 from ..buffers.frame_replay_buffer import FrameReplayBuffer
-from ..buffers.prioritized_replay_buffer import PrioritizedReplayBuffer
+from ..fields import fields_of_space
 from ..types import Field
-from ..validation import as_count, as_fraction
+from ..validation import as_count, as_fraction, as_positive
 from ..writers.frame_stack_writer import FrameStackWriter
 from ..writers.n_step import NStepWriter
 from ..writers.stacked_steps import StackedStepWriter
-from .algorithm import Algorithm, Options, Tensors, check_above_0
+from .algorithm import Algorithm, Options, Tensors
+from .spaces import action_field
 from .updates.minimizer import flatten, move_towards, parameters_of, place, take_up
 from .updates.replayed import Replayed
 
@@ -42,7 +43,7 @@ class OffPolicyOptions(Options):
         super().__post_init__()
         for name in ("batch_size", "n_step", "target_interval"):
             as_count(name, getattr(self, name))
-        check_above_0("tau", self.tau)
+        as_positive("tau", self.tau)
         as_fraction("tau", self.tau)
 
 
@@ -116,15 +117,14 @@ class OffPolicy(Algorithm):
         """
 
     def columns(self) -> dict[str, Any]:
-        action_space = self.action_space
-        probe = PrioritizedReplayBuffer.from_spaces(1, self.observation_space, action_space)
-        columns = probe.fields
-        probe.close()
-        del columns["terminated"]
-        discrete = hasattr(action_space, "n")
-        shape = () if discrete else action_space.shape
-        columns["action"] = Field(shape, np.int64 if discrete else np.float32)
-        columns["discount"] = Field((), np.float32)
+        observation = fields_of_space(self.observation_space, "observation_space")
+        columns = {
+            "observation": observation,
+            "action": action_field(self.action_space),
+            "reward": Field((), np.float32),
+            "next_observation": observation,
+            "discount": Field((), np.float32),
+        }
         if self.state_size:
             columns["state"] = Field((self.state_size,), np.float32)
         return columns

@@ -14,14 +14,13 @@ from torch import Tensor, nn
 
 from ..fields import fields_of_space
 from ..types import Field
-from ..validation import as_count, as_fraction, as_real
-from .algorithm import Algorithm, Options, Tensors, check_above_0, check_bool, check_finite
+from ..validation import as_count, as_fraction, as_positive, as_real
+from .algorithm import Algorithm, Options, Tensors, check_bool, check_finite
 from .distributions import distribution_of
 from .networks import ACTIVATIONS, MLP, Encoder, initialize
 from .recurrence import LSTM, parts_of, sequences
 from .returns import generalized_advantages, vtrace
-from .spaces import check_actions_are_known
-from .updates.minimizer import Minimizer
+from .spaces import action_field, check_actions_are_known
 from .updates.recorded import recorded
 from .updates.replayed import Replayed
 
@@ -84,7 +83,7 @@ class OnPolicyOptions(Options):
         for name in ("vtrace", "orthogonal_init"):
             check_bool(name, getattr(self, name))
         for name in ("rho_bar", "c_bar"):
-            check_above_0(name, getattr(self, name))
+            as_positive(name, getattr(self, name))
         if not self.vtrace and (self.rho_bar, self.c_bar) != (1.0, 1.0):
             raise ValueError(
                 f"rho_bar={self.rho_bar} and c_bar={self.c_bar} need vtrace=True: they are the "
@@ -103,7 +102,7 @@ class OnPolicyOptions(Options):
                 f"log_std must be from -20 to 20, got {self.log_std}: it is the logarithm of what "
                 "the noise begins with, as a share of the actions' range"
             )
-        check_above_0("max_gradient_norm", self.max_gradient_norm)
+        as_positive("max_gradient_norm", self.max_gradient_norm)
         if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
             raise ValueError(
                 f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}"
@@ -214,17 +213,15 @@ class OnPolicy(Algorithm):
         check_actions_are_known(cls.name, action_space)
 
     def columns(self) -> dict[str, Any]:
-        observation_space, action_space = self.observation_space, self.action_space
-        discrete = hasattr(action_space, "n")
-        shape = () if discrete else action_space.shape
+        observation = fields_of_space(self.observation_space, "observation_space")
         return {
-            "observation": fields_of_space(observation_space, "observation"),
-            "action": Field(shape, np.int64 if discrete else np.float32),
+            "observation": observation,
+            "action": action_field(self.action_space),
             "reward": Field((), np.float32),
             "terminated": Field((), np.bool_),
             "truncated": Field((), np.bool_),
             "log_prob": Field((), np.float32),
-            "next_observation": fields_of_space(observation_space, "next_observation"),
+            "next_observation": observation,
         }
 
     def writer(self, target: Any, n_envs: int, priority: Any = None) -> Any:
@@ -234,14 +231,8 @@ class OnPolicy(Algorithm):
     def build(self) -> None:
         options, spaces = self.options, (self.observation_space, self.action_space)
         self.network = PolicyAndValue(*spaces, options).to(self.device)
-        self.minimizers["policy_and_value"] = Minimizer(
-            [self.network],
-            self.loss,
-            options.learning_rate,
-            max_gradient_norm=options.max_gradient_norm,
-            share=self.share,
-            epsilon=options.adam_epsilon,
-        )
+        norm = options.max_gradient_norm
+        self.minimize("policy_and_value", self.network, self.loss, norm)
         self.policy = self.network
         self.state_size = 0 if self.network.memory is None else self.network.memory.state_size
         self._replayed = Replayed(self._step)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..validation import as_count, as_fraction
-from .algorithm import Tensors, check_above_0, check_bool
+from ..validation import as_count, as_fraction, as_positive
+from .algorithm import Tensors, check_bool
 from .on_policy import OnPolicy, OnPolicyOptions, chosen, divergence_of, n_bytes, squared
 
 __all__ = ["APPO", "PPO", "APPOOptions", "PPOOptions"]
@@ -45,11 +45,11 @@ class PPOOptions(OnPolicyOptions):
         super().__post_init__()
         as_count("batch_size", self.batch_size)
         as_count("n_epochs", self.n_epochs)
-        check_above_0("clip_range", self.clip_range)
+        as_positive("clip_range", self.clip_range)
         as_fraction("clip_range_final_share", self.clip_range_final_share)
         for name in ("clip_range_vf", "target_kl"):
             if getattr(self, name) is not None:
-                check_above_0(name, getattr(self, name))
+                as_positive(name, getattr(self, name))
         check_bool("normalize_advantage", self.normalize_advantage)
         if self.rows_per_update % self.batch_size:
             envs = "n_envs" if self.envs_per_update is None else "envs_per_update"

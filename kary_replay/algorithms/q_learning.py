@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from .algorithm import check_above_0, check_bool
+from ..validation import as_fraction, as_positive
+from .algorithm import check_bool
 from .off_policy import OffPolicy, OffPolicyOptions
 from .spaces import check_actions_are_discrete
-from .updates.minimizer import Minimizer
 
 __all__ = ["QLearning", "QLearningOptions", "dueling", "of_actions"]
 
@@ -45,13 +45,12 @@ class QLearningOptions(OffPolicyOptions):
         for name in ("double", "dueling"):
             check_bool(name, getattr(self, name))
         for name in ("exploration_initial", "exploration_final"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be a probability, 0 to 1, got {getattr(self, name)}")
+            as_fraction(name, getattr(self, name))
         if not self.exploration_fraction >= 0:
             raise ValueError(
                 f"exploration_fraction must be at least 0, got {self.exploration_fraction}"
             )
-        check_above_0("huber_delta", self.huber_delta)
+        as_positive("huber_delta", self.huber_delta)
         if not self.max_gradient_norm > 0:
             raise ValueError(f"max_gradient_norm must be above 0, got {self.max_gradient_norm}")
 
@@ -69,16 +68,8 @@ class QLearning(OffPolicy):
         check_actions_are_discrete(cls.name, action_space)
 
     def build(self) -> None:
-        options = self.options
         self.q, self.q_target = (self.network().to(self.device) for _ in range(2))
-        self.minimizers["q"] = Minimizer(
-            [self.q],
-            self.loss,
-            options.learning_rate,
-            max_gradient_norm=options.max_gradient_norm,
-            epsilon=options.adam_epsilon,
-            share=self.share,
-        )
+        self.minimize("q", self.q, self.loss, self.options.max_gradient_norm)
         self.add_target("q", self.q_target)
         self.policy = self.q
 

@@ -22,6 +22,7 @@ from .algorithm import Tensors, check_bool
 from .networks import MLP, Encoder
 from .q_learning import QLearning, QLearningOptions, dueling, of_actions
 from .recurrence import LSTM
+from .spaces import action_field
 
 __all__ = ["R2D2", "R2D2Options"]
 
@@ -169,8 +170,8 @@ class R2D2(QLearning):
 
     def columns(self) -> dict[str, Any]:
         step = {
-            "observation": fields_of_space(self.observation_space, "observation"),
-            "action": Field((), np.int64),
+            "observation": fields_of_space(self.observation_space, "observation_space"),
+            "action": action_field(self.action_space),
             "reward": Field((), np.float32),
             "terminated": Field((), np.bool_),
             "truncated": Field((), np.bool_),

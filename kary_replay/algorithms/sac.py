@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..validation import as_positive
 from .actor_critic import ActorCritic, Critics, mean_error, regression
-from .algorithm import Options, Tensors, check_above_0, check_finite
+from .algorithm import Options, Tensors, check_finite
 from .networks import MLP, Encoder
 from .off_policy import OffPolicyOptions
-from .updates.minimizer import Minimizer
-from .updates.recorded import Function
 
 __all__ = ["SAC", "SACOptions"]
 
@@ -38,7 +37,7 @@ class SACOptions(OffPolicyOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.ent_coef is not None:
-            check_above_0("ent_coef", self.ent_coef)
+            as_positive("ent_coef", self.ent_coef)
         if self.target_entropy is not None:
             check_finite("target_entropy", self.target_entropy, -math.inf)
 
@@ -111,20 +110,10 @@ class SAC(ActorCritic):
         self.target_entropy = (
             -float(self.n_actions) if options.target_entropy is None else options.target_entropy
         )
-        losses: dict[str, tuple[nn.Module, Function]] = {
-            "critic": (self.critic, self.critic_loss),
-            "actor": (self.actor, self.actor_loss),
-        }
+        self.minimize("critic", self.critic, self.critic_loss)
+        self.minimize("actor", self.actor, self.actor_loss)
         if options.ent_coef is None:
-            losses["alpha"] = self.alpha, self.alpha_loss
-        for name, (module, loss) in losses.items():
-            self.minimizers[name] = Minimizer(
-                [module],
-                loss,
-                options.learning_rate,
-                epsilon=options.adam_epsilon,
-                share=self.share,
-            )
+            self.minimize("alpha", self.alpha, self.alpha_loss)
         self.add_target("critic", self.critic_target)
         self.policy = self.actor
 

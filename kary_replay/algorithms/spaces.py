@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ..types import Field
+
 __all__ = [
     "UnsuitableSpaceError",
+    "action_field",
     "check_actions_are_bounded",
     "check_actions_are_discrete",
     "check_actions_are_known",
@@ -45,6 +48,11 @@ def is_board(space: Any) -> bool:
     """Return whether the small CNN takes a space: bools, what is where, channels first."""
     shape = space.shape or ()
     return len(shape) == 3 and space.dtype == np.bool_ and min(shape[1:]) >= LEAST_BOARD
+
+
+def action_field(space: Any) -> Field:
+    """Return the field of actions as algorithms choose them: numbers from 0, or float32."""
+    return Field((), np.int64) if hasattr(space, "n") else Field(space.shape, np.float32)
 
 
 def check_observations(name: str, space: Any) -> None:

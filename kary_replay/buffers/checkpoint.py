@@ -48,7 +48,7 @@ FILES = {
 COUNTERS = ["n_touched", "n_started", "position", "n_added", "n_sampled"]
 SETTINGS = ["beta", "priority_epsilon", "uniform_share", "adapts_share"]
 WRONG = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What code raises that meets something saved which is not what it should be."""
+"""What reading damaged content may raise."""
 MAX_ROUNDS = 4  # of copying again what changed, before writers have to wait for the rest
 
 

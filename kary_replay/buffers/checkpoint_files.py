@@ -111,15 +111,15 @@ def new_data(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             os.mkdir(data)
             content: dict[str, Any] = {"data": data.name}
             yield data, content
-            sync_folder(data)
+            sync(data)
             with NewFile(folder / NEW_MANIFEST) as file:
                 file.write_all(
                     np.frombuffer(_sealed(HEAD + json.dumps(content, indent=1).encode()), np.uint8)
                 )
                 file.sync()
-            sync_folder(folder)
+            sync(folder)
             os.replace(folder / NEW_MANIFEST, folder / MANIFEST)
-            sync_folder(folder)
+            sync(folder)
         except BaseException:
             _sweep(folder, data.name)
             raise
@@ -157,7 +157,7 @@ def _make(folder: Path) -> None:
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for one in missing:
-        sync_folder(one.parent)
+        sync(one.parent)
 
 
 @contextlib.contextmanager
@@ -198,9 +198,9 @@ def _sweep(folder: Path, name: str = "") -> None:
                 shutil.rmtree(folder / found, ignore_errors=True)
 
 
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a directory are on the disk."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(file)
     except OSError as error:
@@ -262,7 +262,7 @@ def open_data(
     """Open the files of these names, which ``close`` will close, and check what the manifest says.
 
     Raises CheckpointError if one is no regular file or has another size, and ValueError or
-    TypeError if the manifest names other files or says of them what cannot be.
+    TypeError if the manifest names other files or contradicts itself.
     """
     files = {}
     if not DATA.fullmatch(content["data"]):

@@ -188,9 +188,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """The sum tree, whose leaf i is the mass of slot i.
 
         ``tree.get`` reads masses, and ``tree.set`` sets them without a handle. Set masses only of
-        slots that hold a row. A mass stands for the priority that has it under
-        the present alpha; mass 0 says that the row is no transition any more: no update brings it
-        back.
+        slots that hold a row. A mass stands for the priority that has it under the present alpha;
+        mass 0 says that the row is no transition any more: no update brings it back.
         """
         return self._slots.tree
 

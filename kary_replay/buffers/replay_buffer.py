@@ -636,7 +636,7 @@ def _kind(cls: type) -> str:
 
 @contextmanager
 def _named() -> Iterator[None]:
-    """Raise ValueError where a pickle says what cannot be."""
+    """Raise ValueError where a pickle contradicts itself."""
     try:
         yield
     except WRONG as error:

@@ -349,7 +349,7 @@ def _check_values(config: RunnerConfig) -> None:
         "'auto' or an integer of at least 1",
     )
     for name in ("seed", "checkpoint_interval_env_steps", "max_restarts"):
-        _check(config, name, lambda n: isinstance(n, int) and n >= 0, "an integer of at least 0")
+        _check(config, name, *COUNT_FROM_0)
     _check(config, "seed", lambda n: n < 2**63, "below 2**63")
     _check(config, "total_env_steps", lambda n: n <= MOST_STEPS, f"at most {MOST_STEPS}")
     _check(config, "ray_address", lambda a: a is None or (isinstance(a, str) and a != ""), "text")
@@ -357,7 +357,7 @@ def _check_values(config: RunnerConfig) -> None:
         config, "target_return", lambda x: x is None or math.isfinite(x), "None or a finite number"
     )
     _check(config, "environment_timeout_seconds", *ABOVE_0)
-    _check(config, "checkpoint_interval_seconds", *NOT_BELOW_0)
+    _check(config, "checkpoint_interval_seconds", *NUMBER_FROM_0)
     for name in ("normalize_observations", "normalize_rewards"):
         if type(getattr(config, name)) is not bool:
             raise ConfigError(f"{name} must be True or False, got {getattr(config, name)!r}")
@@ -454,7 +454,7 @@ def _check_replay(config: RunnerConfig) -> None:
         _check(config, name, lambda x: 0 <= x <= 1, "a number from 0 to 1")
     share = "auto or a number from 0 to 1"
     _check(config, "uniform_share", lambda x: x == "auto" or 0 <= x <= 1, share)
-    _check(config, "exploration_spread", *NOT_BELOW_0)
+    _check(config, "exploration_spread", *NUMBER_FROM_0)
     _check_choice(config, "initial_priority", ("max", "td_error"))
     is_divided = config.optimization == "synchronous"
     if is_divided and options.batch_size % config.learners:
@@ -491,7 +491,7 @@ def _check_replay(config: RunnerConfig) -> None:
 def _check_rollouts(config: RunnerConfig) -> None:
     """Raise ConfigError naming the first setting of rollouts that is wrong."""
     options: Any = config.options
-    _check(config, "max_staleness", *NO_LESS_THAN_0)
+    _check(config, "max_staleness", *COUNT_FROM_0)
     if config.publish_interval != 1:
         raise ConfigError(
             f"publish_interval must be 1 for {config.algorithm}, got {config.publish_interval}: "
@@ -653,9 +653,9 @@ def suggestion(name: Any, known: Any) -> str:
 
 Rule = tuple[Callable[[Any], bool], str]
 AT_LEAST_1: Rule = (lambda n: isinstance(n, int) and n >= 1), "an integer of at least 1"
-NO_LESS_THAN_0: Rule = (lambda n: isinstance(n, int) and n >= 0), "an integer of at least 0"
+COUNT_FROM_0: Rule = (lambda n: isinstance(n, int) and n >= 0), "an integer of at least 0"
 ABOVE_0: Rule = (lambda x: 0 < x < math.inf), "a finite number above 0"
-NOT_BELOW_0: Rule = (lambda x: 0 <= x < math.inf), "a finite number of at least 0"
+NUMBER_FROM_0: Rule = (lambda x: 0 <= x < math.inf), "a finite number of at least 0"
 
 
 def _as_directory(path: Any) -> str:

@@ -35,10 +35,10 @@ CHUNK_ROWS = 4096  # handed over at once
 def save_shards(
     folder: Path, layout: Layout, state: dict[str, Any]
 ) -> Iterator[Callable[[Callable[[Path], None]], None]]:
-    """Give what saves one shard, by a function of the directory where it goes.
+    """Yield a function that saves one shard: it is given one that writes into a folder.
 
-    At the end the shards that were saved so take the place of the checkpoint that is there. After
-    an error that stays.
+    At the end the saved shards replace the checkpoint that is there. After an error the former one
+    remains.
     """
     with new_data(folder) as (data, content):
         names: list[str] = []
@@ -118,7 +118,7 @@ class SavedShards:
             yield rows, np.concatenate([priority for _, _, priority in parts])[order]
 
     def named(self) -> contextlib.AbstractContextManager[None]:
-        """Raise CheckpointError where the manifest says what cannot be."""
+        """Raise CheckpointError where the manifest contradicts itself."""
         return named(self._path)
 
 

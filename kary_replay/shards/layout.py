@@ -19,9 +19,9 @@ from .messages import LONGEST
 
 __all__ = ["HIDDEN", "Layout", "signature_of"]
 
-# Who added a row, and as the how-manieth. They lie in the rows themselves, so they are there
-# whoever dies: a row that was published before its writer learned of it is not added again. Rows
-# with frames lack them, for these are added where the shard is.
+# Which writer added a row, and its number among that writer's rows. They lie in the rows
+# themselves, so they are there whoever dies: a row that was published before its writer learned of
+# it is not added again. Rows with frames lack them, for these are added where the shard is.
 HIDDEN: dict[str, Field] = {"_writer": Field((), np.uint64), "_sequence": Field((), np.uint64)}
 STACKING = "stack", "n_step", "padding"  # options of a FrameReplayBuffer
 

@@ -77,7 +77,7 @@ class LocalShard:
         """Do nothing: all has been done when a call returns."""
 
     def look(self) -> None:
-        """Do nothing: `vitals` are of now."""
+        """Do nothing: `vitals` are always current."""
 
     def reset(self) -> None:
         """Forget all rows."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..buffers.checkpoint_files import sync_folder
+from ..buffers.checkpoint_files import sync
 from ..errors import ShardError, ShardLostError
 from ..types import HANDLE_DTYPE
 from ..validation import as_positive
@@ -119,7 +119,7 @@ class RemoteShard:
             raise KNOWN.get(name, ShardError)(text)
         vitals = message.array(0, VITALS_DTYPE, (1,))[0]
         if message.kind is not Kind.DONE or not are_possible(vitals):
-            raise MessageError(f"a shard says of itself what cannot be: {message.kind} {vitals}")
+            raise MessageError(f"a shard reported impossible figures: {message.kind} {vitals}")
         self.vitals = vitals
         return message
 
@@ -267,7 +267,7 @@ class RemoteShard:
                     file.flush()
                     os.fsync(file.fileno())
             for folder in folders:
-                sync_folder(folder)
+                sync(folder)
         finally:
             with contextlib.suppress(*ELSEWHERE):
                 self._fetched(pack(Kind.DROP, saved))
@@ -366,7 +366,7 @@ class RemoteShard:
             raise ShardLostError("the shard is lost: its rows cannot be drawn any more")
 
     def lose(self, why: str, cause: BaseException | None = None) -> None:
-        """Have nothing more to do with the shard; raise ShardLostError."""
+        """Give up the shard; raise ShardLostError."""
         self.is_lost = True
         self.transport.close()
         raise ShardLostError(f"the shard is lost: {why}") from cause

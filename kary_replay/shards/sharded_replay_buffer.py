@@ -341,7 +341,7 @@ class ShardedReplayBuffer:
             return s
 
     def leave(self, number: int) -> None:
-        """Have nothing more to do with a shard elsewhere, whose machine is known to be gone.
+        """Give up a shard elsewhere, whose machine is known to be gone.
 
         It counts as lost at once, and nobody waits for it. One that is lost already stays so.
         Raises IndexError if there is no such shard, and ValueError if it is one of this process.
@@ -878,7 +878,7 @@ def _refuse_twice(
 ) -> None:
     for other in others:
         if tuple(other.vitals["identity"]) == tuple(shard.vitals["identity"]):
-            raise ValueError(f"shards must be different ones; shard {number} is there before")
+            raise ValueError(f"shards must be different ones; shard {number} is there already")
 
 
 def _say_rows(n: int | None) -> str:

@@ -24,7 +24,6 @@ class RecurrentStepWriter:
 
     def __init__(self, writer: SequenceWriter) -> None:
         self._writer = writer
-        self.n_envs = writer.n_envs
 
     def add(
         self,

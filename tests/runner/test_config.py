@@ -295,7 +295,7 @@ BAD_OPTIONS = {
     "adam_epsilon must be finite and at least 1.17549e-38, got 0": {"adam_epsilon": 0},
     "adam_epsilon must be finite and at least 1.17549e-38, got 1e-39": {"adam_epsilon": 1e-39},
     "v_min must be below v_max, both finite": {"n_atoms": 51, "v_max": float("inf")},
-    "exploration_final must be a probability": {"exploration_final": 1.5},
+    "exploration_final must be from 0 to 1": {"exploration_final": 1.5},
     "exploration_fraction must be at least 0": {"exploration_fraction": -1.0},
     "max_gradient_norm must be above 0": {"max_gradient_norm": 0.0},
     "hidden must be a tuple of widths": {"hidden": 64},

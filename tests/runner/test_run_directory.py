@@ -414,11 +414,11 @@ def test_a_run_goes_on_from_what_another_session_has_left_meanwhile(tmp_path):
 def test_all_files_of_a_checkpoint_are_on_the_disk_before_it_counts(tmp_path, monkeypatch):
     synced = []
 
-    def noted(path, sync=directories._sync):
+    def noted(path, sync=directories.sync):
         synced.append(path)
         sync(path)
 
-    monkeypatch.setattr(directories, "_sync", noted)
+    monkeypatch.setattr(directories, "sync", noted)
     directory = run("ppo", "CartPole-v1", tmp_path / "run", **QUICK).directory
     (folder,) = (path for path in directory.glob("checkpoint-*") if path.is_dir())
     files = {path for path in folder.iterdir() if path.is_file()}

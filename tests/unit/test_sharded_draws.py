@@ -230,7 +230,7 @@ REFUSED = [
         ValueError,
         "shards must have the same alpha; shard 1 has 0.5, the first 1.0",
     ),
-    (lambda b: b.join(b._shards[0].buffer), ValueError, "shard 2 is there before"),
+    (lambda b: b.join(b._shards[0].buffer), ValueError, "shard 2 is there already"),
     (lambda b: b.batches(0), ValueError, "batch_size must be at least 1"),
     (lambda b: b.batches(1, per_request=0), ValueError, "per_request must be at least 1"),
     (lambda b: b.add(number=1, row=[1, 2, 3], priority=1e306), ValueError, "of at most"),
@@ -326,7 +326,7 @@ def test_shards_come_while_batches_are_under_way(is_far: bool) -> None:
 def test_one_shard_twice_is_refused() -> None:
     shard = new_shard(4)
     for other in (shard, far(shard)):
-        with pytest.raises(ValueError, match="shard 1 is there before"):
+        with pytest.raises(ValueError, match="shard 1 is there already"):
             kr.ShardedReplayBuffer([shard, other])
 
 

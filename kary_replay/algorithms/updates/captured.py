@@ -28,8 +28,8 @@ class Captured:
     Raises
     ------
     RuntimeError
-        If an input or what else the graph reads is on another device: a kernel would get the value
-        of now for ever.
+        If an input or what else the graph reads is on another device: a kernel would get the
+        value that it has at capture for ever.
 
     Notes
     -----

@@ -469,7 +469,7 @@ class RemoteSite:
             self._commands.append(command)
 
     def forget(self, key: Key) -> None:
-        """Have nothing more to do with a worker."""
+        """Forget a worker."""
         self._handles.pop(key, None)
 
 

@@ -16,7 +16,7 @@ The policies and checkpoint.json are replaced in one step.
 from __future__ import annotations
 
 import contextlib
-import errno
+import fcntl
 import json
 import os
 import re
@@ -30,12 +30,8 @@ from typing import Any, Literal, TextIO, TypeVar
 import numpy as np
 import torch
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 from ... import version
+from ...buffers.checkpoint_files import sync
 from ..config import ConfigError, RunnerConfig, as_json, from_json
 from ..messages import Evaluated, Evaluation
 
@@ -106,8 +102,6 @@ class RunDirectory:
         The lock lasts until `unlock`, or the end of this process. Where the file system has no
         locks, a warning says so.
         """
-        if fcntl is None:
-            return
         config = self.path / "config.json"
         try:
             try:
@@ -283,13 +277,13 @@ class RunDirectory:
             path.unlink()
         for path in folder.iterdir():
             if path.is_file():  # replay buffers have seen to theirs
-                _sync(path)
-        _sync(folder)
+                sync(path)
+        sync(folder)
         new = self.path / "checkpoint.json.new"
         new.write_text(json.dumps({"folder": folder.name, **counters}, indent=2))
-        _sync(new)
+        sync(new)
         os.replace(new, self.path / "checkpoint.json")
-        _sync(self.path)
+        sync(self.path)
         return folder
 
     def sweep(self) -> None:
@@ -422,15 +416,3 @@ def load_state(path: Path) -> dict[str, Any]:
     """Read a worker's state; nothing in the file is executed."""
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        # a file system that has no such thing for folders
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(handle)

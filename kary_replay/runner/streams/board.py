@@ -144,10 +144,6 @@ class HostedBoard(Hosted):
         """Return the board."""
         return self._board
 
-    def source(self) -> Board:
-        """Return the board."""
-        return self._board
-
     def counters(self) -> dict[str, Any]:
         """Return what the run has counted, and how many workers have stepped its environments."""
         board = self._board

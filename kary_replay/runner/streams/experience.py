@@ -45,7 +45,7 @@ class Sink(Protocol):
         """Wait at most so long; return the first of some groups that may add ``n`` rows now."""
 
     def may_choose(self, group: int) -> bool:
-        """Return whether a group's next actions may be chosen by the parameters of now."""
+        """Return whether a group's next actions may be chosen by the current parameters."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the actor's writers go on from, beside the steps that are played again."""

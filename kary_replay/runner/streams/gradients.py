@@ -58,10 +58,6 @@ class HostedGradients(Hosted):
         """Return a learner's end."""
         return self._end
 
-    def source(self) -> Gradients:
-        """Return a learner's end."""
-        return self._end
-
 
 class Gradients:
     """A learner's end of the stream among the learners.

@@ -72,10 +72,6 @@ class LocalInferenceStream(Hosted):
         """Return the actors' end."""
         return self
 
-    def source(self) -> LocalInferenceStream:
-        """Return the other end, which nobody reads."""
-        return self
-
     def client(self, seat: Any, algorithm: Algorithm, rng: np.random.Generator) -> LocalInference:
         """Return what an actor asks for its actions."""
         newest = Newest(

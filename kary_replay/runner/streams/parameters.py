@@ -60,11 +60,7 @@ class HostedParameters(Hosted):
         self._row, self._is_carried = row, False
 
     def sink(self) -> Parameters:
-        """Return the end of the worker that publishes."""
-        return Parameters(self._row)
-
-    def source(self) -> Parameters:
-        """Return the end of those who act."""
+        """Return the end of those who publish, and of those who act."""
         return Parameters(self._row)
 
     def close(self) -> None:
@@ -74,7 +70,7 @@ class HostedParameters(Hosted):
     def carried(self) -> Parameters:
         """Return the end of who brings the parameters to the other machines from now on."""
         self._is_carried = True
-        return self.source()
+        return self.sink()
 
     def broadcast(self, since: int) -> tuple[int, Any] | None:
         """Return the version and the newest parameters, if they are newer than ``since``.
@@ -83,7 +79,7 @@ class HostedParameters(Hosted):
         """
         if self._is_carried:
             return None
-        end = self.source()
+        end = self.sink()
         version = end.version
         newest = end.newest() if version > since else None
         return None if newest is None else (version, newest)
@@ -149,7 +145,7 @@ class Newest:
         self._version = self._updates = 0
 
     def take_up(self) -> int:
-        """Take up newer parameters, if there are any; return the updates of those of now."""
+        """Take up newer parameters, if there are any; return the updates of the current ones."""
         version = self._parameters.version
         if version != self._version:
             # Until it has taken up some, its weights are nobody's.

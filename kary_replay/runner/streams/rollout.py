@@ -384,8 +384,6 @@ class RolloutWriter:
     A rollout that another process has begun, and did not complete, is dropped at the first step.
     """
 
-    n_step = 1
-
     def __init__(self, rollouts: Rollouts, group: int, inference: Inference) -> None:
         self._rollouts, self._group, self._inference = rollouts, group, inference
         self._n_filled = 0  # steps of the rollout that are this writer's
@@ -521,7 +519,7 @@ class RolloutSource:
             raise ValueError("errors must be finite")
 
     def release(self, updates: int) -> None:
-        """Let actors fill the place of what was drawn; the parameters of now are published."""
+        """Let actors fill the place of what was drawn; the current parameters are published."""
         if self._share.index == 0:
             self._rollouts.n_updates = updates
             for group in self._groups:

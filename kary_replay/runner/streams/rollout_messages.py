@@ -27,7 +27,7 @@ AFTER = "next_observation"
 
 
 class Found(NamedTuple):
-    """Which rollout it is: a group's, of one of its stays, and the how-manieth of all of them."""
+    """Which rollout it is: the group, its stay, and its number among all of the group."""
 
     group: int
     stay: int

@@ -263,7 +263,7 @@ class ShardedRolloutSource(RolloutSource):
         self._n_told = 0
 
     def release(self, updates: int) -> None:
-        """Let actors fill the place of what was drawn; the parameters of now are published."""
+        """Let actors fill the place of what was drawn; the current parameters are published."""
         super().release(updates)
         if self._share.index == 0:
             self._tell()

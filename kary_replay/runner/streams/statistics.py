@@ -74,11 +74,7 @@ class HostedStatistics(Hosted):
         self._end = end
 
     def sink(self) -> Statistics:
-        """Return the actors' end."""
-        return self._end
-
-    def source(self) -> Statistics:
-        """Return the learners' end."""
+        """Return the end of actors and learners."""
         return self._end
 
     def counters(self) -> dict[str, Any]:

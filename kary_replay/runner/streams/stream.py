@@ -102,9 +102,9 @@ class Hosted(ABC):
     def sink(self) -> Any:
         """Return the end that is written to; picklable to the workers of the medium."""
 
-    @abstractmethod
     def source(self) -> Any:
-        """Return the end that is read from; picklable to the workers of the medium."""
+        """Return the end that is read from; by default it is the same one."""
+        return self.sink()
 
     def save(self, folder: Path) -> None:  # noqa: B027
         """Write what the stream holds into the folder of a checkpoint; workers may go on."""

@@ -65,10 +65,6 @@ class HostedWeights(Hosted):
         """Return a learner's end."""
         return self._end
 
-    def source(self) -> Weights:
-        """Return a learner's end."""
-        return self._end
-
     def figures(self) -> dict[str, float]:
         """Return how many updates of others came between two exchanges of a learner: the mean."""
         n_exchanges, n_between, _ = self._end.counts.sum(0).tolist()
@@ -105,7 +101,7 @@ class Weights:
         return Share()
 
     def begin(self, algorithm: Algorithm) -> None:
-        """Begin with the weights of now, which all learners have; the first one's are shared."""
+        """Begin with the present weights, which all learners have; the first one's are shared."""
         self._own = list(weights_of(algorithm).values())
         self._before = self._together()
         if self._index == 0:

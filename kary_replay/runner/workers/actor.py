@@ -65,7 +65,7 @@ class Actor:
         self.exponent = exponent.reshape(config.groups, n)
         self.exploration = [np.zeros(n, np.float32) for _ in self.groups]  # asked for
         self.is_asked = [False] * config.groups
-        # what the policy carries to the observations of now
+        # what the policy carries to the present observations
         self.state = [self.algorithm.initial_state(n) for _ in self.groups]
         self.started = False
 

@@ -68,7 +68,7 @@ class Learner:
         self.next_figures = 0.0
         self.has_finished = False
         # What the stream had before `finish` published out of turn: a run that goes on from a
-        # checkpoint of now must begin with that, in order to be the same as one that never ended.
+        # later checkpoint must begin with that, in order to be the same as one that never ended.
         self.in_turn: tuple[npt.NDArray[Any], int] | None = None
         if self.is_first:
             self.publish()
@@ -120,7 +120,7 @@ class Learner:
         self.algorithm.advance(float(agreed))
 
     def _normalize(self) -> None:
-        """Take up the statistics of now."""
+        """Take up the present statistics."""
         normalization = self.algorithm.normalization
         if normalization is not None and self.statistics is not None:
             normalization.take_up(self.statistics.total())
