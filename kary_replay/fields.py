@@ -57,12 +57,11 @@ def leaves_of(
             yield from leaves_of(value, (*path, name))
 
 
-def map_leaves(nested: Mapping[str, Any], function: Callable[[Any], Any]) -> dict[str, Any]:
+def map_leaves(nested: Any, function: Callable[[Any], Any]) -> Any:
     """Return the same nesting with ``function(leaf)`` for everything but mappings, in order."""
-    return {
-        name: map_leaves(value, function) if isinstance(value, Mapping) else function(value)
-        for name, value in nested.items()
-    }
+    if isinstance(nested, Mapping):
+        return {name: map_leaves(value, function) for name, value in nested.items()}
+    return function(nested)
 
 
 def look_up(fields: Mapping[str, Any], path: tuple[str, ...]) -> Any:

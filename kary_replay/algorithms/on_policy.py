@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..fields import fields_of_space
+from ..fields import fields_of_space, map_leaves
 from ..types import Field
 from ..validation import as_count, as_fraction, as_positive, as_real
 from .algorithm import Algorithm, Options, Tensors, check_bool, check_finite
@@ -287,7 +287,9 @@ class OnPolicy(Algorithm):
     def evaluated(self, batch: Tensors) -> dict[str, Any]:
         """Return the rows of rollouts, [T * N, ...], with what their actions were worth."""
         shape = batch["reward"].shape
-        rows = {name: flat(column) for name, column in batch.items() if name != "next_observation"}
+        columns = dict(batch)
+        next_observation = columns.pop("next_observation")
+        rows = map_leaves(columns, flat)
         if self.state_size:
             goes_on = torch.ones(shape, device=self.device)
             goes_on[1:] -= (batch["terminated"] | batch["truncated"])[:-1].float()
@@ -309,7 +311,7 @@ class OnPolicy(Algorithm):
         (after,) = np.nonzero(cut.reshape(-1))
         if len(after):
             index = torch.from_numpy(after).to(self.device)
-            observation = chosen(flat(batch["next_observation"]), index)
+            observation = map_leaves(next_observation, lambda column: flat(column)[index])
             before = (state[index] for state in states)
             next_value[cut] = self.network.value(observation, *before).cpu().numpy()
         options, reward = self.options, batch["reward"].cpu().numpy()
@@ -408,18 +410,9 @@ def squared(error: Tensor) -> Tensor:
     return error * error
 
 
-def flat(column: Any) -> Any:
-    """Return [T, N, ...], or a dict of them, as [T * N, ...]."""
-    if isinstance(column, dict):
-        return {key: flat(part) for key, part in column.items()}
+def flat(column: Tensor) -> Tensor:
+    """Return [T, N, ...] as [T * N, ...]."""
     return column.reshape(-1, *column.shape[2:])
-
-
-def chosen(column: Any, which: Tensor | slice) -> Any:
-    """Return some rows of a column, or of all in a dict."""
-    if isinstance(column, dict):
-        return {key: chosen(part, which) for key, part in column.items()}
-    return column[which]
 
 
 def n_bytes(column: Any) -> int:

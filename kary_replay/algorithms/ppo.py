@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..fields import map_leaves
 from ..validation import as_count, as_fraction, as_positive
 from .algorithm import Tensors, check_bool
-from .on_policy import OnPolicy, OnPolicyOptions, chosen, divergence_of, n_bytes, squared
+from .on_policy import OnPolicy, OnPolicyOptions, divergence_of, n_bytes, squared
 
 __all__ = ["APPO", "PPO", "APPOOptions", "PPOOptions"]
 
@@ -137,7 +139,7 @@ class PPO(OnPolicy):
                 mixed["advantage"] = normalized(mixed["advantage"], size)
             for first in range(0, len(before), size):
                 which = slice(first, first + size)
-                yield {**chosen(mixed, which), "schedules": schedules}
+                yield {**map_leaves(mixed, itemgetter(which)), "schedules": schedules}
                 if options.target_kl is not None:
                     change = self.log_pi - before[which]
                     if self.divergence(change) > options.target_kl:
@@ -152,7 +154,7 @@ class PPO(OnPolicy):
         at_once = max(1, MOST_BYTES // n_bytes(rows))
         for first in range(0, n_epochs, at_once):
             orders = [self.order(n_rows, size) for _ in range(min(at_once, n_epochs - first))]
-            yield chosen(rows, torch.cat(orders).to(self.device))
+            yield map_leaves(rows, itemgetter(torch.cat(orders).to(self.device)))
 
     def divergence(self, change: Tensor) -> float:
         """Return the estimated KL divergence over the rows of all learners.

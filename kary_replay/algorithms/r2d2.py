@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..fields import fields_of_space
+from ..fields import fields_of_space, map_leaves
 from ..types import Field
 from ..validation import as_count, as_fraction
 from ..writers.recurrent_steps import RecurrentStepWriter
@@ -116,10 +115,10 @@ class RecurrentQNetwork(nn.Module):
         n_rows = self.burn_in * len(state)
         if n_rows:
             with torch.no_grad():
-                before = mapped(lambda column: column[:n_rows], observation)
+                before = map_leaves(observation, lambda column: column[:n_rows])
                 _, states = self.memory(self.encoder(before), state, goes_on[:n_rows])
                 state = states[-len(state) :] * goes_on[n_rows:].unsqueeze(1)
-            observation = mapped(lambda column: column[n_rows:], observation)
+            observation = map_leaves(observation, lambda column: column[n_rows:])
         features, _ = self.memory(self.encoder(observation), state)
         advantage: Tensor = self.advantage(features)
         if self.value is None:
@@ -232,7 +231,7 @@ class R2D2(QLearning):
         weight = learned * batch["importance_weight"] if "importance_weight" in batch else learned
         state = batch["recurrent_state"]
         return {
-            "observation": mapped(by_steps, batch["observation"]),
+            "observation": map_leaves(batch["observation"], by_steps),
             "state": state if options.stored_state else torch.zeros_like(state),
             "goes_on": goes_on.reshape(-1),
             "action": action.reshape(-1),
@@ -344,13 +343,6 @@ def unscaled(scaled_value: Tensor) -> Tensor:
 def root(x: Tensor) -> Tensor:
     """Return square roots of numbers of at least 1, in operations that native programs have."""
     return (0.5 * x.log()).exp()
-
-
-def mapped(function: Callable[[Tensor], Tensor], observation: Any) -> Any:
-    """Return what a function makes of an observation, or of all in a dict."""
-    if isinstance(observation, dict):
-        return {key: function(part) for key, part in observation.items()}
-    return function(observation)
 
 
 def by_steps(column: Tensor) -> Tensor:

@@ -279,15 +279,15 @@ class FrameReplayBuffer(PrioritizedReplayBuffer):
     def _batch(self, columns: dict[str, Any]) -> Batch:
         """Return what the reader drew, as observations."""
         drawn = vars(super()._batch(columns))
-        frames = {"frames": drawn.pop("frame")}
+        frames = drawn.pop("frame")
         del drawn["history"]
         stack = self.stack
         return Batch(
             {
-                "observation": map_leaves(frames, lambda part: part[:, :stack])["frames"],
-                "next_observation": map_leaves(frames, lambda part: part[:, -stack:])["frames"],
+                "observation": map_leaves(frames, lambda part: part[:, :stack]),
+                "next_observation": map_leaves(frames, lambda part: part[:, -stack:]),
                 **drawn,
-                **frames,
+                "frames": frames,
             }
         )
 

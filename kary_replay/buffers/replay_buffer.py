@@ -298,7 +298,8 @@ class ReplayBuffer:
     @property
     def fields(self) -> dict[str, Any]:
         """The fields, nested as given."""
-        return map_leaves(self._fields, lambda field: field)
+        copy: dict[str, Any] = map_leaves(self._fields, lambda field: field)
+        return copy
 
     @property
     def nbytes(self) -> int:
@@ -457,7 +458,7 @@ class ReplayBuffer:
             raise FieldError(f"name must be one of {', '.join(self._fields)}, got {name!r}")
         slots = self._slots
         views = iter([slots.view(i) for i, path in enumerate(self._paths) if path[0] == name])
-        return map_leaves({name: self._fields[name]}, lambda _: next(views))[name]
+        return map_leaves(self._fields[name], lambda _: next(views))
 
     def reset(self) -> None:
         """Forget all rows; handles handed out before stay stale for ever.

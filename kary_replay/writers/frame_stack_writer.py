@@ -183,10 +183,9 @@ class FrameStackWriter:
         """
         streams = streams_of(env, self.n_envs)
         n, n_frames, handles = len(streams), self._buffer.stack, []
-        map_leaves({"stack": stack}, partial(_check_frames, n=n, n_frames=n_frames))
+        map_leaves(stack, partial(_check_frames, n=n, n_frames=n_frames))
         shown = [
-            self._frames("stack", map_leaves({"frame": stack}, partial(_nth, j=j))["frame"], n)
-            for j in range(n_frames)
+            self._frames("stack", map_leaves(stack, partial(_nth, j=j)), n) for j in range(n_frames)
         ]
         nothing = self._transitions(self._rows.none, n)
         for frames in shown:
@@ -216,8 +215,7 @@ class FrameStackWriter:
             frames[is_none] = 0
             return frames
 
-        view = {"frame": self._buffer.field_view("frame")}
-        return map_leaves(view, stacked)["frame"]
+        return map_leaves(self._buffer.field_view("frame"), stacked)
 
     def reset(self, frame: Any, env: npt.ArrayLike | None = None) -> None:
         """Begin an episode of every environment, or of some, and drop their pending transitions.

@@ -264,7 +264,7 @@ def _step_fields(fields: dict[str, Any], length: int) -> dict[str, Any]:
                 f"buffer must have {name} as one bool per step, got {fields[name]}: {use}"
             )
     steps = {name: field for name, field in fields.items() if name not in PER_ROW}
-    step = map_leaves(steps, lambda field: Field(field.shape[1:], field.dtype))
+    step: dict[str, Any] = map_leaves(steps, lambda field: Field(field.shape[1:], field.dtype))
     if "recurrent_state" in fields:
         step["recurrent_state"] = fields["recurrent_state"]
     return step

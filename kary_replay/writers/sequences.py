@@ -110,7 +110,9 @@ def sequence_fields(
             "fields must not be named mask or recurrent_state, which the sequence has, "
             f"got {', '.join(taken)}"
         )
-    rows = map_leaves(step, lambda field: Field((length, *field.shape), field.dtype))
+    rows: dict[str, Any] = map_leaves(
+        step, lambda field: Field((length, *field.shape), field.dtype)
+    )
     rows["mask"] = Field((length,), np.bool_)
     if isinstance(recurrent_state, Field):
         rows["recurrent_state"] = recurrent_state

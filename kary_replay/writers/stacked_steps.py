@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ class StackedStepWriter:
             )
         self._begin(observation, streams)
         return self._writer.add(
-            next_frame=_mapped(lambda part: part[:, -1], next_observation),
+            next_frame=map_leaves(next_observation, lambda part: part[:, -1]),
             terminated=terminated,
             truncated=truncated,
             env=streams,
@@ -96,16 +96,16 @@ class StackedStepWriter:
         new = np.flatnonzero(~has_begun)
         if not len(new):
             return
-        stacks = _mapped(lambda part: part[new], observation)
+        stacks = map_leaves(observation, lambda part: part[new])
         first = [part[:, -1:] for part in _parts(stacks)]
         if self._writer.padding == "zeros":
             first = [part * 0 for part in first]
         is_first = _are_equal([part[:, :-1] for part in _parts(stacks)], first)
         if is_first.any():
-            frames = _mapped(lambda part: part[is_first, -1], stacks)
+            frames = map_leaves(stacks, lambda part: part[is_first, -1])
             self._writer.reset(frames, env=streams[new[is_first]])
         if not is_first.all():
-            others = _mapped(lambda part: part[~is_first], stacks)
+            others = map_leaves(stacks, lambda part: part[~is_first])
             self._writer.begin_within(others, env=streams[new[~is_first]])
 
 
@@ -114,11 +114,6 @@ def _parts(observation: Any) -> list[npt.NDArray[Any]]:
     if not isinstance(observation, Mapping):
         return [observation]
     return [part for name in sorted(observation) for part in _parts(observation[name])]
-
-
-def _mapped(function: Callable[[npt.NDArray[Any]], Any], observation: Any) -> Any:
-    """Return an observation with a function of each of its arrays."""
-    return map_leaves({"": observation}, function)[""]
 
 
 def _are_equal(

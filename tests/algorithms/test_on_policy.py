@@ -28,6 +28,7 @@ from kary_replay.algorithms.returns import generalized_advantages, vtrace  # noq
 from kary_replay.algorithms.updates import translation  # noqa: E402
 from kary_replay.algorithms.updates.tape import Tape  # noqa: E402
 from kary_replay.algorithms.updates.translation import NativeProgram  # noqa: E402
+from kary_replay.fields import map_leaves  # noqa: E402
 
 NAMES = ["ppo", "a2c", "impala", "appo"]
 LENGTH, N_ENVS = 6, 4
@@ -193,8 +194,10 @@ def test_rollouts_are_evaluated_by_the_networks(kind):
     batch = rollouts(algorithm)
     rows = algorithm.evaluated(batch)
     with torch.no_grad():
-        value = algorithm.network.value(flat(batch["observation"]))
-        after = algorithm.network.value(flat(batch["next_observation"])).reshape(LENGTH, N_ENVS)
+        value = algorithm.network.value(map_leaves(batch["observation"], flat))
+        after = algorithm.network.value(map_leaves(batch["next_observation"], flat)).reshape(
+            LENGTH, N_ENVS
+        )
     value = value.reshape(LENGTH, N_ENVS).double().numpy()
     terminated, truncated = batch["terminated"].numpy(), batch["truncated"].numpy()
     following = np.concatenate([value[1:], value[:1]])

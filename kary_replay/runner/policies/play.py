@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...fields import map_leaves
 from ..config import ConfigError
 from ..environments.vector import Environments
 from ..records.run_directory import PolicyName
@@ -119,12 +120,8 @@ def _act_as_in_evaluations(
     player = Player(policy.algorithm, n_rows)  # whose actions the environments scale
 
     def act(observation: Any) -> npt.NDArray[Any]:
-        return player.act(batch_of(observation))[row : row + 1]
-
-    def batch_of(observation: Any) -> Any:
-        if isinstance(observation, dict):
-            return {key: batch_of(part) for key, part in observation.items()}
-        return observation.repeat(n_rows, axis=0)
+        batch = map_leaves(observation, lambda part: part.repeat(n_rows, axis=0))
+        return player.act(batch)[row : row + 1]
 
     return act
 

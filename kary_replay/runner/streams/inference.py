@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from ...algorithms import Algorithm
+from ...fields import map_leaves
 from .parameters import Newest
 from .stream import Checkpoint, Hosted, Medium
 
@@ -113,13 +114,9 @@ class LocalInference:
 
 def as_tensors(observation: Any) -> Any:
     """Return arrays, or a dict of them, as tensors of the same memory."""
-    if isinstance(observation, dict):
-        return {key: torch.from_numpy(part) for key, part in observation.items()}
-    return torch.from_numpy(observation)
+    return map_leaves(observation, torch.from_numpy)
 
 
 def moved(column: Any, device: torch.device) -> Any:
     """Return tensors, or a dict of them, on a device."""
-    if isinstance(column, dict):
-        return {key: part.to(device) for key, part in column.items()}
-    return column.to(device)
+    return map_leaves(column, lambda part: part.to(device))

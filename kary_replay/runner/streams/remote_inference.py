@@ -7,7 +7,7 @@ would have chosen itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ...algorithms import Algorithm
 from ...core.ordered import load, store
+from ...fields import map_leaves
 from ...types import Field
 from .columns import arrays_in, n_numbers, nested, put
 from .looking import found_within
@@ -258,8 +259,9 @@ class InferenceSource:
         if groups is None:
             return [], None, None
         self._asked = [requests.number(group, ASKED) for group in groups]
-        columns = requests.columns
-        return groups, _rows(columns["observation"], groups), _rows(columns["state"], groups)
+        read = {name: requests.columns[name] for name in ("observation", "state")}
+        rows = map_leaves(read, lambda column: np.concatenate(column[groups]))
+        return groups, rows["observation"], rows["state"]
 
     def answer(
         self,
@@ -278,10 +280,3 @@ class InferenceSource:
             requests.columns["next_state"][group] = next_state[mine]
             store(requests.counts[VERSION], group, updates)
             store(requests.counts[ANSWERED], group, asked)
-
-
-def _rows(column: Any, groups: Sequence[int]) -> Any:
-    """Return the rows of some groups one after another, [n, ...]."""
-    if isinstance(column, Mapping):
-        return {key: _rows(part, groups) for key, part in column.items()}
-    return np.concatenate(column[groups])

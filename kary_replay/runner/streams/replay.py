@@ -121,8 +121,8 @@ class ReplayStream:
     def _frame_buffer(self, capacity: int, options: dict[str, Any]) -> FrameReplayBuffer:
         assert self.stacking is not None
         columns = dict(self.columns)
-        stacks = {"frame": columns.pop("observation")}
-        frame = map_leaves(stacks, lambda field: Field(field.shape[1:], field.dtype))["frame"]
+        stack = columns.pop("observation")
+        frame = map_leaves(stack, lambda field: Field(field.shape[1:], field.dtype))
         for name in MADE_OF_FRAMES:
             columns.pop(name, None)
         return FrameReplayBuffer(
@@ -322,13 +322,7 @@ def with_whole_stacks(batch: Batch) -> Batch:
 
 def blank(fields: Mapping[str, Any], n: int) -> Batch:
     """Return a batch of ``n`` rows of zeros."""
-
-    def zeros(field: Any) -> Any:
-        if isinstance(field, Mapping):
-            return {name: zeros(part) for name, part in field.items()}
-        return np.zeros((n, *field.shape), field.dtype)
-
-    columns = {name: zeros(field) for name, field in fields.items()}
+    columns = map_leaves(fields, lambda field: np.zeros((n, *field.shape), field.dtype))
     return Batch({**columns, "importance_weight": np.ones(n, np.float32)})
 
 
