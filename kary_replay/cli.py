@@ -86,7 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain("interrupted")
         return INTERRUPTED
     except SystemExit as end:  # after --help
-        return int(end.code or 0)
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        _complain(str(end.code))
+        return FAILED
     finally:
         _flush()
 
@@ -198,6 +201,11 @@ def _config(arguments: list[str]) -> Any:
             f"train {algorithm} needs an environment next: see kary-replay train --help"
         )
     env, *options = rest
+    if any(word.partition("=")[0] == "--resume" for word in options):
+        raise _RefusedError(
+            "--resume comes first, for the run has an algorithm and an environment: "
+            "kary-replay train --resume DIRECTORY"
+        )
     for name in ("--env-options", "--eval-env-options"):
         if sum(word.partition("=")[0].replace("_", "-") == name for word in options) > 1:
             raise _RefusedError(f"{name} must be given once, with all its NAME=VALUE")

@@ -715,7 +715,7 @@ def from_json(content: Mapping[str, Any]) -> RunnerConfig:
         return RunnerConfig(**{**before, **content, "options": options_class(**options)})
     except ConfigError:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"config.json has other settings than {content['algorithm']} has here, so it was "
             "changed, or is of another version of kary-replay: "

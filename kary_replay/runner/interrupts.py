@@ -1,4 +1,4 @@
-"""What Ctrl-C and SIGTERM do while a run goes on."""
+"""What Ctrl-C, SIGTERM and SIGHUP do while a run goes on."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ __all__ = ["Interrupts"]
 
 
 class Interrupts:
-    """Turns Ctrl-C and SIGTERM into an event; the second one ends the process as usual."""
+    """Turns Ctrl-C, SIGTERM and SIGHUP into an event; the second of them does not wait for it.
+
+    SIGHUP, which comes when a terminal is closed, stays ignored where it is, as under nohup.
+    """
 
     def __init__(self, stop: threading.Event) -> None:
-        self._stop = stop
+        self._stop, self._has_come = stop, False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._take)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._take)
 
     def _take(self, number: int, frame: Any) -> None:
-        if self._stop.is_set():
+        if self._has_come:
             raise KeyboardInterrupt
+        self._has_come = True
         self._stop.set()
 
     def __exit__(

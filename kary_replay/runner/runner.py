@@ -151,7 +151,7 @@ class Runner:
         self.config = config
         self._env_factory = _env_factory(config)
         self._console, self._callback = console, callback
-        self._callback_failed: tuple[str, Exception] | None = None  # which method, and how
+        self._callback_failed: tuple[str, BaseException] | None = None  # which method, and how
         self._stop = threading.Event()
         self._checkpoint = Checkpoint()  # to go on from
         self._changes: dict[str, Any] = {}  # of the settings that the run began with
@@ -227,8 +227,9 @@ class Runner:
 
         Notes
         -----
-        When it returns or raises, no process and no shared memory of the run is left; after a
-        second Ctrl-C a thread may still be saving the buffer.
+        When it returns or raises, no worker and no shared memory of the run is left; after a
+        second Ctrl-C a thread may still be saving the buffer. The process from which workers are
+        forked stays for the next run, and ends with the program.
         """
         begun = time.monotonic()
         config, counters = self.config, self._checkpoint.counters
@@ -283,6 +284,7 @@ class Runner:
                 try:
                     self._train(supervisor, flow, monitor)
                 except WorkerFailedError as error:
+                    self._take(monitor, supervisor.taken())
                     if error.spares_learning and trains:
                         self._save_what_is_whole(supervisor, flow, monitor)
                     raise
@@ -355,7 +357,8 @@ class Runner:
             if monitor.checkpoint_is_due():
                 try:
                     self._save(supervisor, flow, monitor, flow.clock.seconds)
-                except OSError as error:  # a full disk or a slow worker: the next one may succeed
+                # a full disk or memory, or a slow worker: the next one may succeed
+                except (OSError, MemoryError) as error:
                     monitor.warn(f"no checkpoint, the one before stays: {error}")
                     monitor.saved()
 
@@ -368,8 +371,10 @@ class Runner:
         self._take(monitor, supervisor.finish())
         try:
             self._save(supervisor, flow, monitor, seconds, is_last=True)
-        except (WorkerFailedError, OSError) as error:
-            if not self._stop.is_set():
+        except (WorkerFailedError, OSError, MemoryError) as error:
+            # who interrupts a run may do so because a worker does not answer
+            has_no_worker = isinstance(error, (WorkerFailedError, TimeoutError))
+            if not (has_no_worker and self._stop.is_set()):
                 raise WorkerFailedError(f"the last checkpoint could not be made: {error}") from None
             monitor.warn(f"there is no checkpoint of the end: {error}")
         self._take(monitor, supervisor.taken())  # of evaluations that have ended meanwhile
@@ -405,7 +410,7 @@ class Runner:
             return
         try:
             getattr(self._callback, method)(what)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._callback_failed = f"{type(self._callback).__name__}.{method}", error
             self._stop.set()
 
@@ -420,8 +425,9 @@ class Runner:
             return
         try:
             self._save(supervisor, flow, monitor, flow.clock.seconds, is_last=True)
-        except (WorkerFailedError, OSError) as error:
+        except (WorkerFailedError, OSError, MemoryError) as error:
             monitor.warn(f"there is no checkpoint of the end: {error}")
+        self._take(monitor, supervisor.taken())
 
     def _save(
         self,

@@ -71,6 +71,8 @@ class Faulty(gymnasium.Env):
                 observation[1] = np.nan
             if self.fault == "nan reward":
                 reward = np.nan
+            if self.fault == "large reward":
+                reward = 1e39
             if self.fault == "shape":
                 observation = observation[:2]
             if self.fault == "words":
@@ -85,6 +87,8 @@ class Faulty(gymnasium.Env):
     def close(self):
         if self.fault == "close raises":
             raise RuntimeError("the door is stuck")
+        if self.fault == "close exits":
+            sys.exit("goodbye")
 
 
 def make(**options):

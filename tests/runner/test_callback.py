@@ -1,5 +1,9 @@
 """What a run tells its program, and what becomes of it when the program fails."""
 
+import os
+import signal
+from types import SimpleNamespace
+
 import pytest
 from runs import config, stopped
 
@@ -27,6 +31,13 @@ class Listener(RunnerCallback):
         self.checkpoints.append(folder)
         if self.fails == "on_checkpoint":
             raise OSError("no room elsewhere")
+
+
+class Exits(RunnerCallback):
+    """Ends the program, as it thinks."""
+
+    def on_evaluation(self, evaluation):
+        raise SystemExit(0)
 
 
 def settings_of(path, **settings):
@@ -105,3 +116,64 @@ def test_what_is_no_callback_is_refused(bad, tmp_path):
     with pytest.raises(ConfigError, match="callback must be an instance of a class derived from"):
         Runner(settings_of(tmp_path / "run"), callback=bad)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_a_callback_that_exits_costs_no_checkpoint(backend, tmp_path):
+    settings = settings_of(tmp_path / "run", backend=backend, **EVALUATED)
+    with pytest.raises(RunFailedError, match=r"Exits\.on_evaluation raised SystemExit: 0\n.*is in"):
+        Runner(settings, callback=Exits()).run()
+    assert (tmp_path / "run" / "checkpoint.json").exists()
+
+
+class StopsAndIsTold(RunnerCallback):
+    """Stops the run; then somebody sends a signal, the first one."""
+
+    def on_evaluation(self, evaluation):
+        self.runner.stop()
+        os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_after_a_stop_is_not_the_second(number, tmp_path):
+    callback = StopsAndIsTold()
+    callback.number = number
+    callback.runner = Runner(settings_of(tmp_path / "run", **EVALUATED), callback=callback)
+    assert callback.runner.run().interrupted
+    assert (tmp_path / "run" / "checkpoint.json").exists()
+
+
+def test_a_hangup_that_is_ignored_stays_so(tmp_path):
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        callback = StopsAndIsTold()
+        callback.number, callback.runner = signal.SIGHUP, SimpleNamespace(stop=lambda: None)
+        result = Runner(settings_of(tmp_path / "run", **EVALUATED), callback=callback).run()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, former)
+    assert not result.interrupted and result.env_steps == 1_000
+
+
+def test_what_was_reported_before_a_run_failed_is_kept(tmp_path, monkeypatch):
+    """Also an evaluation that ends while its last checkpoint is written."""
+    late = Evaluation(450, 40, 1.0, 1e6, (1e6,))
+    listener = Listener()
+    settings = {**EVALUATED, "evaluation_interval": 2**40, "on_environment_error": "stop"}
+    options = {"fault": "raises", "at": 300}
+    runner = Runner(
+        config("dqn", "faulty_envs:make", tmp_path / "run", env_options=options, **settings),
+        callback=listener,
+    )
+    save = Supervisor.save
+
+    def save_and_hear(supervisor, folder, *, is_last=False):
+        save(supervisor, folder, is_last=is_last)
+        vector, _ = supervisor._flow.streams["parameters"].source().newest()
+        supervisor._reports.append(Evaluated(late, vector))
+
+    monkeypatch.setattr(Supervisor, "save", save_and_hear)
+    with pytest.raises(RunFailedError, match="the bottle is empty"):
+        runner.run()
+    assert listener.evaluations == [late]
+    assert list(RunDirectory.existing(tmp_path / "run")[0].evaluations()) == [late]

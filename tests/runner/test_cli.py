@@ -88,6 +88,7 @@ REFUSED = {  # arguments, and what the message has
         "learning_rate_final_share must be"
     ),
     "train dqn CartPole-v1 --directory .": "directory must be new or empty",
+    "train dqn CartPole-v1 --resume nowhere": "kary-replay train --resume DIRECTORY",
     "train --resume": "takes the directory of a run",
     "train --resume nowhere": "nowhere is not the directory of a run",
     "train --resume --seed 3": "takes the directory of a run",
@@ -345,6 +346,23 @@ def test_a_run_that_fails_ends_with_1(tmp_path, capsys):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_an_environment_that_exits_as_it_is_closed_ends_nothing(tmp_path, capsys):
+    words = "train dqn faulty_envs:make --backend serial --total-env-steps 300 --evaluate never"
+    options = "--env-options", "fault=close exits", "--directory", str(tmp_path / "run")
+    assert cli.main([*words.split(), *options]) == 0
+    assert (tmp_path / "run" / "checkpoint.json").exists()
+
+
+@pytest.mark.parametrize(("code", "expected"), [(None, 0), (3, 3), ("goodbye", 1)])
+def test_whoever_exits_says_how(code, expected, monkeypatch, capsys):
+    def leave(arguments):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(cli, "_do", leave)
+    assert cli.main([]) == expected
+    assert ("goodbye" in capsys.readouterr().err) == (code == "goodbye")
+
+
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     process = started(
         "train", "dqn", "CartPole-v1", *SMALL, "--total-env-steps", "10000000", "--directory", "run"

@@ -23,6 +23,7 @@ FAULTS = {
     ),
     "nan": r"step returned the observation \[.* nan .*\]",
     "nan reward": "step returned reward=nan",
+    "large reward": r"step returned reward=1e\+39, which is beyond float32: scale it",
     "shape": r"step returned an observation of shape \(2,\), the space has \(3,\)",
     "words": r"step returned \['one', 'two', 'three'\], which is no float32",
     "nan at reset": (
@@ -290,5 +291,6 @@ def test_of_endless_episodes_only_so_much_is_kept(monkeypatch):
     assert len(played._actions[0]) == 10 * 8
 
 
-def test_an_environment_that_fails_to_close_is_let_go():
-    faulty(fault="close raises").close()
+@pytest.mark.parametrize("fault", ["close raises", "close exits"])
+def test_an_environment_that_fails_to_close_is_let_go(fault):
+    faulty(fault=fault).close()

@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -303,6 +304,31 @@ def test_the_learning_curve_is_drawn(recorded):
     assert picture.format == "PNG" and picture.width > 2 * picture.height
     colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 24)}
     assert {(0x21, 0x66, 0xAC), (0xC0, 0x39, 0x2B)} <= colours  # evaluations, target
+
+
+@pytest.mark.parametrize("module", ["torch.utils.tensorboard", "matplotlib.figure"])
+def test_a_package_that_does_not_fit_costs_its_records_and_not_the_run(
+    module, tmp_path, monkeypatch, capfd
+):
+    class Unfit:
+        """Finds a module that cannot be imported, as with other versions of what it needs."""
+
+        tried = 0
+
+        def find_spec(self, name, *more):
+            if name == module:
+                Unfit.tried += 1
+                raise TypeError("Descriptors cannot be created directly")
+
+    for name in [name for name in sys.modules if name.startswith(module)]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Unfit(), *sys.meta_path])
+    monkeypatch.setattr(monitor, "SCALARS_SECONDS", 0.0)
+    assert run("dqn", "CartPole-v1", tmp_path / "run", **MODEST).env_steps == 600
+    said = " ".join("".join(capfd.readouterr()).split())
+    assert said.count("records are incomplete: TypeError: Descriptors cannot be created") == 1
+    assert Unfit.tried <= 2  # once more in the background
+    assert (tmp_path / "run" / "evaluations.jsonl").read_text().count("\n") >= 2
 
 
 def test_a_run_without_anything_to_draw_has_no_picture(tmp_path):

@@ -3,6 +3,7 @@
 import errno
 import importlib.util
 import os
+import re
 import sys
 
 import numpy as np
@@ -26,6 +27,24 @@ class Broken(CartPoleEnv):
 
     def render(self):
         raise RuntimeError("no screen")
+
+
+class Strange(CartPoleEnv):
+    """Whose pictures are none, or no longer."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": None}  # noqa: RUF012
+
+    def __init__(self, kind="none", **options):
+        super().__init__(**options)
+        self.kind, self.n_frames = kind, 0
+
+    def render(self):
+        self.n_frames += 1
+        if self.kind == "floats":
+            return np.zeros((40, 60, 3), np.float32)
+        if self.kind == "raises" and self.n_frames == 5:
+            raise RuntimeError("GL context lost")
+        return None if self.kind == "none" else np.zeros((40, 60, 3), np.uint8)
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +149,52 @@ def test_without_pictures_it_plays_and_says_so(name, message, tmp_path, capsys):
     assert not list(tmp_path.rglob("*.gif"))
     with pytest.raises(ConfigError, match="cannot be shown"):
         play.play(path, output=tmp_path / "x.gif")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("none", "TypeError: a frame must be uint8 .height, width, 3., got None"),
+        ("floats", r"TypeError: a frame must be .* got float32 \(40, 60, 3\)"),
+        ("raises", "RuntimeError: GL context lost"),
+        ("pictures", None),
+    ],
+)
+@pytest.mark.parametrize("ending", ["gif", "mp4"])
+def test_pictures_that_are_none_cost_the_film_alone(
+    kind, message, ending, tmp_path, monkeypatch, capsys
+):
+    class Writer:
+        def append_data(self, frame):
+            pass
+
+        def close(self):
+            pass
+
+    class Reader:
+        @staticmethod
+        def count_frames_and_secs(path):
+            return 10**6, 1.0
+
+    def get_writer(path, **options):
+        path.write_bytes(b"half")
+        return Writer()
+
+    monkeypatch.setattr("imageio.v2.get_writer", get_writer)
+    monkeypatch.setattr(play, "_check_output", lambda path: None)
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", Reader)
+    options = {"env_options": {"kind": kind}, "total_env_steps": 120}
+    run("dqn", "test_play:Strange", tmp_path / "run", **options)
+    film = tmp_path / "run" / f"play.{ending}"
+    output = {"output": film} if ending == "mp4" else {}
+    if message and output:
+        with pytest.raises(ConfigError, match=f"cannot be shown: .*{message}"):
+            play.play(tmp_path / "run", episodes=2, **output)
+    else:
+        assert len(play.play(tmp_path / "run", episodes=2, **output)) == 2
+    out = capsys.readouterr().out
+    assert message is None or bool(output) or re.search(f"no film: .*{message}", out)
+    assert film.exists() == (message is None) and not list(film.parent.glob(".play*"))
 
 
 def test_what_ends_the_playing_is_said_and_not_that_there_is_no_film(

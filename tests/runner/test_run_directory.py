@@ -14,7 +14,14 @@ import pytest
 import torch
 from runs import config, parameters, run, same, stopped
 
-from kary_replay.runner import ConfigError, RunFailedError, Runner, run_directory
+from kary_replay.runner import (
+    ConfigError,
+    RunFailedError,
+    Runner,
+    RunnerCallback,
+    run_directory,
+)
+from kary_replay.runner.flow import HostedFlow
 from kary_replay.runner.records import run_directory as directories
 from kary_replay.runner.records.run_directory import RunDirectory, load_state, save_state
 from kary_replay.runner.workers import evaluator
@@ -176,6 +183,67 @@ def test_a_full_disk_costs_tensorboards_scalars_and_not_the_training(tmp_path, m
     assert "".join(capfd.readouterr()).count("records are incomplete: [Errno 28]") == 1
 
 
+def test_a_full_disk_is_an_error_also_of_a_run_that_is_stopped(tmp_path, monkeypatch):
+    """Nobody may take it for one that can go on."""
+
+    class Stops(RunnerCallback):
+        def on_evaluation(self, evaluation):
+            runner.stop()
+
+    begin = RunDirectory.begin_checkpoint
+
+    def begin_on_a_full_disk(self, env_steps):
+        folder = begin(self, env_steps)
+        (folder / "learner-0.new").symlink_to("/dev/full")
+        return folder
+
+    monkeypatch.setattr(RunDirectory, "begin_checkpoint", begin_on_a_full_disk)
+    settings = {"evaluate": "during", "evaluation_interval": 200, "evaluation_episodes": 1}
+    runner = Runner(config("dqn", "CartPole-v1", tmp_path / "run", **settings), callback=Stops())
+    with pytest.raises(RunFailedError, match=r"could not be made: .*No space left.*learner-0\.pt"):
+        runner.run()
+
+
+def test_memory_that_there_is_not_costs_a_checkpoint_and_not_the_training(
+    tmp_path, monkeypatch, capfd
+):
+    save, calls = HostedFlow.save, []
+
+    def save_without_memory(self, folder):
+        calls.append(folder)
+        if len(calls) == 2:
+            raise MemoryError("Unable to allocate 3.1 GiB")
+        save(self, folder)
+
+    monkeypatch.setattr(HostedFlow, "save", save_without_memory)
+    settings = {**QUICK, "total_env_steps": 2_000, "checkpoint_interval_env_steps": 400}
+    assert run("dqn", "CartPole-v1", tmp_path / "run", **settings).env_steps == 2_000
+    said = " ".join("".join(capfd.readouterr()).split())
+    assert said.count("the one before stays: Unable to allocate 3.1 GiB") == 1 and len(calls) > 3
+
+
+def test_a_directory_that_could_not_be_made_whole_is_none(tmp_path, monkeypatch):
+    class Full:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def write(self, text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def on_a_full_disk(path, *mode, opened=Path.open):
+        return opened(path, *mode).close() or Full() if mode == ("x",) else opened(path, *mode)
+
+    monkeypatch.setattr(Path, "open", on_a_full_disk)
+    with pytest.raises(ConfigError, match=r"cannot be made: .*No space left"):
+        run("dqn", "CartPole-v1", tmp_path / "run", **QUICK)
+    monkeypatch.undo()
+    assert not list(tmp_path.iterdir())
+    assert run("dqn", "CartPole-v1", tmp_path / "run", **QUICK).env_steps == 400
+
+
 def test_a_state_is_written_whole_or_not_at_all(tmp_path):
     path = tmp_path / "actor-0.pt"
     save_state(path, {"turn": 1})
@@ -318,6 +386,29 @@ def runner_steps(directory):
         return json.loads((directory / "episodes.jsonl").read_text().splitlines()[-1])["env_steps"]
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def test_episodes_of_something_else_are_named(tmp_path):
+    path, good = tmp_path / "episodes.jsonl", {"episode_return": 1.0, "wall_seconds": 0.5}
+    directory = RunDirectory(tmp_path)
+    path.write_bytes(b'{"env_steps": 3, "epi\xff\n' + json.dumps({"env_steps": 5, **good}).encode())
+    assert [record["env_steps"] for record in directory.records("episodes.jsonl")] == [5]
+    for lacking in good:
+        bad = {name: value for name, value in good.items() if name != lacking}
+        path.write_text(json.dumps({"env_steps": 5, **bad}))
+        with pytest.raises(ConfigError, match=r"episodes\.jsonl is damaged: line 1"):
+            list(directory.records("episodes.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["updates", "seconds", "env_steps", "folder"])
+def test_a_checkpoint_without_its_counters_is_named(name, tmp_path):
+    run("dqn", "CartPole-v1", tmp_path / "run", **QUICK)
+    path = tmp_path / "run" / "checkpoint.json"
+    content = json.loads(path.read_text())
+    del content[name]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"checkpoint\.json is damaged"):
+        Runner.resume(tmp_path / "run")
 
 
 @pytest.mark.parametrize("line", ['{"env_steps": 5}', "[1]", '{"env_steps": "5"}', "7"])

@@ -14,7 +14,7 @@ __all__ = ["Guard"]
 # belong to somebody else.
 PROGRAM = (
     'while read list; do [ "$list" = dismissed ] && exit; groups=$list; done; '
-    'kill -9 $groups 2> /dev/null; rm -rf "$1"'
+    'kill -9 $groups 2> /dev/null; rm -rf "$@"'
 )
 ADOPTED = f"exec 3<&0; ({PROGRAM}) <&3 3<&- &"  # its parent ends at once
 
@@ -27,15 +27,15 @@ class Guard:
 
     Parameters
     ----------
-    folder : Path, optional
-        Is removed, too.
+    *folders : Path
+        Are removed, too.
     is_adopted : bool
         Whether it is no child of this process, whose children somebody kills when it ends.
     """
 
-    def __init__(self, folder: Path | None = None, *, is_adopted: bool = False) -> None:
+    def __init__(self, *folders: Path, is_adopted: bool = False) -> None:
         program = ADOPTED if is_adopted else PROGRAM
-        command = ["/bin/sh", "-c", program, "guard", str(folder or "")]
+        command = ["/bin/sh", "-c", program, "guard", *map(str, folders)]
         self._shell = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
         )

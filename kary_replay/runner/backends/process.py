@@ -9,6 +9,8 @@ import signal
 import time
 from collections.abc import Callable
 from multiprocessing import connection as connections
+from multiprocessing import parent_process
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -58,21 +60,27 @@ class ProcessBackend:
         self.medium = medium or SharedMemory()
         self._env_name = config.env_name
         self._handles: list[ProcessHandle] = []
-        self._guard = Guard(self.medium.path, is_adopted=True) if is_child else None
+        self._guard = Guard(*self._folders(), is_adopted=True) if is_child else None
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
 
     def open(self, flow: HostedFlow) -> None:
         """Have the folder of the flow removed, whatever happens to this process."""
         if self._guard is None:
-            self._guard = Guard(self.medium.path)
+            self._guard = Guard(*self._folders())
+
+    def _folders(self) -> list[Path]:
+        """Return the folders that end with this process: also that of the fork server's socket."""
+        # a process that multiprocessing has started shares that of its parent
+        own = get_temp_dir() if parent_process() is None else None
+        return [Path(folder) for folder in (self.medium.path, own) if folder is not None]
 
     def start(self, role: Role, index: int, seat: Seat, state: Path | None) -> ProcessHandle:
         """Start a process."""
         from ...fork_server import WorkerProcess  # which other systems than Linux do not have
 
         if self._guard is None:
-            self._guard = Guard(self.medium.path)
+            self._guard = Guard(*self._folders())
         pipe, theirs = connections.Pipe()
         process = WorkerProcess(
             role.threads,

@@ -166,7 +166,7 @@ def _spaces(make: Callable[[], Any], name: str) -> tuple[Any, Any, Stacking | No
             f"{name} made no environment, which has an observation_space and an action_space, "
             f"but {made!r}"
         )
-    with contextlib.suppress(Exception):  # it has said what was to be known
+    with contextlib.suppress(Exception, SystemExit):  # it has said what was to be known
         made.close()
     check_no_running_statistics(made, name)
     return *found, stacking_of(made)

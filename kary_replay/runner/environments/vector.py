@@ -19,6 +19,7 @@ from gymnasium import spaces
 __all__ = ["EnvironmentFaultError", "Environments", "Steps", "action_scale", "random_actions"]
 
 MAX_SEED = 2**31 - 1
+LARGEST_REWARD = float(np.finfo(np.float32).max)
 # steps; of a longer episode actions are not kept, and a new one begins when a run goes on
 LONGEST_REPLAY = 100_000
 
@@ -210,7 +211,7 @@ class Environments:
     def close(self) -> None:
         """Close every environment; one that fails to is no reason to lose a run."""
         for env in self._envs:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception, SystemExit):
                 env.close()
 
     def _reset(self, i: int, seed: int | None = None) -> None:
@@ -237,7 +238,7 @@ class Environments:
         self._infos[i] = info
         try:
             self._reward[i], self._terminated[i], self._truncated[i] = reward, terminated, truncated
-        except (TypeError, ValueError):
+        except Exception:  # of whatever it is
             raise self._fault(i, f"step returned reward={reward!r}, which is no number") from None
 
     def _return(self, i: int) -> float:
@@ -301,10 +302,12 @@ class Environments:
             )
 
     def _check(self) -> None:
-        """Refuse NaN and infinity in what the last step of each returned."""
-        if not np.isfinite(self._reward).all():
-            i = int(np.flatnonzero(~np.isfinite(self._reward))[0])
-            raise self._fault(i, f"step returned reward={self._reward[i]}")
+        """Refuse NaN, and what is beyond float32, in what the last step of each returned."""
+        is_good = np.abs(self._reward) <= LARGEST_REWARD
+        if not is_good.all():
+            i = int(np.flatnonzero(~is_good)[0])
+            beyond = ", which is beyond float32: scale it" if np.isfinite(self._reward[i]) else ""
+            raise self._fault(i, f"step returned reward={self._reward[i]}{beyond}")
         for part in _parts(self._next):
             if part.dtype.kind == "f" and not np.isfinite(part).all():
                 i = int(np.flatnonzero(~np.isfinite(part.reshape(self.n_envs, -1)).all(1))[0])

@@ -72,13 +72,22 @@ def play(
     env, trouble = _rendered(found.env_factory.evaluation, "human" if window else "rgb_array", seed)
     if trouble and (window or output):
         raise ConfigError(f"{found.config.env_name} cannot be shown: {trouble}")
-    film = None if window or trouble else _Film(path, env.metadata.get("render_fps", 30))
+    film = None if window or trouble else _Film(path, env.metadata.get("render_fps") or 30)
     environments = Environments(lambda: env, 1, np.random.default_rng(seed), found.config.env_name)
     n_rows, max_steps = n_together(found.config), found.config.evaluation_max_steps
 
     def look() -> None:
-        if film is not None:
-            film.add(env.render())
+        nonlocal trouble
+        if film is None or trouble:
+            return
+        try:
+            frame = env.render()
+            _check_frame(frame)
+        except Exception as error:  # of any graphics library
+            trouble = f"rendering failed with {type(error).__name__}: {error}"
+            film.give_up()
+            return
+        film.add(frame)
 
     returns: list[float] = []
     try:
@@ -97,17 +106,28 @@ def play(
         raise
     finally:
         environments.close()
-    if film is not None:
+    if film is not None and not trouble:
         film.close()
     print(f"mean return {np.mean(returns):.1f} of {episodes} episode{'s' * (episodes > 1)}")
-    if film is not None:
+    if trouble and output:
+        raise ConfigError(f"{found.config.env_name} cannot be shown: {trouble}")
+    if trouble:
+        print(f"no film: {trouble}")
+    elif film is not None:
         print(
             f"wrote {path}"
             + (f", the first {MOST_GIF_FRAMES} frames of it" if film.is_full else "")
         )
-    elif trouble:
-        print(f"no film: {trouble}")
     return returns
+
+
+def _check_frame(frame: Any) -> None:
+    """Raise TypeError unless a film can have the frame."""
+    is_array = isinstance(frame, np.ndarray)
+    is_picture = is_array and (frame.ndim == 2 or (frame.ndim == 3 and frame.shape[2] in (3, 4)))
+    if not is_picture or frame.dtype != np.uint8:
+        what = f"{frame.dtype} {frame.shape}" if is_array else repr(frame)
+        raise TypeError(f"a frame must be uint8 [height, width, 3], got {what}")
 
 
 def _act_as_in_evaluations(
@@ -149,7 +169,9 @@ def _rendered(make: Callable[..., Any], mode: str, seed: int) -> tuple[Any, str]
     try:
         seen = make(render_mode=mode)
         seen.reset(seed=seed)
-        seen.render()
+        frame = seen.render()
+        if mode == "rgb_array":
+            _check_frame(frame)
     except Exception as error:  # of any graphics library
         hint = (
             "; on a machine without a screen, try it with MUJOCO_GL=egl"
@@ -157,7 +179,7 @@ def _rendered(make: Callable[..., Any], mode: str, seed: int) -> tuple[Any, str]
             else ""
         )
         return env, f"rendering failed with {type(error).__name__}: {error}{hint}"
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception, SystemExit):
         env.close()
     return seen, ""
 
@@ -190,7 +212,7 @@ class _Film:
                 try:
                     self._writer.append_data(frame)
                 except BaseException:
-                    self._give_up()
+                    self.give_up()
                     raise
         elif self._seen % self._every == 0 and not self.is_full:
             from PIL import Image
@@ -230,8 +252,11 @@ class _Film:
         if n_frames < self._seen:
             raise OSError(f"only {n_frames} of {self._seen} frames of it can be read")
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
         """Leave no film."""
         writer, self._writer = self._writer, None
+        self._frames.clear()
         with contextlib.suppress(OSError):
-            writer.close()
+            if writer is not None:
+                writer.close()
+            self._file.path.unlink()

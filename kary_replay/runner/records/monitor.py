@@ -38,7 +38,7 @@ def _import() -> None:
         "matplotlib.figure",
         "matplotlib.backends.backend_agg",
     ):
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(Exception):  # who uses it says what is wrong with it
             importlib.import_module(module)
 
 
@@ -167,13 +167,13 @@ class Monitor:
     ) -> None:
         self._look(last=True)
         self._display.stop()
-        with self._forgiving():
+        with self._forgiving(Exception):
             self._scalars.close()
         with self._forgiving():
             self.directory.close()
         if learning_curve.available and (self._episodes.kept or self.evaluations):
             config, path = self.config, self.directory.path / "learning_curve.png"
-            with self._forgiving():
+            with self._forgiving(Exception):
                 learning_curve.draw(
                     path, title(config), self._episodes, self.evaluations, config.target_return
                 )
@@ -193,18 +193,22 @@ class Monitor:
             self._keep_policy("best", evaluated)
 
     def _write(self, values: Mapping[str, float], env_steps: int) -> None:
-        with self._forgiving():
+        with self._forgiving(Exception):
             self._scalars.write(values, env_steps)
 
     @contextlib.contextmanager
-    def _forgiving(self) -> Iterator[None]:
-        """Let a run go on, or end, without its records if the disk is full; say so once."""
+    def _forgiving(self, kind: type[Exception] = OSError) -> Iterator[None]:
+        """Let a run go on, or end, without its records if the disk is full; say so once.
+
+        Or whatever else is wrong with a package by which they are made, which may not fit others.
+        """
         try:
             yield
-        except OSError as error:
+        except kind as error:
             if not self._has_complained:
                 self._has_complained = True
-                self.warn(f"records are incomplete: {error}")
+                what = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+                self.warn(f"records are incomplete: {what}{error}")
 
     def _compare(self, evaluation: Evaluation) -> None:
         target = self.config.target_return

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import re
@@ -90,7 +91,12 @@ class RunDirectory:
                     path = path.with_name(f"{default_name(config)}_{number}")
             new = cls(path)
             with (path / "config.json").open("x") as file:  # unless another run has just begun here
-                file.write(text)
+                try:
+                    file.write(text)
+                    file.flush()
+                except OSError:  # a full disk
+                    new.discard()
+                    raise
         except OSError as error:
             raise ConfigError(f"directory={str(path)!r} cannot be made: {error}") from None
         new.lock()
@@ -227,7 +233,8 @@ class RunDirectory:
             content = json.loads((self.path / "checkpoint.json").read_text())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self.path} has no checkpoint to go on from: {error}") from None
-        if not isinstance(content, dict) or not {"folder", "env_steps"} <= set(content):
+        needed = {"folder", "env_steps", "updates", "seconds"}
+        if not isinstance(content, dict) or not needed <= set(content):
             raise ConfigError(
                 f"{self.path / 'checkpoint.json'} is damaged: it names no folder, "
                 "or has no counters"
@@ -348,13 +355,19 @@ class RunDirectory:
         """Yield the whole lines of a file of records; ConfigError if one is no record."""
         if not (self.path / name).exists():
             return
-        with (self.path / name).open() as file:
+        with (self.path / name).open(errors="replace") as file:
             for number, line in enumerate(file, 1):
                 try:
                     record = json.loads(line)
                 except ValueError:  # a crash while it was written
                     continue
-                if not isinstance(record, dict) or type(record.get("env_steps")) is not int:
+                is_record = isinstance(record, dict) and type(record.get("env_steps")) is int
+                if is_record and name == EPISODES:
+                    is_record = all(
+                        isinstance(record.get(key), (int, float))
+                        for key in ("episode_return", "wall_seconds")
+                    )
+                if not is_record:
                     raise ConfigError(
                         f"{file.name} is damaged: line {number} is no record of this run; remove it"
                     )
@@ -404,12 +417,16 @@ def default_name(config: RunnerConfig) -> str:
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
     """Write a worker's state, whole or not at all; OSError if that fails, as on a full disk."""
+    content = io.BytesIO()  # for torch says nothing of what the system says of a file
+    torch.save(dict(state), content)
     new = path.with_suffix(".new")
     try:
-        torch.save(dict(state), new)
-    except RuntimeError as error:
-        raise OSError(f"{path}: {error}") from None
-    os.replace(new, path)
+        new.write_bytes(content.getbuffer())
+        os.replace(new, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def load_state(path: Path) -> dict[str, Any]:

@@ -33,8 +33,10 @@ class Scalars:
         if not self.available:
             return
         if self._writer is None:
+            self.available = False  # it is not tried again
             from torch.utils.tensorboard import SummaryWriter
 
+            self.available = True
             purge_step = self._known_until + 1 if self._known_until else None
             self._writer = SummaryWriter(str(self._path), purge_step=purge_step)
         for name, value in values.items():
