@@ -335,6 +335,33 @@ def test_no_policy_is_evaluated_twice(evaluate, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("evaluate", ["during", "after"])
+def test_a_policy_that_waits_is_not_kept_again_when_the_run_goes_on(evaluate, tmp_path):
+    """Of an algorithm with fewer updates than evaluations that are due."""
+    options = {"n_envs": 4, "rollout_length": 100, "batch_size": 100}
+    settings = {"evaluate": evaluate, "evaluation_interval": 100, "evaluation_episodes": 2}
+    task = "ppo", "CartPole-v1"
+    whole = run(*task, tmp_path / "whole", options, total_env_steps=1_600, **settings)
+    settings |= {"checkpoint_interval_env_steps": 100, "total_env_steps": 1_600}
+    runner = Runner(config(*task, tmp_path / "run", options, **settings))
+    path = tmp_path / "run" / "checkpoint.json"
+    first = stopped(
+        runner, lambda: path.exists() and json.loads(path.read_text())["env_steps"] >= 600
+    )
+    assert first.interrupted and first.updates
+    resumed = Runner.resume(tmp_path / "run").run()
+    ends = [[(one.env_steps, one.updates) for one in run.evaluations] for run in (whole, resumed)]
+    assert ends[0] == ends[1] and len(ends[0]) == whole.updates > 2
+
+
+def test_a_policy_that_no_update_has_led_to_is_not_evaluated(tmp_path):
+    """The learner has done some, but has not published."""
+    settings = {"publish_interval": 500, "evaluation_interval": 110, "evaluation_episodes": 1}
+    settings |= {"evaluate": "during", "total_env_steps": 400}
+    result = run("dqn", "CartPole-v1", tmp_path / "run", **settings)
+    assert [found.updates for found in result.evaluations] == [result.updates] != [0]
+
+
+@pytest.mark.parametrize("evaluate", ["during", "after"])
 def test_an_evaluation_is_given_up_and_made_when_the_run_goes_on(evaluate, tmp_path, monkeypatch):
     """In the serial backend, where nobody else could end it; the run stays the same bit for bit."""
     settings = {

@@ -80,9 +80,11 @@ class Evaluator:
         if newest is None:
             return False
         self.version, env_steps = version, board.env_steps
-        self.due = self._after(env_steps)
         vector, updates = newest
-        if updates == self.row.parameter_version > 0:
+        if not updates:  # those of the first one are not published yet
+            return False
+        self.due = self._after(env_steps)
+        if updates == (self.kept[-1][1] if self.kept else self.row.parameter_version):
             return False
         self.kept.append((env_steps, updates, self.seat.clock.seconds, vector))
         return True
