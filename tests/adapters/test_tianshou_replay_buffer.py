@@ -273,6 +273,28 @@ def test_null_values():
         filled(ours, "vector").dropnull()
 
 
+def test_rows_keep_their_masses_when_one_before_them_is_dropped():
+    buffer = filled(ours, size=6, steps=6)
+    buffer.update_weight(np.arange(6), np.arange(1.0, 7.0))
+    kept = np.array([0, 1, 3, 4, 5])
+    reward, mass = buffer.rew[kept], buffer.weight[kept]
+    buffer.rew[2] = np.nan
+    buffer.dropnull()
+    np.testing.assert_array_equal(buffer.rew, reward)
+    np.testing.assert_array_equal(buffer.weight[np.arange(6)], [*mass, 0])
+
+
+def test_a_null_value_from_another_buffer_is_found_at_once():
+    buffer, source = filled(ours, size=60, steps=40, obs_shape=(1_000,)), make(ours)
+    assert buffer.obs[:40].nbytes + buffer.obs_next[:40].nbytes > 1 << 18  # which a call reads
+    assert not buffer.hasnull()
+    row = step(40, 1, (1_000,))
+    row.rew = np.array([np.nan])
+    source.add(row, [0])
+    assert buffer.update(source).tolist() == [40]
+    assert buffer.hasnull()
+
+
 @pytest.mark.parametrize("module", [tianshou.data, ours], ids=["stock", "ours"])
 def test_refusals_have_the_types_of_stock(module):
     for wrong in (

@@ -303,6 +303,20 @@ def test_densities_far_out_are_finite_and_right():
     assert log_pi.item() == pytest.approx(normal - (2 * math.log(2) - 60), rel=1e-5)
 
 
+def test_actors_explore_within_the_bounds_of_the_standard_deviation():
+    algorithm = make("sac")
+    beyond, at_bounds = (
+        algorithm.decide(
+            np.tile(np.array([[0, 0, *log_std]], np.float32), (50, 1)),
+            np.ones(50, np.float32),
+            np.random.default_rng(0),
+        )["action"]
+        for log_std in ((50, -50), (2, -20))
+    )
+    np.testing.assert_array_equal(beyond, at_bounds)
+    assert np.ptp(np.abs(beyond[:, 0])) > 0.5 and beyond[:, 1].any()
+
+
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_td_errors_of_actors_are_those_of_the_trained_networks(name):
     algorithm = diverged(name)

@@ -509,6 +509,19 @@ def test_the_divergence_is_that_from_the_policy_before_the_update():
     assert algorithm.figures(batch)["kl"] < 1e-6
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_figure_of_divergence_is_of_the_policies_before_and_after_the_update(name):
+    algorithm = make(name, learning_rate=0.01)
+    batch = rollouts(algorithm)
+    rows = flat(batch["observation"]).double().numpy(), flat(batch["action"]).numpy()
+    before, _ = densities(algorithm, *rows)
+    algorithm.update(batch)
+    after, _ = densities(algorithm, *rows)
+    expected = (np.exp(after - before) - 1 - (after - before)).mean()
+    assert expected > 1e-4
+    assert algorithm.figures(batch)["kl"] == pytest.approx(expected, rel=1e-3)
+
+
 def test_an_update_ends_early_when_the_policy_has_moved_enough():
     counts = {}
     for target_kl in (None, 1e9, 0.003):

@@ -305,6 +305,15 @@ def test_what_lies_behind_the_end_does_not_matter():
     assert not behind.all() and behind.any()
 
 
+def test_the_figure_of_values_is_of_the_steps_that_are_learned_from():
+    algorithm = make()
+    batch = make_batch(algorithm)
+    other = {name: column.clone() for name, column in batch.items()}
+    other["observation"][~batch["mask"]] = 3.0
+    other["action"][~batch["mask"]] = 2
+    assert algorithm.figures(batch)["q"] == algorithm.figures(other)["q"] != 0
+
+
 def test_values_come_back_from_their_scale():
     x = torch.cat([torch.linspace(-5, 5, 101), torch.tensor([-1e4, -300.0, 300.0, 1e4, 1e-5])])
     np.testing.assert_allclose(scaled(x), h(x.double().numpy()), rtol=1e-5, atol=1e-6)
@@ -421,6 +430,27 @@ def test_the_writer_cuts_what_actors_do():
         first = rows["observation"][row, n_before[row]]
         env = next(e for e in range(2) if (first == seen[start, e]).all())
         np.testing.assert_array_equal(rows["recurrent_state"][row], carried[start][env])
+
+
+def test_a_reset_of_one_environment_leaves_the_steps_of_others():
+    algorithm = make()
+    buffer = PrioritizedReplayBuffer(10, algorithm.columns(), seed=0)
+    writer = algorithm.writer(buffer, 2)
+    n_steps = LENGTH - BURN_IN  # padding comes before them
+    for t in range(n_steps):
+        if t == n_steps - 1:
+            writer.reset(0)
+        writer.add(
+            observation=np.zeros((2, 5), np.float32),
+            next_observation=np.zeros((2, 5), np.float32),
+            action=np.zeros(2, np.int64),
+            reward=np.array([t, 100 + t], np.float32),
+            terminated=np.zeros(2, bool),
+            truncated=np.zeros(2, bool),
+            state=algorithm.initial_state(2),
+        )
+    expected = [[0] * BURN_IN + [100 + t for t in range(n_steps)]]
+    assert buffer.field_view("reward")[: len(buffer)].tolist() == expected
 
 
 @pytest.mark.parametrize(

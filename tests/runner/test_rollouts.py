@@ -397,6 +397,21 @@ def test_a_checkpoint_has_what_waits_and_what_is_begun(tmp_path):
     assert more.figures["dropped_steps"] == (LENGTH + 1) * N_ENVS
 
 
+def test_what_was_dropped_stays_counted_when_the_groups_are_others(tmp_path):
+    pipe = Pipe(n_groups=2, max_staleness=2)
+    pipe.add(0, 0)
+    pipe.writers[0].reset(0)
+    pipe.fill(0, 10, version=0)
+    pipe.fill(0, 20, version=3)
+    pipe.fill(1, 30, version=2)
+    pipe.rollouts.n_updates = 4
+    pipe.draw()
+    pipe.hosted.save(tmp_path)
+    assert pipe.figures["dropped_steps"] == (1 + LENGTH) * N_ENVS  # begun anew, and too old
+    more = Pipe(Checkpoint(tmp_path, {"updates": 5}), n_groups=3, max_staleness=2)
+    assert more.figures["dropped_steps"] == pipe.figures["dropped_steps"]
+
+
 def test_a_damaged_checkpoint_is_refused(tmp_path):
     pipe = Pipe()
     pipe.hosted.save(tmp_path)

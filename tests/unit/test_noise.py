@@ -25,6 +25,13 @@ def learn(buffer, td_error, n_batches, batch_size=64):
         buffer.update_priorities(batch.handle, td_error[batch.index])
 
 
+def copied(buffer, through, tmp_path):
+    if through == "checkpoint":
+        buffer.save(tmp_path / "saved")
+        return kr.PrioritizedReplayBuffer.load(tmp_path / "saved")
+    return pickle.loads(pickle.dumps(buffer))
+
+
 class NaiveNoise:
     """Weights, the size of TD errors, the noise of uniform batches, and that of those drawn."""
 
@@ -177,17 +184,26 @@ def test_copies_go_on_as_the_buffer_does(through, tmp_path):
     td_error = np.random.default_rng(4).standard_cauchy(1_000)
     buffer = filled(1_000)
     learn(buffer, td_error, 100)
-    if through == "checkpoint":
-        buffer.save(tmp_path / "saved")
-        twin = kr.PrioritizedReplayBuffer.load(tmp_path / "saved")
-    else:
-        twin = pickle.loads(pickle.dumps(buffer))
+    twin = copied(buffer, through, tmp_path)
     for _ in range(50):
         learn(buffer, td_error, 1)
         learn(twin, td_error, 1)
         assert twin.uniform_share == buffer.uniform_share
         assert twin.relative_noise == buffer.relative_noise
         assert twin.least_noise == buffer.least_noise
+
+
+@pytest.mark.parametrize("through", ["pickle", "checkpoint"])
+def test_copies_adapt_when_the_buffer_does(through, tmp_path):
+    td_error = np.linspace(0, 1, 1_000) ** 8
+    buffer = filled(1_000)
+    learn(buffer, td_error, 100)
+    twin = copied(buffer, through, tmp_path)
+    for share in (UNIFORM, PRIORITIZED):
+        assert twin.uniform_share == buffer.uniform_share == share
+        learn(buffer, td_error, 100)
+        learn(twin, td_error, 100)
+    assert twin.relative_noise == buffer.relative_noise
 
 
 def test_errors_beyond_what_squares_can_hold_teach_nothing():
