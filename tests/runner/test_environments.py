@@ -14,6 +14,7 @@ from kary_replay.runner.environments.vector import (
     EnvironmentFaultError,
     Environments,
     action_scale,
+    random_actions,
 )
 
 FAULTS = {
@@ -260,6 +261,15 @@ def test_running_episodes_come_back(env_id):
 )
 def test_actions_are_scaled_to_the_environment(space, action, real):
     assert action_scale(space)(action).tolist() == real
+
+
+def test_random_actions_are_all_that_there_are():
+    rng = np.random.default_rng(0)
+    assert set(random_actions(gymnasium.spaces.Discrete(3, start=5), 200, rng)) == {0, 1, 2}
+    actions = random_actions(gymnasium.spaces.Box(0, 9, (2,)), 2_000, rng)
+    assert actions.shape == (2_000, 2) and actions.dtype == np.float32
+    assert (actions.min(0) < -0.99).all() and (actions.max(0) > 0.99).all()
+    assert abs(actions.mean()) < 6 / np.sqrt(3 * 4_000)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -101,6 +101,28 @@ def test_who_comes_later_does_not_act_by_weights_of_its_own(looks, seconds, upda
         assert newest.take_up() == 7 and parameters.looks == 0
 
 
+def test_noise_is_another_one_for_each_actor_and_each_newer_parameters(tmp_path):
+    settings = config("dqn", "CartPole-v1", tmp_path / "run", {"noisy": True}, actors=2)
+    flow = hosted(settings, n_actors=2)
+    learner, *actors = [worker(flow, "learner"), *(worker(flow, "actor", i) for i in range(2))]
+
+    def noises():
+        return [
+            (actor.inference._newest.take_up(), actor.algorithm.acting_noise.clone())[1]
+            for actor in actors
+        ]
+
+    seen = noises()
+    learner.row.updates = 1
+    learner.publish()
+    seen += noises()
+    assert len({tuple(noise.tolist()) for noise in seen}) == 4
+    again = worker(flow, "actor", 1)
+    again.inference._newest.take_up()
+    assert torch.equal(again.algorithm.acting_noise, seen[3])
+    flow.close()
+
+
 def test_all_that_have_asked_are_answered_together():
     hosted, (one, two) = stream()
     source = hosted.source()

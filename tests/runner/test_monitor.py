@@ -237,6 +237,33 @@ def test_looking_is_rare_and_the_rest_free(tmp_path, monkeypatch):
     assert called.count("look") == called.count("show") == n_looks[0] + 1
 
 
+def test_checkpoints_are_an_interval_apart(tmp_path, monkeypatch):
+    now, saved = [1000.0], []
+    show, save = Monitor.show, Runner._save
+
+    def turn(self):
+        now[0] += 1.0
+        show(self)
+
+    def noted(self, *arguments, **options):
+        saved.append(now[0])
+        save(self, *arguments, **options)
+
+    monkeypatch.setattr(monitor, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(Monitor, "show", turn)
+    monkeypatch.setattr(Runner, "_save", noted)
+    settings = {"total_env_steps": 1_000, "checkpoint_interval_seconds": 50.0}
+    run("dqn", "CartPole-v1", tmp_path / "run", **settings)
+    assert len(saved) > 3 and set(np.diff([1000.0, *saved[:-1]])) == {50.0}
+
+
+def test_of_policies_as_good_the_first_stays_the_best(tmp_path, monkeypatch):
+    monkeypatch.setattr("kary_replay.runner.workers.evaluator.play", lambda *_: ([7.0, 7.0], 0))
+    result = run("dqn", "CartPole-v1", tmp_path / "run", **MODEST)
+    assert len(result.evaluations) > 1
+    assert result.best == result.evaluations[0] and result.last == result.evaluations[-1]
+
+
 def test_what_comes_after_training_takes_none_of_its_speed(tmp_path, monkeypatch):
     """By a clock on which the last checkpoint takes a day, and each look at it a second."""
     now, seen, after = [1000.0], [], []

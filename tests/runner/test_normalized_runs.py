@@ -182,6 +182,39 @@ def test_rewards_are_scaled_by_discounted_returns_which_begin_anew_with_episodes
     flow.close()
 
 
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_statistics_are_of_the_observations_in_rows(end, tmp_path):
+    """Not of those that episodes end with, which nobody acts by."""
+    path, starts = tmp_path / "run", {"learning_starts": 1_000, "groups": 1}
+    settings = config("dqn", "test_normalized_runs:Still", path, **starts, **BOTH)
+    flow, seen, rows = hosted(settings), [], []
+    actor = worker(flow, "actor")
+    actor.statistics.add = lambda index, found: seen.append(found.copy())
+    [group], [writer] = actor.groups, actor.writers
+    step, add = group.step, writer.add
+
+    def ended(action):
+        steps = step(action)
+        numbers = np.random.default_rng(len(rows)).standard_normal(steps.observation.shape)
+        over = steps.terminated | steps.truncated
+        flags = {"terminated": over & False, "truncated": over & False, end: over}
+        observation = steps.observation + numbers.astype(np.float32)
+        return steps._replace(observation=observation, reward=np.ones(4), **flags)
+
+    def noted(**columns):
+        rows.append(columns["observation"].copy())
+        return add(**columns)
+
+    group.step, writer.add = ended, noted
+    for _ in range(45):
+        actor.work(0)
+    np.testing.assert_allclose([found[:, :-1] for found in seen], rows)
+    once = np.cumsum(settings.options.gamma ** np.arange(20))
+    sums = np.concatenate([once, once, once[:5]])
+    np.testing.assert_allclose([found[:, -1] for found in seen], sums[:, None].repeat(4, 1))
+    flow.close()
+
+
 def test_returns_begin_anew_where_an_episode_cannot_be_played_again(tmp_path):
     flow = hosted(config("ppo", "CartPole-v1", tmp_path / "run", **BOTH))
     actor = worker(flow, "actor")

@@ -2,14 +2,25 @@
 
 import functools
 
+import faulty_envs
 import numpy as np
 import pytest
 import torch
 from runs import config, hosted, run, worker
 
-from kary_replay import PrioritizedReplayBuffer
+from kary_replay import Field, PrioritizedReplayBuffer
 from kary_replay.algorithms import Share
+from kary_replay.runner.environments.vector import Environments
 from kary_replay.runner.failures import DivergedError
+from kary_replay.runner.workers import evaluator
+
+COLUMNS = {
+    "observation": Field((4,), np.float32),
+    "action": Field((), np.int64),
+    "reward": Field((), np.float32),
+    "next_observation": Field((4,), np.float32),
+    "discount": Field((), np.float32),
+}
 
 
 @pytest.fixture
@@ -107,6 +118,59 @@ def test_an_actor_that_has_not_begun_has_no_episodes_to_go_on_with(flow_of):
     assert first.rng.bit_generator.state != second.rng.bit_generator.state
     first.close()
     second.close()
+
+
+def test_an_actor_that_is_started_anew_has_other_episodes(flow_of):
+    """Also one of a run that goes on, where the number of starts begins at 0 again."""
+    flow, seen = flow_of(), []
+    role = next(role for role in flow.roles if role.kind == "actor")
+    for incarnation, env_steps in ((0, 0), (1, 0), (0, 40), (0, 0)):
+        flow.board.row("actor", 0).env_steps = env_steps
+        actor = role.worker(flow.seat(role, 0, incarnation))
+        actor.groups[0].reset()
+        seen.append(tuple(actor.groups[0].state_dict()["seeds"]))
+        actor.close()
+    assert len(set(seen)) == 3 and seen[0] == seen[3]
+
+
+def test_a_row_without_an_error_has_a_priority(flow_of):
+    flow = flow_of(initial_priority="td_error")
+    actor = worker(flow, "actor")
+    for tensor in actor.algorithm.minimizers["q"].flat, actor.algorithm.targets["q"]:
+        tensor.zero_()
+    rows = {name: np.zeros((3, *field.shape), field.dtype) for name, field in COLUMNS.items()}
+    rows["reward"][1] = 0.5
+    epsilon = flow.streams["experience"]._buffer.priority_epsilon
+    np.testing.assert_allclose(actor.priority(rows), [epsilon, 0.5 + epsilon, epsilon])
+    assert epsilon > 0
+    actor.close()
+
+
+def test_evaluations_of_more_episodes_than_environments(tmp_path):
+    """Every episode has a seed of its own, begins without a memory, and may be cut off."""
+
+    class Memory:
+        state_size, states = 1, []
+
+        def initial_state(self, n):
+            return np.zeros((n, 1), np.float32)
+
+        def choose(self, observation, exploration, rng, state):
+            self.states.append(state[0, 0])
+            return {"action": np.zeros(len(state), np.int64), "next_state": state + 1}
+
+    seeds = []
+
+    class Seeded(faulty_envs.Faulty):
+        def reset(self, *, seed=None, options=None):
+            seeds.append(seed)
+            return super().reset(seed=seed, options=options)
+
+    envs = Environments(Seeded, 3, np.random.default_rng(0), "Seeded")
+    returns, n_cut = evaluator.play(Memory(), envs, 7, 4, lambda: None)
+    assert len(returns) == n_cut == 7
+    assert sorted(set(seeds)) == [evaluator.FIRST_SEED + i for i in range(7)]
+    assert Memory.states == [0, 1, 2, 3] * 3
 
 
 def test_actors_wait_for_the_learner_and_it_for_them(flow_of):
