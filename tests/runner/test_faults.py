@@ -399,8 +399,9 @@ if __name__ == "__main__":
 """
 
 
-def test_a_worker_that_hangs_ends_with_a_killed_supervisor(tmp_path):
+def test_a_worker_that_hangs_ends_with_a_killed_supervisor(tmp_path, monkeypatch):
     """It never looks at its pipe: its parent, the fork server, must end, and take it along."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     program = tmp_path / "program.py"
     program.write_text(HANGS)
     process = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True)

@@ -103,10 +103,11 @@ def test_learners_in_processes_equal_one_with_the_whole_batch():
         )
 
 
-def test_the_mean_of_vectors_of_any_kind():
+def test_the_mean_of_vectors_of_any_kind(request):
     """In threads, room for three numbers: of several lengths and dtypes in turn, also strided."""
-    count, rng = 3, np.random.default_rng(0)
-    gradients = GradientStream(count, 6).host(SharedMemory(), Checkpoint()).sink()
+    count, rng, medium = 3, np.random.default_rng(0), SharedMemory()
+    request.addfinalizer(medium.close)
+    gradients = GradientStream(count, 6).host(medium, Checkpoint()).sink()
     shapes = [(1,), (7,), (0,), (2, 5), (), (64,)] * 5
     kinds = [np.float32, np.float64] * 15
     vectors = [

@@ -540,4 +540,6 @@ def test_all_files_of_a_checkpoint_are_on_the_disk_before_it_counts(tmp_path, mo
     directory = run("ppo", "CartPole-v1", tmp_path / "run", **QUICK).directory
     (folder,) = (path for path in directory.glob("checkpoint-*") if path.is_dir())
     files = {path for path in folder.iterdir() if path.is_file()}
-    assert files <= set(synced) and {path.suffix for path in files} >= {".pt", ".npz"}
+    assert files | {directory / "config.json"} <= set(synced) and {
+        path.suffix for path in files
+    } >= {".pt", ".npz"}

@@ -286,6 +286,8 @@ class RunDirectory:
             if path.is_file():  # replay buffers have seen to theirs
                 sync(path)
         sync(folder)
+        for path in (self.path / "config.json", *self.path.glob("*_policy.pt")):
+            sync(path)
         new = self.path / "checkpoint.json.new"
         new.write_text(json.dumps({"folder": folder.name, **counters}, indent=2))
         sync(new)
