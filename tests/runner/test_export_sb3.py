@@ -73,7 +73,7 @@ def untrained(path, algorithm, monkeypatch, observation_space=BOX, action_space=
     directory = RunDirectory.new(settings)
     folder = directory.begin_checkpoint(0)
     save_state(folder / "learner-0.pt", {"algorithm": made.state_dict()})
-    directory.commit(folder, {"env_steps": 0})
+    directory.commit(folder, {"env_steps": 0, "updates": 0, "seconds": 0.0})
     return made
 
 

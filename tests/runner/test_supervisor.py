@@ -449,14 +449,14 @@ def test_a_state_that_is_late_goes_nowhere(fate, tmp_path):
     directory = RunDirectory(tmp_path)
     begun = directory.begin_checkpoint(300)
     if fate == "committed":
-        directory.commit(begun, {"env_steps": 300})
+        directory.commit(begun, {"env_steps": 300, "updates": 0, "seconds": 0.0})
     directory.sweep()
     following = directory.begin_checkpoint(300)
     before = sorted(tmp_path.rglob("*"))
     assert save_worker(Late(), "actor-0", str(begun)).refusal
     assert sorted(tmp_path.rglob("*")) == before
     assert not save_worker(Late(), "actor-0", str(following)).refusal
-    directory.commit(following, {"env_steps": 300})
+    directory.commit(following, {"env_steps": 300, "updates": 0, "seconds": 0.0})
     directory.sweep()
     [folder] = tmp_path.glob("checkpoint-*/")
     assert [path.name for path in folder.iterdir()] == ["actor-0.pt"]
