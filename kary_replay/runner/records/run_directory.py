@@ -286,7 +286,7 @@ class RunDirectory:
             if path.is_file():  # replay buffers have seen to theirs
                 sync(path)
         sync(folder)
-        for path in (self.path / "config.json", *self.path.glob("*_policy.pt")):
+        for path in (*self.path.glob("config.json"), *self.path.glob("*_policy.pt")):
             sync(path)
         new = self.path / "checkpoint.json.new"
         new.write_text(json.dumps({"folder": folder.name, **counters}, indent=2))
