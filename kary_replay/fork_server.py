@@ -29,10 +29,13 @@ from multiprocessing import (
 )
 from typing import Any
 
-__all__ = ["SERVER_ENDED", "WorkerProcess", "forget_program", "let_go", "start"]
+__all__ = ["ENDING", "SERVER_ENDED", "WorkerProcess", "forget_program", "let_go", "start"]
 
 SERVER_ENDED = 256
 """The exit code of a process whose server has ended before it; no process ends with this one."""
+
+ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+"""Signals that may be sent to all processes of a run; how it ends then, its supervisor decides."""
 
 PRELOADED = "kary_replay.runner.backends.preloaded"
 N_THREADS = "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
@@ -154,7 +157,7 @@ def _inherited() -> Iterator[None]:
     with _LOCK:
         before = {name: os.environ.get(name) for name in wanted}
         os.environ.update(wanted)
-        old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        old = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
             yield
         finally:

@@ -80,7 +80,7 @@ class RunResult:
     allocation: Allocation | None = None
     """What was measured to choose the number of actors; None where nothing was."""
     interrupted: bool = False
-    """Whether Ctrl-C, SIGTERM or `Runner.stop` ended it early."""
+    """Whether Ctrl-C, SIGTERM, SIGHUP or `Runner.stop` ended it early."""
     samples_per_insert: float = float("nan")
     """Rows drawn per transition added."""
     waited: dict[str, float] = field(default_factory=dict)

@@ -1,11 +1,14 @@
 """Environments that break and processes that are killed: named, started anew, none left behind."""
 
 import contextlib
+import fcntl
 import getpass
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import threading
 from pathlib import Path
 
@@ -272,7 +275,7 @@ if __name__ == "__main__":
 """
 
 
-def started(tmp_path, learners=1, fault="none"):
+def started(tmp_path, learners=1, fault="none", **options):
     """A run in a process of its own, once it has begun to learn."""
     tmp_path.mkdir(exist_ok=True)
     directory, program = tmp_path / "run", tmp_path / "program.py"
@@ -285,16 +288,16 @@ def started(tmp_path, learners=1, fault="none"):
             never=NEVER_SECONDS,
         )
     )
+    usual = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    }
     process = subprocess.Popen(
-        [sys.executable, str(program)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        [sys.executable, str(program)], text=True, start_new_session=True, **{**usual, **options}
     )
     wait_until(lambda: process.poll() is not None or size_of(directory / "episodes.jsonl") > 2000)
-    assert process.poll() is None, process.stdout.read()
+    assert process.poll() is None, process.stdout and process.stdout.read()
     return process, directory
 
 
@@ -320,6 +323,24 @@ def test_sigterm_to_every_process_saves_all_the_same(tmp_path):
             os.kill(pid, signal.SIGTERM)
     output, _ = process.communicate(timeout=HANG_SECONDS)
     assert "interrupted True" in output and "Traceback" not in output, output
+    assert Runner.resume(directory)
+
+
+def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(tmp_path):
+    """The system tells all its processes, none of which can write there any more."""
+    terminal, theirs = pty.openpty()
+    process, directory = started(
+        tmp_path,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    children = descendants(process.pid)
+    os.close(theirs)
+    os.close(terminal)
+    process.wait(HANG_SECONDS)
+    await_end(children)
     assert Runner.resume(directory)
 
 

@@ -8,8 +8,9 @@ import atexit
 import os
 import signal
 
-# How a run ends, its supervisor decides: this may be sent to all processes.
-for number in (signal.SIGINT, signal.SIGTERM):
+from ...fork_server import ENDING
+
+for number in ENDING:
     signal.signal(number, signal.SIG_IGN)
 
 import torch  # noqa: E402

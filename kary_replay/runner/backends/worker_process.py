@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ...fork_server import ENDING
 from ..failures import problem_of
 from ..flow import Role
 from ..messages import Finished, Started
@@ -85,8 +86,7 @@ def leave_no_orphan(name: str) -> None:
     server has not ended before `prctl` is seen by its process being the parent still: the parent of
     an orphan is another.
     """
-    # These may be sent to all processes; how a run ends, the supervisor decides.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
     prctl = ctypes.CDLL(None, use_errno=True).prctl
