@@ -298,8 +298,7 @@ class ReplayBuffer:
     @property
     def fields(self) -> dict[str, Any]:
         """The fields, nested as given."""
-        copy: dict[str, Any] = map_leaves(self._fields, lambda field: field)
-        return copy
+        return {name: map_leaves(part, lambda field: field) for name, part in self._fields.items()}
 
     @property
     def nbytes(self) -> int:

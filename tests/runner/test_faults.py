@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 from pathlib import Path
@@ -344,21 +345,28 @@ def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(tmp_path):
     assert Runner.resume(directory)
 
 
-def test_a_killed_supervisor_leaves_nothing(tmp_path, monkeypatch, no_shared_memory_is_left):
+@pytest.fixture
+def short_folder(monkeypatch):
+    """Where temporary files go; the paths of sockets have 107 characters at most."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+def test_a_killed_supervisor_leaves_nothing(
+    tmp_path, short_folder, monkeypatch, no_shared_memory_is_left
+):
     """Not even what environments have started."""
     monkeypatch.setenv("CHILD_FILE", str(tmp_path / "child"))
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
     process, _ = started(tmp_path, fault="child")
     children = descendants(process.pid)
-    assert list(folder.glob("pymp-*"))
+    assert list(short_folder.glob("pymp-*"))
     assert int((tmp_path / "child").read_text()) in children
     process.kill()
     process.wait()
     await_end(children)
     caches = {"torchinductor_" + getpass.getuser()}  # which torch keeps there for the next process
-    wait_until(lambda: {found.name for found in folder.iterdir()} <= caches)
+    wait_until(lambda: {found.name for found in short_folder.iterdir()} <= caches)
 
 
 def test_a_killed_fork_server_is_named(tmp_path, capfd):
@@ -420,9 +428,8 @@ if __name__ == "__main__":
 """
 
 
-def test_a_worker_that_hangs_ends_with_a_killed_supervisor(tmp_path, monkeypatch):
+def test_a_worker_that_hangs_ends_with_a_killed_supervisor(tmp_path, short_folder):
     """It never looks at its pipe: its parent, the fork server, must end, and take it along."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
     program = tmp_path / "program.py"
     program.write_text(HANGS)
     process = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True)
