@@ -152,8 +152,9 @@ def test_a_directory_that_cannot_be_made(path):
         run("dqn", "CartPole-v1", path, **QUICK)
 
 
-@pytest.mark.parametrize("backend", ["serial", "process"])
-def test_a_full_disk_costs_checkpoints_and_not_the_training(backend, tmp_path, monkeypatch, capfd):
+@pytest.fixture
+def full_disk(monkeypatch):
+    """No learner can write its state."""
     begin = RunDirectory.begin_checkpoint
 
     def begin_on_a_full_disk(self, env_steps):
@@ -162,6 +163,10 @@ def test_a_full_disk_costs_checkpoints_and_not_the_training(backend, tmp_path, m
         return folder
 
     monkeypatch.setattr(RunDirectory, "begin_checkpoint", begin_on_a_full_disk)
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_a_full_disk_costs_checkpoints_and_not_the_training(backend, tmp_path, full_disk, capfd):
     settings = {**QUICK, "total_env_steps": 20_000 if backend == "process" else 400}
     with pytest.raises(
         RunFailedError, match=r"the last checkpoint could not be made: .*\nNo checkpoint yet"
@@ -183,21 +188,13 @@ def test_a_full_disk_costs_tensorboards_scalars_and_not_the_training(tmp_path, m
     assert "".join(capfd.readouterr()).count("records are incomplete: [Errno 28]") == 1
 
 
-def test_a_full_disk_is_an_error_also_of_a_run_that_is_stopped(tmp_path, monkeypatch):
+def test_a_full_disk_is_an_error_also_of_a_run_that_is_stopped(tmp_path, full_disk):
     """Nobody may take it for one that can go on."""
 
     class Stops(RunnerCallback):
         def on_evaluation(self, evaluation):
             runner.stop()
 
-    begin = RunDirectory.begin_checkpoint
-
-    def begin_on_a_full_disk(self, env_steps):
-        folder = begin(self, env_steps)
-        (folder / "learner-0.new").symlink_to("/dev/full")
-        return folder
-
-    monkeypatch.setattr(RunDirectory, "begin_checkpoint", begin_on_a_full_disk)
     settings = {"evaluate": "during", "evaluation_interval": 200, "evaluation_episodes": 1}
     runner = Runner(config("dqn", "CartPole-v1", tmp_path / "run", **settings), callback=Stops())
     with pytest.raises(RunFailedError, match=r"could not be made: .*No space left.*learner-0\.pt"):
