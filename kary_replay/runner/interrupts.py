@@ -7,6 +7,8 @@ import threading
 from types import TracebackType
 from typing import Any
 
+from ..fork_server import ENDING
+
 __all__ = ["Interrupts"]
 
 
@@ -22,7 +24,7 @@ class Interrupts:
 
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for number in ENDING:
                 if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._take)
 
