@@ -63,6 +63,8 @@ class Faulty(gymnasium.Env):
                 sys.exit(0)
             if self.fault == "os._exit":
                 os._exit(0)
+            if self.fault == "crashes":
+                os.kill(os.getpid(), signal.SIGSEGV)
             if self.fault == "hangs":
                 time.sleep(1000)
             if self.fault == "dies":

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -210,9 +211,9 @@ def test_what_was_learned_is_saved_when_an_actor_fails_for_good(backend, tmp_pat
 
 
 @pytest.mark.parametrize("backend", ["serial", "process"])
-@pytest.mark.parametrize("fault", ["sys.exit", "os._exit"])
+@pytest.mark.parametrize("fault", ["sys.exit", "os._exit", "crashes"])
 def test_an_environment_that_ends_its_process_every_time_ends_the_run(fault, backend, tmp_path):
-    if (fault, backend) == ("os._exit", "serial"):
+    if fault != "sys.exit" and backend == "serial":
         pytest.skip("that is this process")
     env_options = {"fault": fault, "at": 15, "length": 20}
     settings = {
@@ -221,12 +222,13 @@ def test_an_environment_that_ends_its_process_every_time_ends_the_run(fault, bac
         "max_restarts": 2,
         "env_options": env_options,
     }
-    said = (
-        "SystemExit: 0"
-        if fault == "sys.exit"
-        else "environment faulty_envs:make ended the process that it ran in"
-    )
-    with pytest.raises(RunFailedError, match=said) as caught:
+    ended = "environment faulty_envs:make ended the process that it ran in, "
+    said = {
+        "sys.exit": "SystemExit: 0",
+        "os._exit": ended + "with exit code 0",
+        "crashes": ended + "by a crash (SIGSEGV)",
+    }
+    with pytest.raises(RunFailedError, match=re.escape(said[fault])) as caught:
         run("dqn", "faulty_envs:make", tmp_path / "run", **settings)
     assert "faulty_envs:make" in str(caught.value)
 

@@ -281,6 +281,30 @@ def test_what_has_nothing_to_do_with_an_actor_does_not_count(supervisor_of, caps
         supervisor._failed(actor, Problem("killed by SIGKILL", was_killed=True))
 
 
+@pytest.mark.parametrize(
+    ("cause", "is_forgiven"),
+    [
+        (Problem("killed by SIGTERM", was_killed=True), True),
+        (Problem("TypeError: an error of an algorithm's own"), False),
+        (Problem("the bottle is empty", is_environment=True), False),
+    ],
+)
+def test_steps_alone_are_progress_only_where_others_have_killed_an_actor(
+    supervisor_of, cause, is_forgiven
+):
+    """What raises or crashes does so again, at the same step of the next episode."""
+    supervisor = supervisor_of(max_restarts=2)
+    supervisor._has_begun = True
+    actor, row = of_kind(supervisor, "actor"), supervisor._flow.board.row("actor", 0)
+    for expected in (1, 1, 1, 1) if is_forgiven else (1, 2):
+        row.env_steps += 10
+        supervisor._failed(actor, cause)
+        assert actor.failures == expected
+    row.episodes += 1
+    supervisor._failed(actor, cause)
+    assert actor.failures == 1
+
+
 def test_a_learner_that_saves_slowly_costs_a_checkpoint(begun, monkeypatch, tmp_path):
     """And not the run: the error is one after which it goes on."""
     monkeypatch.setattr(supervisor_module, "SAVE_SECONDS", 0.0)

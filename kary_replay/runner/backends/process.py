@@ -29,6 +29,8 @@ from .worker_process import main
 __all__ = ["ProcessBackend", "ProcessHandle"]
 
 LAST_WORD_SECONDS = 10.0  # between the end of a worker's pipe and that of its process
+# what a process brings upon itself, as a rule; the other signals come from elsewhere
+CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
 
 class ProcessBackend:
@@ -166,15 +168,16 @@ class ProcessHandle:
         if code == SERVER_ENDED:
             # Workers end with the server, which no environment can reach.
             return Problem("the process from which workers are forked was killed", was_killed=True)
-        if code < 0:
+        if code < 0 and -code not in CRASHES:
             suspicion = " (out of memory?)" if -code == signal.SIGKILL else ""
             message = f"killed by {_name_of(-code)}{suspicion}"
             return Problem(message, was_killed=True)
+        how = f"with exit code {code}" if code >= 0 else f"by a crash ({_name_of(-code)})"
         if self._role.steps_environments:
             # Only environments have code of others there.
             what = f"environment {self._env_name} ended the process that it ran in"
-            return Problem(f"{what}, with exit code {code}", is_environment=True)
-        return Problem(f"exited with code {code}")
+            return Problem(f"{what}, {how}", is_environment=True)
+        return Problem(f"its process ended {how}")
 
     def end(self, why: Problem) -> None:
         """Kill the process, and give this as the cause of its death."""

@@ -407,15 +407,16 @@ class Supervisor:
     def _count_failure(self, member: Member, cause: Problem) -> None:
         """Count failures in a row, without progress in between.
 
-        An environment that breaks in every episode must end the run, at whatever step it does. A
-        process that others kill must not, as long as it gets something done in between.
+        What breaks in every episode must end the run, at whatever step it does. A process that
+        others kill must not, as long as it gets something done in between.
         """
         row = self._flow.board.row(member.role.kind, member.index)
         before, episodes = member.progress
         work = row.env_steps + row.answers
         member.progress = work, row.episodes
         has_episodes = row.episodes > episodes
-        has_progress = has_episodes or (not cause.is_environment and work > before)
+        work_counts = cause.was_killed or not member.role.steps_environments
+        has_progress = has_episodes or (work_counts and work > before)
         member.failures = 1 if has_progress else member.failures + 1
 
     def _together_failed(self, member: Member, cause: Problem) -> WorkerFailedError:
