@@ -121,7 +121,8 @@ def _do(arguments: list[str]) -> int:
     if has_workers and not {"-h", "--help", "serial", "--backend=serial"} & set(rest):
         from . import fork_server
 
-        fork_server.start()  # it imports torch while this process does
+        with contextlib.suppress(OSError):  # a runner says why
+            fork_server.start()  # it imports torch while this process does
     from .runner import ConfigError, RunFailedError
     from .runner.environments.vector import EnvironmentFaultError
 

@@ -147,7 +147,13 @@ class Runner:
         if config.backend != "serial":  # of which other systems than Linux know nothing
             from .. import fork_server
 
-            fork_server.start()
+            try:
+                fork_server.start()
+            except OSError as error:
+                raise ConfigError(
+                    f"no workers can be started: {error}. They need a folder for a socket, with a "
+                    "path of at most 75 characters: let TMPDIR name another"
+                ) from error
         self.config = config
         self._env_factory = _env_factory(config)
         self._console, self._callback = console, callback

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from runs import HANG_SECONDS, wait_until
 
-from kary_replay import cli
+from kary_replay import cli, fork_server
 from kary_replay.algorithms import ALGORITHMS
 from kary_replay.runner import RunnerConfig
 from kary_replay.runner.config import FOREIGN
@@ -351,6 +351,20 @@ def test_an_environment_that_exits_as_it_is_closed_ends_nothing(tmp_path, capsys
     options = "--env-options", "fault=close exits", "--directory", str(tmp_path / "run")
     assert cli.main([*words.split(), *options]) == 0
     assert (tmp_path / "run" / "checkpoint.json").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there are no workers elsewhere")
+def test_a_temporary_folder_with_too_long_a_path_is_refused(tmp_path, monkeypatch, capsys):
+    def start():
+        raise OSError("AF_UNIX path too long")
+
+    monkeypatch.setattr(fork_server, "start", start)
+    arguments = "train", "dqn", "CartPole-v1", "--directory", str(tmp_path / "run")
+    assert cli.main(arguments) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert err.startswith("kary-replay: no workers can be started: AF_UNIX path too long.")
+    assert err.endswith("let TMPDIR name another")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("code", "expected"), [(None, 0), (3, 3), ("goodbye", 1)])
