@@ -120,6 +120,8 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
         self._note_row(infos)
 
     _n_noted = 0  # steps, of those added since the last reset, that `_note_row` has seen
+    # a step that it has begun to note, and where an episode that is as long as the ring ends there
+    _noting: tuple[int, Any] = (0, False)
 
     def _note_row(self, infos: Sequence[dict[str, Any]] | None = None) -> None:
         """Note what the newest row means for the episodes, if that is still to be done.
@@ -131,7 +133,10 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
             return
         row = (self.pos - 1) % self.buffer_size
         ends = self.dones[row] != 0
-        was_closed = ends & (self._current_ep_start == self.pos)  # by a call that was interrupted
+        begins_next = ends & (self._current_ep_start == self.pos)
+        if self._noting[0] != n_added:
+            self._noting = n_added, begins_next
+        was_closed = begins_next & ~self._noting[1]  # by a call that was interrupted
         for environment in np.flatnonzero(self.ep_length[row] * ~was_closed):
             # The overwritten row belonged to an episode. The rest of that episode cannot be drawn
             # any more, because the rows that its goals come from are being overwritten.
@@ -163,7 +168,7 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
     def reset(self) -> None:
         """Forget all rows, priorities and episodes, including the episodes that go on."""
         super().reset()
-        self._n_noted = 0
+        self._n_noted, self._noting = 0, (0, False)
         self.ep_length[:] = 0
         self._current_ep_start[:] = 0
         self._drawable = None

@@ -187,12 +187,17 @@ def _sweep(folder: Path, name: str = "") -> None:
 
     The caller has the lock.
     """
-    try:
-        keep = read_manifest(folder).get("data") if os.path.lexists(folder / MANIFEST) else None
-    except (CheckpointError, OSError):
-        return  # a damaged manifest may name any of them
     with contextlib.suppress(OSError):
         (folder / NEW_MANIFEST).unlink(missing_ok=True)
+    try:
+        keep = read_manifest(folder).get("data") if os.path.lexists(folder / MANIFEST) else None
+    except CheckpointError:
+        if not name:
+            return  # a damaged manifest may name any of them, but for one that is new
+        keep = None
+    except OSError:
+        return
+    with contextlib.suppress(OSError):
         for found in [name] if name else os.listdir(folder):
             if DATA.fullmatch(found) and found != keep:
                 shutil.rmtree(folder / found, ignore_errors=True)

@@ -151,6 +151,7 @@ class ReplayBuffer:
         self._paths: list[tuple[str, ...]] = paths
         self._names = names_of(paths)
         self._nested = any(len(path) > 1 for path in paths)
+        self._nesting = map_leaves(self._fields, lambda field: None)
         self._shared = shared
         self._slots = Slots(
             layout.capacity, self._names, leaves, layout.selection, seed, shared, directory, file
@@ -621,7 +622,7 @@ class ReplayBuffer:
         """Return what the reader drew, nested like the fields."""
         if self._nested:
             drawn = iter([columns.pop(name) for name in self._names])
-            columns = {**map_leaves(self._fields, lambda _: next(drawn)), **columns}
+            columns = {**map_leaves(self._nesting, lambda _: next(drawn)), **columns}
         return Batch(columns)
 
 

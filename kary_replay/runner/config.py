@@ -236,6 +236,7 @@ class RunnerConfig:
         names = FOREIGN[self.learns_from]
         check_kind(self.algorithm, [name for name in names if getattr(self, name) is not None])
         env_options = options if is_dict else {}
+        _check_options(self)
         found = preset(self.algorithm, self.env_name, env_options, self.options)
         if self.envs_per_actor is not None:
             _check(self, "envs_per_actor", *AT_LEAST_1)
@@ -323,14 +324,19 @@ class RunnerConfig:
         return f"{named.__module__}:{named.__qualname__}"
 
 
-def _check_values(config: RunnerConfig) -> None:
-    """Raise ConfigError naming the first value that is wrong."""
+def _check_options(config: RunnerConfig) -> None:
+    """Raise ConfigError unless the options, if given, are those of the algorithm."""
     wanted = config.algorithm_class.options_class
-    if type(config.options) is not wanted:
+    if config.options is not None and type(config.options) is not wanted:
         raise ConfigError(
             f"options must be {wanted.__name__} for {config.algorithm}, "
-            f"got {type(config.options).__name__}"
+            f"got {type(config.options).__name__}; dataclasses.replace(RunnerConfig("
+            f"{config.algorithm!r}, ...).options, learning_rate=...) changes some of a preset's"
         )
+
+
+def _check_values(config: RunnerConfig) -> None:
+    """Raise ConfigError naming the first value that is wrong."""
     for name in (
         "learners",
         "total_env_steps",

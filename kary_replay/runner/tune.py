@@ -24,7 +24,8 @@ from .runner import Runner, RunResult
 
 __all__ = ["RunTrainable"]
 
-OF_ROWS = "n_step", "sequence_length", "burn_in"  # options by which rows are made
+# options by which rows are made; and gamma, where these do not have every step by itself
+OF_ROWS = "n_step", "sequence_length", "sequence_period", "burn_in"
 RUN = "run"  # the directory of the run, within that of the trial or of a checkpoint
 
 
@@ -121,7 +122,8 @@ class RunTrainable(Trainable):  # type: ignore[misc]  # Ray Tune has no types
         if not self._has_begun:
             return
         _, former = RunDirectory.existing(saved)
-        for name in OF_ROWS:
+        has_steps = former.learns_from != "replay" or hasattr(former.options, "sequence_length")
+        for name in OF_ROWS if has_steps else (*OF_ROWS, "gamma"):
             was, now = (getattr(one.options, name, None) for one in (former, self._settings))
             if was != now:
                 raise ConfigError(

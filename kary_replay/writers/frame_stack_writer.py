@@ -18,7 +18,14 @@ from ..errors import FieldError
 from ..fields import leaves_of, look_up, map_leaves, name_of, refuse_unknown
 from ..types import HANDLE_DTYPE, Field
 from .n_step import NStepWriter
-from .steps import PriorityFunction, as_column, checked_priority, streams_of, take_up_arrays
+from .steps import (
+    FLAG,
+    PriorityFunction,
+    as_column,
+    checked_priority,
+    streams_of,
+    take_up_arrays,
+)
 
 __all__ = ["FrameStackWriter"]
 
@@ -305,7 +312,10 @@ class FrameStackWriter:
                 "call reset with its first frame before its first step"
             )
         history = self._history[streams]
-        ends = {"terminated": terminated, "truncated": truncated}
+        ends = {
+            "terminated": as_column("terminated", FLAG, terminated, n),
+            "truncated": as_column("truncated", FLAG, truncated, n),
+        }
         made = {"observation": history, "next_observation": history, "next_row": np.arange(n)}
         self._rows.written = self._rows.none, None
         self._folder.add(**made, **fields, **ends, env=streams)
@@ -326,8 +336,7 @@ class FrameStackWriter:
         newest = np.empty((n, 2), np.int64)
         newest[which] = handles
         self._history[streams] = np.concatenate([history[:, 1:], newest[:, None]], axis=1)
-        ended = np.logical_or(terminated, truncated).reshape(-1)
-        self._has_begun[streams[ended]] = False
+        self._has_begun[streams[ends["terminated"] | ends["truncated"]]] = False
         return index[:n_transitions]
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:

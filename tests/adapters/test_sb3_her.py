@@ -257,6 +257,26 @@ def test_an_interrupt_in_the_midst_of_add(when, monkeypatch):
     ours.sample(16)
 
 
+def test_episodes_as_long_as_the_ring():
+    """They leave nothing to draw, as SB3's: their first rows are those that come next."""
+    env, n_rows = envs(2), 20
+    both = [
+        cls(n_rows * 2, env.observation_space, env.action_space, env, "cpu", 2, **options)
+        for cls, options in ((HerReplayBuffer, {}), (PrioritizedHerReplayBuffer, {"seed": 0}))
+    ]
+    lengths = [[20, 5, 40, 7, 20, 20, 3, 60, 9], [4, 20, 6, 6, 40, 11, 20, 1, 90]]
+    ends = [np.isin(np.arange(1, 201), np.cumsum(of_one)) for of_one in lengths]
+    for now in np.array(ends).T:
+        observation = env.reset()
+        for one in both:
+            one.add(observation, observation, np.zeros((2, 1), int), np.zeros(2), now, [{}, {}])
+        stock, ours = both
+        np.testing.assert_array_equal(ours.ep_length, stock.ep_length)
+        drawable = ours.native.tree.get(np.arange(n_rows * 2)).reshape(n_rows, 2) > 0
+        np.testing.assert_array_equal(drawable, stock.ep_length > 0)
+    ours.sample(16)
+
+
 def test_parts_that_are_assigned_are_stored():
     env = envs(2)
     buffer = PrioritizedHerReplayBuffer(40, env.observation_space, env.action_space, env, "cpu", 2)

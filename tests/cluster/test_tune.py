@@ -97,10 +97,11 @@ def test_a_clone_whose_rows_would_be_others_is_refused_by_name(tmp_path):
     parent = RunTrainable(dict(SPACE))
     parent.train()
     parent.save_checkpoint(str(tmp_path))
-    clone = RunTrainable({**SPACE, "options": {**SPACE["options"], "n_step": 7}})
-    with pytest.raises(ConfigError, match=r"options\.n_step is 7, and the rows"):
-        clone.load_checkpoint(str(tmp_path))
-    assert not clone._path.exists()
+    for name, value in {"n_step": 7, "gamma": 0.5}.items():
+        clone = RunTrainable({**SPACE, "options": {**SPACE["options"], name: value}})
+        with pytest.raises(ConfigError, match=rf"options\.{name} is {value}, and the rows"):
+            clone.load_checkpoint(str(tmp_path))
+        assert not clone._path.exists()
 
 
 def test_a_clone_with_other_settings_than_the_run_is_refused_by_name(tmp_path):

@@ -366,6 +366,8 @@ def test_settings_may_be_numbers_of_numpy():
 def test_options_are_those_of_the_algorithm():
     with pytest.raises(ConfigError, match="options must be SACOptions for sac, got DQNOptions"):
         RunnerConfig("sac", "Pendulum-v1", options=DQNOptions())
+    with pytest.raises(ConfigError, match="options must be DQNOptions for dqn, got dict; datacl"):
+        RunnerConfig("dqn", "CartPole-v1", options={"learning_rate": 1e-3})
 
 
 @pytest.mark.parametrize(("algorithm", "env"), PRESETS)

@@ -33,6 +33,29 @@ def test_directories_are_made_and_replaced(as_path, tmp_path):
         assert state(kr.PrioritizedReplayBuffer.load(as_path(target))) == state(buffer)
 
 
+def test_beside_a_damaged_manifest_a_failed_save_leaves_nothing_either(tmp_path, monkeypatch):
+    buffer = used_buffer()
+    buffer.save(tmp_path)
+    path = tmp_path / "checkpoint.json"
+    path.write_bytes(path.read_bytes()[:-1])
+    names, sync = {one.name for one in tmp_path.iterdir()}, os.fsync
+
+    def full(file):
+        if os.readlink(f"/proc/self/fd/{file}").endswith(".new"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_files.os, "fsync", full)
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space left"):
+                buffer.save(tmp_path)
+            assert {one.name for one in tmp_path.iterdir()} == names
+    (tmp_path / "checkpoint.json.new").touch()  # of one that was killed
+    buffer.save(tmp_path)
+    assert state(kr.PrioritizedReplayBuffer.load(tmp_path)) == state(buffer)
+
+
 def test_leftovers_are_removed_and_other_things_stay(tmp_path):
     buffer = used_buffer()
     buffer.save(tmp_path)

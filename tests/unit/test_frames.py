@@ -517,3 +517,20 @@ def test_examples_in_docstrings():
         sum(run_examples(text, name, public_names(), name) for name, text in texts.items() if text)
         >= 10
     )
+
+
+def test_flags_may_be_of_any_library():
+    class Flags:  # as tensors: combined and indexed otherwise than arrays
+        def __init__(self, values):
+            self.values = values
+
+        def __array__(self, dtype=None, copy=None):
+            return np.array(self.values, dtype)
+
+    buffer = kr.FrameReplayBuffer(30, SCALAR, {"action": SCALAR, "reward": SCALAR}, stack=2)
+    writer = kr.FrameStackWriter(buffer, 3, gamma=0.5)
+    writer.reset([0.0, 0.0, 0.0])
+    ends = {"terminated": Flags([False, True, False]), "truncated": Flags([False, False, False])}
+    ones = [1.0, 1.0, 1.0]
+    writer.add(next_frame=ones, action=ones, reward=ones, **ends)
+    assert writer._has_begun.tolist() == [True, False, True]

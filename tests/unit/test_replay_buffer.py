@@ -389,3 +389,12 @@ def test_settings_can_be_read_back():
     buffer.uniform_share = 0.25
     assert buffer.uniform_share == 0.25
     assert buffer.fields == FIELDS
+
+
+def test_a_buffer_with_nested_fields_that_is_closed_during_a_draw():
+    """The draw comes to its end: what it gives is its own."""
+    buffer = kr.ReplayBuffer(4, {"observation": {"a": kr.Field((), "float32")}}, seed=0)
+    buffer.add(observation={"a": 1.0})
+    drawn = buffer._reader.sample(2, False, False, None)
+    buffer.close()
+    assert buffer._batch(drawn).observation["a"].tolist() == [1.0, 1.0]
