@@ -27,6 +27,7 @@ __all__ = ["main"]
 # of the extra [runner]
 PACKAGES = ("torch", "gymnasium", "tyro", "rich", "tensorboard", "matplotlib", "imageio", "PIL")
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+PYTHONS = {"True": True, "False": False, "None": None}  # which JSON spells otherwise
 
 T = TypeVar("T")
 
@@ -433,7 +434,7 @@ def _integer(word: str) -> int:
 
 
 def _pairs(words: list[str]) -> dict[str, Any]:
-    """Return NAME=VALUE words as a dict; values are read as JSON where they are JSON."""
+    """Return NAME=VALUE words as a dict; values are of JSON, or of Python's spelling, or text."""
     result: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -442,7 +443,7 @@ def _pairs(words: list[str]) -> dict[str, Any]:
         try:
             result[name] = json.loads(value)
         except ValueError:
-            result[name] = value
+            result[name] = PYTHONS.get(value, value)
     return result
 
 

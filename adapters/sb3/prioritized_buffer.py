@@ -7,6 +7,7 @@ priorities before the next batch is drawn or the next transition is added.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -259,8 +260,9 @@ class PrioritizedBuffer(ReplayBuffer):
     def flush_priorities(self) -> None:
         """Write the TD errors noted so far into the tree.
 
-        The methods `add` and `sample`, the property `native` and pickling call this first. Rows
-        that were overwritten since their batch was sampled keep their priorities.
+        The methods `add` and `sample` and the property `native` call this first. So does pickling,
+        which warns where this raises. Rows that were overwritten since their batch was sampled keep
+        their priorities.
 
         Raises
         ------
@@ -506,7 +508,11 @@ class PrioritizedBuffer(ReplayBuffer):
 
         `__setstate__` makes the views again. Batches belong to the process that drew them.
         """
-        self.flush_priorities()
+        while self._updates.pending:
+            try:
+                self.flush_priorities()
+            except ValueError as refusal:  # SB3 has emptied the file of the save before by now
+                warnings.warn(f"saved without the priorities of a batch: {refusal}", stacklevel=2)
         left_out = {*_FIELDS, "_updates"}
         state = {name: value for name, value in self.__dict__.items() if name not in left_out}
         position = {"pos": self.pos, "full": self.full}  # for version 0.1.0

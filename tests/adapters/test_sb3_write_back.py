@@ -39,6 +39,17 @@ def test_a_diverged_network_is_named(value):
     )
 
 
+def test_a_buffer_whose_last_loss_was_nan_can_be_saved():
+    """By SB3, which empties the file of the save before first."""
+    buffer = filled()
+    F.mse_loss(torch.full((5, 1), np.nan), buffer.sample(5).rewards)
+    with pytest.warns(UserWarning, match="saved without the priorities of a batch: the loss's TD"):
+        saved = pickle.dumps(buffer)
+    before = filled().native.tree.get(np.arange(20))
+    np.testing.assert_array_equal(pickle.loads(saved).native.tree.get(np.arange(20)), before)
+    buffer.sample(5)
+
+
 def test_a_td_error_that_is_only_too_large_is_not_called_infinite():
     buffer = filled()
     buffer.sample(3)

@@ -270,6 +270,12 @@ def test_the_presets_are_shown(capsys):
         )
 
 
+def test_values_of_env_options_are_json_or_of_python_or_text():
+    words = ["a=true", "b=True", "c=None", "d=4x4", "e=[1, 2]", 'f="True"']
+    expected = {"a": True, "b": True, "c": None, "d": "4x4", "e": [1, 2], "f": "True"}
+    assert cli._pairs(words) == expected
+
+
 def test_train_then_resume_play_and_export(tmp_path, capsys):
     assert (
         cli.main(
