@@ -411,7 +411,8 @@ class PrioritizedBuffer(ReplayBuffer):
         Warns
         -----
         UserWarning
-            Once, if no loss was seen for three batches in a row. Their priorities have not changed.
+            Once, if no loss was seen for three batches in a row, or for 1,000 after one that was.
+            Their priorities have not changed.
         """
         batch = self._draw(batch_size)
         return self._samples(

@@ -200,6 +200,39 @@ def test_adams_epsilon_comes_along(algorithm, tmp_path, monkeypatch):
     assert model.policy.optimizer.defaults["eps"] == 3e-4
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "options", "theirs"),
+    [
+        (
+            "dqn",
+            {"exploration_fraction": 0.3, "exploration_initial": 0.7, "n_step": 5},
+            {"exploration_fraction": 0.3, "exploration_initial_eps": 0.7},
+        ),
+        (
+            "td3",
+            {"policy_delay": 4, "target_noise": 0.1, "target_noise_clip": 0.2, "n_step": 3},
+            {"policy_delay": 4, "target_policy_noise": 0.1, "target_noise_clip": 0.2},
+        ),
+        (
+            "sac",
+            {"target_entropy": -3.0, "target_interval": 7, "n_step": 3},
+            {"target_entropy": -3.0, "target_update_interval": 7},
+        ),
+        ("ddpg", {"n_step": 2}, {}),
+    ],
+)
+def test_what_the_targets_are_made_of_comes_along(
+    algorithm, options, theirs, tmp_path, monkeypatch
+):
+    noise = {"exploration_noise": 0.3} if algorithm in ("ddpg", "td3") else {}
+    untrained(tmp_path / "run", algorithm, monkeypatch, **options, **noise)
+    _, model = exported(tmp_path / "run", algorithm)
+    assert {name: getattr(model, name) for name in theirs} == theirs
+    assert model.replay_buffer.n_steps == options["n_step"]
+    if noise:
+        np.testing.assert_allclose(model.action_noise._sigma, np.full(WIDE.shape, 0.3))
+
+
 def test_q_targets_come_along(tmp_path, monkeypatch):
     untrained(tmp_path / "run", "dqn", monkeypatch)
     policy, model = exported(tmp_path / "run", "dqn")

@@ -175,16 +175,38 @@ def _model(cls: Any, policy: CheckpointPolicy, whole: Any) -> Any:
 
 def _replay_settings(config: Any, whole: Any) -> dict[str, Any]:
     """Return the settings of a model that learns from replay; its buffer is made when it loads."""
-    options = config.options
+    options, has_parts = config.options, isinstance(whole.observation_space, spaces.Dict)
     own: dict[str, Any] = {}
     if config.algorithm == "dqn":
         own = {
             "target_update_interval": options.target_interval,
             "max_grad_norm": options.max_gradient_norm,
+            "exploration_initial_eps": options.exploration_initial,
             "exploration_final_eps": options.exploration_final,
+            "exploration_fraction": max(options.exploration_fraction, 1e-9),  # SB3 divides by it
         }
-    elif config.algorithm == "sac" and options.ent_coef is not None:
-        own = {"ent_coef": options.ent_coef * _reward_scale(whole)}
+    elif config.algorithm == "sac":
+        own = {"target_update_interval": options.target_interval}
+        if options.target_entropy is not None:
+            own["target_entropy"] = options.target_entropy
+        if options.ent_coef is not None:
+            own["ent_coef"] = options.ent_coef * _reward_scale(whole)
+    elif options.exploration_noise:
+        from stable_baselines3.common.noise import NormalActionNoise
+
+        mean = np.zeros(whole.action_space.shape)
+        own = {"action_noise": NormalActionNoise(mean, mean + options.exploration_noise)}
+    if options.n_step > 1 and not has_parts:  # SB3 has n-step returns for arrays alone
+        from stable_baselines3.common.buffers import NStepReplayBuffer
+
+        own["replay_buffer_class"] = NStepReplayBuffer
+        own["replay_buffer_kwargs"] = {"n_steps": options.n_step, "gamma": options.gamma}
+    if config.algorithm == "td3":
+        own |= {
+            "policy_delay": options.policy_delay,
+            "target_policy_noise": options.target_noise,
+            "target_noise_clip": options.target_noise_clip,
+        }
     return {
         "tau": options.tau,
         "batch_size": options.batch_size,
