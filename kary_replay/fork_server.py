@@ -116,9 +116,15 @@ _SERVER.set_forkserver_preload([PRELOADED])
 
 
 def start() -> None:
-    """Start the server unless it runs; it imports in the background."""
-    with _inherited():
-        _SERVER.ensure_running()
+    """Start the server unless it runs; it imports in the background. OSError if it cannot be."""
+    try:
+        with _inherited():
+            _SERVER.ensure_running()
+    except OSError as error:
+        raise OSError(
+            f"no workers can be started: {error}. They need a folder for a socket, with a "
+            "path of at most 75 characters: let TMPDIR name another"
+        ) from error
 
 
 def forget_program() -> None:

@@ -151,6 +151,7 @@ class ReplayBuffer:
         self._paths: list[tuple[str, ...]] = paths
         self._names = names_of(paths)
         self._nested = any(len(path) > 1 for path in paths)
+        # of the fields, for draws that end after `close`
         self._nesting = map_leaves(self._fields, lambda field: None)
         self._shared = shared
         self._slots = Slots(

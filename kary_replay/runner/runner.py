@@ -150,10 +150,7 @@ class Runner:
             try:
                 fork_server.start()
             except OSError as error:
-                raise ConfigError(
-                    f"no workers can be started: {error}. They need a folder for a socket, with a "
-                    "path of at most 75 characters: let TMPDIR name another"
-                ) from error
+                raise ConfigError(str(error)) from error
         self.config = config
         self._env_factory = _env_factory(config)
         self._console, self._callback = console, callback

@@ -361,10 +361,10 @@ def test_an_environment_that_exits_as_it_is_closed_ends_nothing(tmp_path, capsys
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there are no workers elsewhere")
 def test_a_temporary_folder_with_too_long_a_path_is_refused(tmp_path, monkeypatch, capsys):
-    def start():
+    def listen():
         raise OSError("AF_UNIX path too long")
 
-    monkeypatch.setattr(fork_server, "start", start)
+    monkeypatch.setattr(fork_server._SERVER, "ensure_running", listen)
     arguments = "train", "dqn", "CartPole-v1", "--directory", str(tmp_path / "run")
     assert cli.main(arguments) == 2
     err = " ".join(capsys.readouterr().err.split())

@@ -175,7 +175,7 @@ def _model(cls: Any, policy: CheckpointPolicy, whole: Any) -> Any:
 
 def _replay_settings(config: Any, whole: Any) -> dict[str, Any]:
     """Return the settings of a model that learns from replay; its buffer is made when it loads."""
-    options, has_parts = config.options, isinstance(whole.observation_space, spaces.Dict)
+    options = config.options
     own: dict[str, Any] = {}
     if config.algorithm == "dqn":
         own = {
@@ -196,17 +196,18 @@ def _replay_settings(config: Any, whole: Any) -> dict[str, Any]:
 
         mean = np.zeros(whole.action_space.shape)
         own = {"action_noise": NormalActionNoise(mean, mean + options.exploration_noise)}
-    if options.n_step > 1 and not has_parts:  # SB3 has n-step returns for arrays alone
-        from stable_baselines3.common.buffers import NStepReplayBuffer
-
-        own["replay_buffer_class"] = NStepReplayBuffer
-        own["replay_buffer_kwargs"] = {"n_steps": options.n_step, "gamma": options.gamma}
     if config.algorithm == "td3":
         own |= {
             "policy_delay": options.policy_delay,
             "target_policy_noise": options.target_noise,
             "target_noise_clip": options.target_noise_clip,
         }
+    if options.n_step > 1 and not isinstance(whole.observation_space, spaces.Dict):
+        # SB3 has n-step returns for arrays alone
+        from stable_baselines3.common.buffers import NStepReplayBuffer
+
+        own["replay_buffer_class"] = NStepReplayBuffer
+        own["replay_buffer_kwargs"] = {"n_steps": options.n_step, "gamma": options.gamma}
     return {
         "tau": options.tau,
         "batch_size": options.batch_size,
