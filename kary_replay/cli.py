@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
+import inspect
 import io
 import json
 import os
@@ -147,7 +148,7 @@ def _train(arguments: list[str]) -> int:
         )
     if arguments[0] in ("-h", "--help"):
         names = "\n".join(
-            f"  {name:6} {(cls.__doc__ or '').splitlines()[0]}\n         {cls.paper}"
+            f"  {name:6} {(inspect.getdoc(cls) or name).splitlines()[0]}\n         {cls.paper}"
             for name, cls in ALGORITHMS.items()
         )
         print(TRAIN_USAGE.format(algorithms=names), end="")
@@ -378,17 +379,22 @@ def _parsed(
             )
             return result
     except SystemExit as end:
-        if end.code:
-            raise _RefusedError(_paragraph(errors.getvalue())) from None
-        raise
+        if not end.code:
+            raise
+        refusal = _paragraph(errors.getvalue())
+        if "Unrecognized" in refusal and {"true", "false"} & {word.lower() for word in arguments}:
+            refusal += ". A switch has no value: write --options.double or --options.no-double"
+        raise _RefusedError(refusal) from None
 
 
 def _paragraph(box: str) -> str:
-    """Return what stands in a box, in one paragraph; without its title."""
-    lines = [
-        re.sub(r"^│|│$", "", line).strip() for line in box.splitlines() if line[:1] not in "╭╰"
-    ]
-    parts = " ".join(". " if set(line) == {"─"} else line for line in lines)
+    """Return what stands in a box, in one paragraph; without its title.
+
+    Where output is not UTF-8 the title has a line of its own, and another below it.
+    """
+    drawn = box.splitlines()[0 if "│" in box else 2 :]
+    lines = [re.sub(r"^│|│$", "", line).strip() for line in drawn if line[:1] not in "╭╰"]
+    parts = " ".join(". " if line and set(line) <= set("─-") else line for line in lines)
     return (
         re.sub(r"\s+", " ", parts)
         .replace(" . ", ". ")

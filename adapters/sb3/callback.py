@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
+from kary_replay.adapters.sb3.arguments import check_count, check_number
 from kary_replay.adapters.sb3.prioritized_buffer import PrioritizedBuffer
 
 _MAX_SLOTS = 1000  # the quantiles are those of at most so many rows
@@ -59,17 +60,11 @@ class PrioritizedReplayCallback(BaseCallback):
         total_timesteps: int | None = None,
     ) -> None:
         super().__init__(verbose)
-        if isinstance(final_beta, (bool, str)):
-            raise TypeError(f"final_beta must be a number from 0 to 1, or None, got {final_beta!r}")
-        if final_beta is not None and not 0 <= final_beta <= 1:
-            raise ValueError(f"final_beta must be from 0 to 1, or None, got {final_beta!r}")
-        for name, value in (("every", every), ("total_timesteps", total_timesteps)):
-            if name == "total_timesteps" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-                raise TypeError(f"{name} must be an integer, got {value!r}")
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        if final_beta is not None:
+            check_number("final_beta", final_beta, most=1)
+        check_count("every", every)
+        if total_timesteps is not None:
+            check_count("total_timesteps", total_timesteps)
         self.final_beta = final_beta
         self.every = every
         self.total_timesteps = total_timesteps

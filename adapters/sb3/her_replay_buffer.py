@@ -11,9 +11,13 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
-from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
+from stable_baselines3.her.goal_selection_strategy import (
+    KEY_TO_GOAL_STRATEGY,
+    GoalSelectionStrategy,
+)
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
+from kary_replay.adapters.sb3.arguments import check_number
 from kary_replay.adapters.sb3.prioritized_buffer import (
     BetaSchedule,
     PrioritizeBy,
@@ -75,6 +79,7 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
         prioritize_by: PrioritizeBy = "gradient",
     ) -> None:
         self._check_sizes(buffer_size, n_envs)
+        _check_goals(observation_space, n_sampled_goal, goal_selection_strategy)
         super().__init__(
             n_envs,
             observation_space,
@@ -252,3 +257,20 @@ handle_timeout_termination, n_sampled_goal, goal_selection_strategy, copy_info_d
         self.env = None
         if "_n_noted" not in state:
             self._n_noted = self._n_steps_added()
+
+
+def _check_goals(
+    observation_space: spaces.Space[Any], n_sampled_goal: Any, goal_selection_strategy: Any
+) -> None:
+    """Raise unless goals can be chosen; the types of errors are those of SB3's class."""
+    check_number("n_sampled_goal", n_sampled_goal)
+    strategy = goal_selection_strategy
+    if isinstance(strategy, str) and strategy.lower() not in KEY_TO_GOAL_STRATEGY:
+        names = ", ".join(KEY_TO_GOAL_STRATEGY)
+        raise KeyError(f"goal_selection_strategy must be one of {names}, got {strategy!r}")
+    parts = ("observation", "achieved_goal", "desired_goal")
+    if isinstance(observation_space, spaces.Dict) and not set(parts) <= set(observation_space):
+        raise ValueError(
+            f"observation_space must have {', '.join(parts)}, as of a goal-conditioned "
+            f"environment, got {', '.join(observation_space)}: use PrioritizedDictReplayBuffer"
+        )

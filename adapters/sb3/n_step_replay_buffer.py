@@ -11,6 +11,7 @@ from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
+from kary_replay.adapters.sb3.arguments import check_count, check_number
 from kary_replay.adapters.sb3.prioritized_buffer import BetaSchedule, PrioritizeBy
 from kary_replay.adapters.sb3.replay_buffer import PrioritizedReplayBuffer
 from kary_replay.types import UniformShare
@@ -77,12 +78,8 @@ handle_timeout_termination
         uniform_share: UniformShare = "auto",
         prioritize_by: PrioritizeBy = "gradient",
     ) -> None:
-        if isinstance(n_steps, bool) or not isinstance(n_steps, (int, np.integer)):
-            raise TypeError(f"n_steps must be an integer, got {n_steps!r}")
-        if n_steps < 1:
-            raise ValueError(f"n_steps must be at least 1, got {n_steps}")
-        if not 0 <= gamma <= 1:
-            raise ValueError(f"gamma must be from 0 to 1, got {gamma!r}")
+        check_count("n_steps", n_steps)
+        check_number("gamma", gamma, most=1)
         if optimize_memory_usage and not handle_timeout_termination:
             raise NotImplementedError(
                 f"{type(self).__name__} does not support optimize_memory_usage=True; leave it False"

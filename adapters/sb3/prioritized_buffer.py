@@ -7,8 +7,10 @@ priorities before the next batch is drawn or the next transition is added.
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +20,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 
 import kary_replay
+from kary_replay.adapters.sb3.arguments import check_count
 from kary_replay.adapters.sb3.arrays import (
     StoredArray,
     StoredParts,
@@ -63,7 +66,6 @@ class PrioritizedBuffer(ReplayBuffer):
     """
 
     _native: kary_replay.PrioritizedReplayBuffer
-    prioritize_by: PrioritizeBy = "td_error"  # as version 0.1.0 did, whose pickles do not say
     # Whether uniform draws are those of SB3's own buffer; those of pickles without it are not.
     _draws_as_stock: bool = False
     _n_added_before = 0  # the rows that the native buffer had got when it was reset last
@@ -80,11 +82,8 @@ class PrioritizedBuffer(ReplayBuffer):
     def _check_sizes(self, buffer_size: int, n_envs: int) -> None:
         """Raise unless these are sizes, and the class overrides only methods that are called."""
         self._refuse_ignored_methods()
-        for name, value in (("buffer_size", buffer_size), ("n_envs", n_envs)):
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-                raise TypeError(f"{name} must be an integer, got {value!r}")
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        check_count("buffer_size", buffer_size)
+        check_count("n_envs", n_envs)
 
     @classmethod
     def _refuse_ignored_methods(cls) -> None:
@@ -111,10 +110,7 @@ class PrioritizedBuffer(ReplayBuffer):
 
         Until this call SB3's arrays have one row. It shows the shapes and dtypes of the fields.
         """
-        if prioritize_by not in ("td_error", "gradient"):
-            raise ValueError(
-                f"prioritize_by must be 'td_error' or 'gradient', got {prioritize_by!r}"
-            )
+        self.prioritize_by = prioritize_by
         self._refuse_empty_observations()
         fields = {
             ours: map_arrays(field_of_row, getattr(self, theirs)) for theirs, ours in self._arrays()
@@ -133,7 +129,6 @@ class PrioritizedBuffer(ReplayBuffer):
         )
         self.n_sampled = 0
         self.beta = beta
-        self.prioritize_by = prioritize_by
         self._remember_no_batch()
         self._show_rows()
 
@@ -200,6 +195,8 @@ class PrioritizedBuffer(ReplayBuffer):
     def beta(self, value: float | BetaSchedule) -> None:
         # The native buffer refuses a number out of range before the schedule changes.
         self._native.beta = value(self.n_sampled) if callable(value) else value
+        if isinstance(value, FunctionType):
+            _warn_if_not_saved(value)
         self.beta_schedule = value if callable(value) else None
         self.first_beta = self._native.beta
 
@@ -208,6 +205,23 @@ class PrioritizedBuffer(ReplayBuffer):
     def anneal_beta(self, value: float) -> None:
         """Set beta to a number on its way from what it was set to, which stays `first_beta`."""
         self._native.beta = value
+
+    @property
+    def prioritize_by(self) -> PrioritizeBy:
+        """What priorities are: "td_error", or "gradient", the size of the loss's gradient.
+
+        Setting it changes that for the batches sampled from then on.
+        """
+        # version 0.1.0, whose pickles do not say, had TD errors alone
+        return self.__dict__.get("prioritize_by", "td_error")
+
+    @prioritize_by.setter
+    def prioritize_by(self, value: PrioritizeBy) -> None:
+        if not isinstance(value, str) or value not in ("td_error", "gradient"):
+            raise ValueError(f"prioritize_by must be 'td_error' or 'gradient', got {value!r}")
+        self.__dict__["prioritize_by"] = value
+        if "_updates" in self.__dict__:
+            self._updates.is_by_gradient = value == "gradient"
 
     @property
     def uniform_share(self) -> float:
@@ -246,7 +260,7 @@ class PrioritizedBuffer(ReplayBuffer):
         ----------
         td_errors : array or torch.Tensor
             The TD errors, [B] or [B, 1], of any sign. They replace those that a recognized loss may
-            have noted for the batch.
+            have noted for the batch, and no loss replaces them later.
 
         Raises
         ------
@@ -550,6 +564,18 @@ def _seed_from_global_streams() -> list[int]:
     torchs = torch.Generator().set_state(torch.get_rng_state())
     drawn = torch.randint(2**31, (), generator=torchs, device="cpu")  # whatever the default is
     return [int(numpys.integers(2**31)), int(drawn)]
+
+
+def _warn_if_not_saved(schedule: FunctionType) -> None:
+    """Warn if a function cannot be pickled: SB3 empties a file before it finds that out."""
+    try:
+        pickle.dumps(schedule)
+    except Exception as refusal:
+        warnings.warn(
+            "beta follows a schedule that cannot be pickled, so save_replay_buffer will fail: pass "
+            f"a function of a module, or a kary_replay.LinearSchedule ({refusal})",
+            stacklevel=4,
+        )
 
 
 def _is_overridden(cls: type, name: str) -> bool:

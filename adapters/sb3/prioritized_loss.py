@@ -64,7 +64,15 @@ class SampledBatch:
         with respect to the prediction.
     """
 
-    __slots__ = ("apart", "handle", "importance_weight", "is_by_gradient", "pending", "td_error")
+    __slots__ = (
+        "apart",
+        "handle",
+        "importance_weight",
+        "is_by_gradient",
+        "is_by_hand",
+        "pending",
+        "td_error",
+    )
 
     def __init__(
         self,
@@ -79,6 +87,7 @@ class SampledBatch:
         self.pending = pending
         # The largest TD error of any loss so far, by row, on the device of the batch.
         self.td_error: torch.Tensor | None = None
+        self.is_by_hand = False  # no loss counts any more then
         # Predictions that have entered sums, and their views for sums alone; weakly.
         self.apart: list[tuple[Any, Any]] = []
 
@@ -111,7 +120,7 @@ class SampledBatch:
     def record(self, td_error: torch.Tensor) -> None:
         """Note the TD errors of one loss, [B, …]. Of several losses, the largest error counts."""
         # No tensor of a vmap may outlive it, so the batch counts as one without a loss.
-        if _is_batched(td_error):
+        if self.is_by_hand or _is_batched(td_error):
             return
         by_row = self.by_row(td_error)
         if self.td_error is not None:
@@ -119,6 +128,12 @@ class SampledBatch:
         self.td_error = by_row
         if self not in self.pending:
             self.pending.append(self)
+
+    def record_by_hand(self, td_error: torch.Tensor) -> None:
+        """Note TD errors [B] in place of those of all losses, whether before or after."""
+        self.td_error, self.is_by_hand = None, False
+        self.record(td_error)
+        self.is_by_hand = True
 
     def by_row(self, td_error: torch.Tensor) -> torch.Tensor:
         """Return the TD error of each row, [B] or [B, 1, …]: the mean size if a row has several."""

@@ -69,8 +69,7 @@ class PriorityUpdates:
         if not np.isfinite(errors).all():
             wrong = errors[~np.isfinite(errors)][0]
             raise ValueError(f"update_priorities: td_errors must be finite, got {wrong}")
-        batch.td_error = None
-        batch.record(torch.from_numpy(errors.astype(np.float64).reshape(-1)))
+        batch.record_by_hand(torch.from_numpy(errors.astype(np.float64).reshape(-1)))
 
     def flush(self, *, hides_rows: bool) -> None:
         """Write all pending TD errors into the tree; see `PrioritizedBuffer.flush_priorities`.

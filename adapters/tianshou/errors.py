@@ -72,9 +72,10 @@ def refused_priority(
     if not wrong.size:
         return ValueError(f"update_weight: {reason}")
     at = int(wrong[0])
-    value, row = np.asarray(td_error).flat[at], np.asarray(index).flat[at]
+    value, rows = np.asarray(td_error).flat[at], np.asarray(index).reshape(-1)
+    row = f" (row {rows[at]})" if at < len(rows) else ""  # the lengths may differ, too
     return ValueError(
-        f"update_weight: new_weight is {value} at position {at} of {priority.size} "
-        f"(row {row}): the network, the rewards or the observations are no longer finite. "
+        f"update_weight: new_weight is {value} at position {at} of {priority.size}"
+        f"{row}: the network, the rewards or the observations are no longer finite. "
         "The priorities were left as they are; a lower learning rate or scaled rewards may help"
     )

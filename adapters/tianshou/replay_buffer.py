@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import tianshou.data
 import torch
-from tianshou.data import Batch, ReplayBuffer, ReplayBufferManager, to_numpy
+from tianshou.data import Batch, ReplayBuffer, to_numpy
 from tianshou.data.utils.converter import to_hdf5
 
 from kary_replay.adapters.tianshou import draws, rows
@@ -225,9 +225,8 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
         Parameters
         ----------
         batch_size : int or None
-            The number of draws B. 0 returns all rows, oldest first; a negative number none; and
-            None all rows in a random order. (In a vector buffer, None returns them in order,
-            environment by environment.)
+            The number of draws B. 0 returns all rows, oldest first, environment by environment; a
+            negative number none; and None all rows in a random order.
 
         Returns
         -------
@@ -247,7 +246,7 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
         The cost is O(B · log(size)). The draws come from the random stream of `random_seed`.
         """
         if batch_size is None:
-            return self._all_shuffled()
+            return self._random_state.permutation(self.sample_indices(0))
         n = operator.index(batch_size)
         if n <= 0:
             return super(_TianshouBuffer, self).sample_indices(n)
@@ -319,6 +318,8 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
         # argmax and item take half the time of max
         self._max_prio = max(self._max_prio, priority.item(priority.argmax()))
         self._min_prio = min(self._min_prio, priority.item(priority.argmin()))
+        if self._min_prio**self._alpha < _TINY:
+            self.weight.may_have_gaps = True
 
     def __getitem__(self, index: slice | int | list[Any] | np.ndarray) -> Batch:
         """Return rows with their importance weights, as `batch.weight`.
@@ -525,9 +526,3 @@ class PrioritizedReplayBuffer(_TianshouBuffer):
         if isinstance(index, list):
             return self._indices[index]
         return index
-
-    def _all_shuffled(self) -> np.ndarray:
-        """Return all rows in a random order; those of a vector buffer in Tianshou's order."""
-        if isinstance(self, ReplayBufferManager):
-            return super(_TianshouBuffer, self).sample_indices(None)
-        return self._random_state.permutation(super(_TianshouBuffer, self).sample_indices(0))

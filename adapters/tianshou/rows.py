@@ -39,7 +39,7 @@ def gather(
     fields : dict
         The fields that the buffer stores, by name.
     index : array of int [B]
-        The rows.
+        The rows. Negative numbers count from the end.
     stores_next : bool
         Whether `obs_next` is a field; otherwise it is the `obs` of the next row.
     recycled : RecycledArrays
@@ -53,11 +53,12 @@ def gather(
     """
     if not fields.keys() >= _REQUIRED:
         return None
-    stacked = stack(index, buffer.stack_num, buffer.prev)
+    at = _from_the_start(index, buffer.maxsize)
+    stacked = stack(at, buffer.stack_num, buffer.prev)
     if stores_next:
         next_name, next_stacked = "obs_next", stacked
     else:
-        next_name, next_stacked = "obs", following(stacked, buffer.next(index))
+        next_name, next_stacked = "obs", following(stacked, buffer.next(at))
     batch = Batch()
     rows = batch.__dict__  # Batch's own setter examines each value, which takes time
     try:
@@ -72,6 +73,13 @@ def gather(
     except NotNumericError:
         return None
     return batch
+
+
+def _from_the_start(index: np.ndarray, n: int) -> np.ndarray:
+    """Return the indices as int64, which has all neighbours of a row, counted from row 0 of n."""
+    if index.dtype != np.int64 and index.dtype.kind in "iu":
+        index = index.astype(np.int64)
+    return np.where(index < 0, index + n, index) if index.size and index.min() < 0 else index
 
 
 class NotNumericError(Exception):

@@ -294,6 +294,11 @@ class Algorithm(ABC):
             state = self.initial_state(len(exploration))
         outputs, next_state = self.outputs_and_state(observation, state)
         chosen = self.decide(outputs, exploration, rng)
+        if not isinstance(chosen, dict):
+            raise TypeError(
+                f"decide of {type(self).__name__} must return a dict of arrays with 'action', got "
+                f"{type(chosen).__name__}"
+            )
         return {**chosen, "next_state": next_state} if self.state_size else chosen
 
     def act(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..validation import as_count, as_positive
-from .algorithm import Tensors, check_bool
+from .algorithm import Tensors, check_bool, check_finite
 from .networks import MLP, Encoder
 from .noisy import NoisyMLP, factorized_noise
 from .q_learning import QLearning, QLearningOptions, dueling, of_actions
@@ -51,13 +51,10 @@ class DQNOptions(QLearningOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (
-            as_count("n_atoms", self.n_atoms) > 1
-            and not -math.inf < self.v_min < self.v_max < math.inf
-        ):
-            raise ValueError(
-                f"v_min must be below v_max, both finite, got {self.v_min} and {self.v_max}"
-            )
+        for name in ("v_min", "v_max"):
+            check_finite(name, getattr(self, name), -math.inf)
+        if as_count("n_atoms", self.n_atoms) > 1 and not self.v_min < self.v_max:
+            raise ValueError(f"v_min must be below v_max, got {self.v_min} and {self.v_max}")
         if as_count("n_quantiles", self.n_quantiles) > 1 and self.n_atoms > 1:
             raise ValueError(
                 f"n_quantiles must be 1 with n_atoms={self.n_atoms}, got {self.n_quantiles}: "

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..validation import as_fraction, as_positive
-from .algorithm import check_bool
+from ..validation import as_fraction, as_positive, as_real
+from .algorithm import check_bool, check_finite
 from .off_policy import OffPolicy, OffPolicyOptions
 from .spaces import check_actions_are_discrete
 
@@ -46,12 +46,9 @@ class QLearningOptions(OffPolicyOptions):
             check_bool(name, getattr(self, name))
         for name in ("exploration_initial", "exploration_final"):
             as_fraction(name, getattr(self, name))
-        if not self.exploration_fraction >= 0:
-            raise ValueError(
-                f"exploration_fraction must be at least 0, got {self.exploration_fraction}"
-            )
+        check_finite("exploration_fraction", self.exploration_fraction)
         as_positive("huber_delta", self.huber_delta)
-        if not self.max_gradient_norm > 0:
+        if not as_real("max_gradient_norm", self.max_gradient_norm) > 0:
             raise ValueError(f"max_gradient_norm must be above 0, got {self.max_gradient_norm}")
 
 

@@ -69,16 +69,18 @@ def register(algorithm: AnyAlgorithm) -> AnyAlgorithm:
         raise TypeError(
             f"{algorithm.__name__} needs the class attributes name and paper, both strings"
         )
-    if not is_dataclass(algorithm.options_class):
+    # one that is not decorated has the fields and the defaults of its base
+    options_class = algorithm.options_class
+    if not (is_dataclass(options_class) and "__dataclass_params__" in vars(options_class)):
         raise TypeError(
-            f"options_class of {algorithm.__name__} must be a dataclass, "
-            f"got {algorithm.options_class!r}"
+            f"options_class of {algorithm.__name__} must be a dataclass, got {options_class!r}: "
+            "write @dataclass(frozen=True) above it"
         )
     for base, options in ((OffPolicy, OffPolicyOptions), (OnPolicy, OnPolicyOptions)):
-        if issubclass(algorithm, base) and not issubclass(algorithm.options_class, options):
+        if issubclass(algorithm, base) and not issubclass(options_class, options):
             raise TypeError(
                 f"options_class of {algorithm.__name__} must be derived from "
-                f"kary_replay.algorithms.{options.__name__}, got {algorithm.options_class!r}"
+                f"kary_replay.algorithms.{options.__name__}, got {options_class!r}"
             )
     other = ALGORITHMS.get(name, algorithm)
     if (other.__module__, other.__qualname__) != (algorithm.__module__, algorithm.__qualname__):

@@ -643,7 +643,7 @@ def check_algorithm(name: Any) -> None:
             raise ConfigError(
                 f"algorithm={name!r} cannot be used: {type(error).__name__}: {error}"
             ) from None
-    elif name not in ALGORITHMS:
+    elif not isinstance(name, str) or name not in ALGORITHMS:
         raise ConfigError(
             f"algorithm must be one of {', '.join(ALGORITHMS)}, or module:Class, "
             f"got {name!r}{suggestion(name, ALGORITHMS)}"

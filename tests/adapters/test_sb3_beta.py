@@ -1,7 +1,11 @@
 """Beta as a schedule, the callback, and the schedule itself."""
 
+import pickle
+import warnings
+
 import numpy as np
 import pytest
+from gymnasium import spaces
 from sb3_runs import learn
 from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import BaseCallback
@@ -190,3 +194,24 @@ def test_a_further_training_anneals_anew():
         model.learn(100, callback=[PrioritizedReplayCallback(every=10), Look()])
         assert seen[0] == pytest.approx(first, abs=0.02) and seen == sorted(seen)
         assert model.replay_buffer.beta == 1.0 and model.replay_buffer.first_beta == first
+
+
+def test_a_schedule_that_cannot_be_pickled_is_noticed_at_once():
+    def made(beta):
+        box = spaces.Box(-1, 1, (3,), np.float32)
+        return PrioritizedReplayBuffer(8, box, box, device="cpu", beta=beta)
+
+    with pytest.warns(UserWarning, match="save_replay_buffer will fail: pass a function of a modu"):
+        buffer = made(lambda n: 0.4)
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        pickle.dumps(buffer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for beta in (schedule_of_a_module, kr.LinearSchedule(0.4, 1.0, 100), 0.4):
+            assert pickle.loads(pickle.dumps(made(beta))).beta == 0.4
+            buffer.beta = beta
+            pickle.dumps(buffer)
+
+
+def schedule_of_a_module(n_drawn):
+    return 0.4

@@ -7,6 +7,8 @@ from gymnasium import spaces
 from sb3_runs import CLASSES, environment, over_classes
 from stable_baselines3 import DQN
 
+from kary_replay.adapters.sb3 import PrioritizedReplayCallback
+
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 DICT = spaces.Dict({"box": BOX, "number": spaces.Discrete(4)})
 
@@ -106,6 +108,36 @@ def test_construction(kind, buffer_class, case):
     error, kwargs = case
     with pytest.raises(error):
         made(kind, buffer_class, **kwargs)
+
+
+NAMED = {
+    "discount as text": ("n_step", TypeError, {"gamma": "0.99"}),
+    "discounts": ("n_step", TypeError, {"gamma": np.ones(2)}),
+    "discount above 1": ("n_step", ValueError, {"gamma": 1.5}),
+    "discount NaN": ("n_step", ValueError, {"gamma": np.nan}),
+    "steps as text": ("n_step", TypeError, {"n_steps": "3"}),
+    "goals as text": ("her", TypeError, {"n_sampled_goal": "4"}),
+    "fewer than no goals": ("her", ValueError, {"n_sampled_goal": -1}),
+    "goals without end": ("her", ValueError, {"n_sampled_goal": np.inf}),
+    "strategy": ("her", KeyError, {"goal_selection_strategy": "past"}),
+    "space without goals": ("her", ValueError, {"observation_space": DICT}),
+    "meaning of priorities": ("array", ValueError, {"prioritize_by": "error"}),
+    "meanings of priorities": ("array", ValueError, {"prioritize_by": ["gradient"]}),
+}
+
+
+@pytest.mark.parametrize("case", NAMED.values(), ids=NAMED)
+def test_what_is_wrong_is_named(case):
+    kind, error, kwargs = case
+    (name,) = kwargs
+    with pytest.raises(error, match=f"{name} must "):
+        made(kind, CLASSES[kind][0], **kwargs)
+
+
+@pytest.mark.parametrize("value", ["1", 1.5, np.nan, np.ones(2), True])
+def test_the_callback_names_final_beta(value):
+    with pytest.raises((TypeError, ValueError), match="final_beta must be a number from 0 to 1"):
+        PrioritizedReplayCallback(final_beta=value)
 
 
 @pytest.mark.parametrize("whose", [0, 1], ids=["ours", "SB3's"])

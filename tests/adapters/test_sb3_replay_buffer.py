@@ -610,3 +610,40 @@ def test_arrays_that_are_assigned_are_stored():
     assert not hasattr(lean, "next_observations")
     with pytest.raises(AttributeError, match="next_observations"):
         lean.next_observations = before
+
+
+@pytest.mark.parametrize("prioritize_by", ["td_error", "gradient"])
+def test_no_loss_replaces_priorities_by_hand(prioritize_by):
+    by_hand = np.array([1.0, 2.0, 3.0, 4.0])
+    options = {"alpha": 1.0, "priority_epsilon": 0.5, "uniform_share": 0.0}
+    buffer = filled(prioritize_by=prioritize_by, **options)
+    samples = buffer.sample(4)
+    prediction = torch.full((4, 1), 50.0, requires_grad=True)
+    loss = ((prediction - samples.rewards) ** 2).mean()  # its backward pass comes later
+    buffer.update_priorities(by_hand)
+    loss.backward()
+    F.mse_loss(torch.full((4, 1), 70.0), samples.rewards)
+    slots = samples.rewards.batch.handle["index"]
+    np.testing.assert_array_equal(buffer.native.tree.get(slots), by_hand + 0.5)
+    buffer.update_priorities(2 * by_hand)
+    np.testing.assert_array_equal(buffer.native.tree.get(slots), 2 * by_hand + 0.5)
+
+
+def test_prioritize_by_may_be_set():
+    buffer = filled(prioritize_by="td_error", alpha=1.0, uniform_share=0.0)
+
+    def masses_after_a_loss():
+        samples = buffer.sample(4)
+        prediction = (samples.rewards + 3.0).detach().clone().requires_grad_()
+        F.smooth_l1_loss(prediction, samples.rewards).backward()
+        return buffer.native.tree.get(samples.rewards.batch.handle["index"])
+
+    np.testing.assert_allclose(masses_after_a_loss(), 3.0, rtol=1e-5)
+    with pytest.raises(ValueError, match="prioritize_by must be 'td_error' or 'gradient'"):
+        buffer.prioritize_by = "error"
+    buffer.prioritize_by = "gradient"
+    for one in (buffer, pickle.loads(pickle.dumps(buffer))):
+        assert one.prioritize_by == "gradient"
+    np.testing.assert_allclose(masses_after_a_loss(), 1.0, rtol=1e-5)
+    buffer.reset()
+    assert buffer.prioritize_by == "gradient"

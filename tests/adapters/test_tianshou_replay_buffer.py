@@ -161,14 +161,29 @@ def test_sample_avail_with_few_available_rows():
         short.sample(4)
 
 
-def test_all_in_a_random_order():
-    buffer = filled(ours)
-    everything = buffer.sample_indices(None)
-    assert sorted(everything) == list(range(11)) and everything.tolist() != list(range(11))
-    vector = filled(ours, "vector")
-    np.testing.assert_array_equal(
-        np.sort(vector.sample_indices(None)), np.sort(vector.sample_indices(0))
-    )
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("form", FORMS)
+def test_all_in_a_random_order(form, options):
+    shape = (4, 3) if "last obs" in options else (3,)
+    buffer = filled(ours, form, obs_shape=shape, **OPTIONS[options])
+    in_order, shuffled = buffer.sample_indices(0), buffer.sample_indices(None)
+    assert shuffled.tolist() != in_order.tolist()
+    np.testing.assert_array_equal(np.sort(shuffled), np.sort(in_order))
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8, np.uint64])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("form", FORMS)
+def test_indices_of_any_integer_dtype_and_from_the_end(form, options, dtype):
+    shape = (4, 3) if "last obs" in options else (3,)
+    buffer = filled(ours, form, 40, shape, **OPTIONS[options])
+    rows = np.arange(24)
+    expected = buffer[rows]
+    assert_same(expected, buffer[rows.astype(dtype)])
+    np.testing.assert_array_equal(expected.weight, buffer[rows.astype(dtype)].weight)
+    if np.issubdtype(dtype, np.signedinteger):
+        assert_same(expected, buffer[rows.astype(dtype) - 24])
+        np.testing.assert_array_equal(expected.weight, buffer[rows.astype(dtype) - 24].weight)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -345,3 +360,28 @@ def test_refusals_change_nothing():
     with pytest.raises(TypeError, match="beta"):
         buffer.set_beta("1")
     np.testing.assert_array_equal(buffer.weight[np.arange(24)], before)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("uniform_share", [0.0, 0.5, 1.0])
+def test_rows_whose_mass_is_too_small_for_float64_are_not_drawn(form, uniform_share):
+    buffer = filled(ours, form, alpha=50.0, uniform_share=uniform_share)
+    rows = buffer.sample_indices(0)
+    buffer.update_weight(rows[3:], np.zeros(len(rows) - 3))
+    batch, index = buffer.sample(500)
+    assert set(index) == set(rows[:3])
+    np.testing.assert_allclose(batch.weight, 1.0)
+
+
+def test_a_refused_priority_names_what_it_can():
+    buffer = filled(ours)
+    for index, value, message in (
+        (3, np.nan, r"position 0 of 1 \(row 3\)"),
+        (np.array([3, 4]), np.nan, r"position 0 of 1 \(row 3\)"),
+        (np.array([3, 4]), np.array([1.0, np.inf]), r"inf at position 1 of 2 \(row 4\)"),
+        (3, np.array([1.0, 1.0, np.nan]), "position 2 of 3: the network"),
+        (np.array([3, 4]), np.array([1.0, 1.0, np.nan]), "position 2 of 3: the network"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            buffer.update_weight(index, value)
+    np.testing.assert_array_equal(buffer.weight[buffer.sample_indices(0)], 1.0)

@@ -23,6 +23,7 @@ from kary_replay.algorithms import (  # noqa: E402
     ALGORITHMS,
     DQN,
     Algorithm,
+    DQNOptions,
     OffPolicy,
     Options,
     UnsuitableSpaceError,
@@ -152,6 +153,12 @@ def test_what_is_no_algorithm_is_refused():
     class Optionless(DQN):
         name, options_class = "optionless", dict
 
+    class MoreOptions(DQNOptions):
+        tau: float = 0.5
+
+    class Undecorated(DQN):
+        name, options_class = "undecorated", MoreOptions
+
     cases = {
         "Former names no flow: derive it from kary_replay.algorithms.OffPolicy": Former,
         "must be derived from kary_replay.algorithms.OffPolicyOptions": FormerOptions,
@@ -159,6 +166,7 @@ def test_what_is_no_algorithm_is_refused():
         "columns of Given must be a method": Given,
         "needs the class attributes name and paper": Nameless,
         "options_class of Optionless must be a dataclass": Optionless,
+        r"options_class of Undecorated must be .*: write @dataclass\(frozen=True\)": Undecorated,
         "must be a subclass of Algorithm": dict,
         "subclass of Algorithm, got 'dqn'": "dqn",
     }
@@ -166,3 +174,17 @@ def test_what_is_no_algorithm_is_refused():
         with pytest.raises(TypeError, match=message):
             register(case)
     assert not {"abstract", "", "optionless", "former", "given"} & set(ALGORITHMS)
+
+
+def test_what_decide_returns_must_be_a_dict():
+    class Bare(DQN):
+        name = "bare"
+
+        def decide(self, outputs, exploration, rng):
+            return super().decide(outputs, exploration, rng)["action"]
+
+    algorithm = Bare(VECTOR, DISCRETE, DQNOptions(), seed=0)
+    with pytest.raises(TypeError, match="decide of Bare must return a dict of arrays with 'action"):
+        algorithm.act(
+            np.zeros((2, *VECTOR.shape), np.float32), np.zeros(2), np.random.default_rng()
+        )

@@ -69,6 +69,9 @@ REFUSED = {  # arguments, and what the message has
     "train dqn CartPole-v1 --sed 3": "Perhaps you meant: --seed",
     "train dqn CartPole-v1 --seed": "Missing value for argument '--seed'",
     "train dqn CartPole-v1 --seed x": "invalid literal",
+    "train dqn CartPole-v1 --options.double False": (
+        "A switch has no value: write --options.double or --options.no-double"
+    ),
     "train dqn CartPole-v1 --total-env-steps 1.5": "invalid literal",
     "train dqn CartPole-v1 --total-env-steps 1.55e1": "invalid literal",
     "train dqn CartPole-v1 --total-env-steps 1e-3": "invalid literal",
@@ -119,6 +122,20 @@ def test_what_cannot_be_done_is_said_in_one_paragraph_and_nothing_is_created(
     assert re.fullmatch(r"kary-replay: [^\n]+\n", err)
     assert not set(err) & set("╭│╰─")
     assert list(tmp_path.rglob("*")) == before
+
+
+def test_a_refusal_is_a_paragraph_where_output_is_not_utf8():
+    command = [sys.executable, "-m", "kary_replay", "train", "dqn", "CartPole-v1", "--sed", "3"]
+    ended = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("kary-replay: Unrecognized options: --sed, 3. Perhaps you meant")
+    assert "---" not in ended.stderr
 
 
 INTEGERS = {
@@ -193,6 +210,15 @@ def test_settings_of_algorithms_of_the_other_kind_are_named(option, capsys):
     name = option.removeprefix("--").removeprefix("no-").partition("=")[0].replace("-", "_")
     told = capsys.readouterr().err
     assert f"{name} is a setting" in told or name == "prefetch"
+
+
+def test_the_help_lists_an_algorithm_without_a_docstring(capsys, monkeypatch):
+    class Bare(ALGORITHMS["dqn"]):
+        name = "bare"
+
+    monkeypatch.setitem(ALGORITHMS, "bare", Bare)
+    assert cli.main(["train", "--help"]) == 0
+    assert re.search(r"^  bare +\S", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_the_help_shows_docstrings_and_the_preset(capsys):

@@ -26,6 +26,10 @@ def make():
     return gymnasium.make("CartPole-v1")
 
 
+def several():
+    return gymnasium.make_vec("CartPole-v1", num_envs=2)
+
+
 def forget():
     make()
 
@@ -125,6 +129,7 @@ REFUSED = [  # settings of a process run with a batch of 32, and what the messag
         {"env": forget},
         "made no environment, which has an observation_space and an action_space, but None",
     ),
+    ({"env": several}, "made several environments at once, a CartPoleVectorEnv: make one"),
     ({"env": 5}, "env must be a gymnasium id, module:function, or a function"),
     ({"total_env_steps": "1000"}, "total_env_steps must be an integer"),
     ({"total_env_steps": 2**60}, "total_env_steps must be at most 9007199254740992"),
@@ -294,10 +299,17 @@ BAD_OPTIONS = {
     "learning_rate must be finite and above 0, got nan": {"learning_rate": float("nan")},
     "adam_epsilon must be finite and at least 1.17549e-38, got 0": {"adam_epsilon": 0},
     "adam_epsilon must be finite and at least 1.17549e-38, got 1e-39": {"adam_epsilon": 1e-39},
-    "v_min must be below v_max, both finite": {"n_atoms": 51, "v_max": float("inf")},
+    "v_max must be finite, got inf": {"n_atoms": 51, "v_max": float("inf")},
+    "v_min must be below v_max, got 10.0 and 10.0": {"n_atoms": 51, "v_min": 10.0},
+    "v_min must be a real number, got 'a'": {"v_min": "a"},
     "exploration_final must be from 0 to 1": {"exploration_final": 1.5},
-    "exploration_fraction must be at least 0": {"exploration_fraction": -1.0},
+    "exploration_fraction must be finite and at least 0": {"exploration_fraction": -1.0},
+    "exploration_fraction must be finite and at least 0, got inf": {
+        "exploration_fraction": float("inf")
+    },
+    "exploration_fraction must be a real number": {"exploration_fraction": "a"},
     "max_gradient_norm must be above 0": {"max_gradient_norm": 0.0},
+    "max_gradient_norm must be a real number": {"max_gradient_norm": "a"},
     "hidden must be a tuple of widths": {"hidden": 64},
     "image_network must be one of nature, data_efficient, got 'resnet'": {
         "image_network": "resnet"
@@ -469,3 +481,9 @@ def test_a_run_without_a_checkpoint_is_not_gone_on_with(tmp_path, capsys):
     RunDirectory.new(config("dqn", "CartPole-v1", tmp_path / "run")).unlock()
     assert cli.main(["train", "--resume", str(tmp_path / "run")]) == 2
     assert "has no checkpoint to go on from" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("algorithm", [["dqn"], None, 3, {}, RunnerConfig], ids=str)
+def test_an_algorithm_is_named_by_text(algorithm):
+    with pytest.raises(ConfigError, match=r"algorithm must be one of dqn, .* or module:Class"):
+        RunnerConfig(algorithm, "CartPole-v1")

@@ -51,6 +51,36 @@ def test_a_fault_is_named_with_the_environment_the_episode_and_the_step(fault):
     assert str(caught.value).startswith("Faulty (actor 0): ")
 
 
+class Ends(Faulty):
+    """Ends, or not, by what it is given."""
+
+    def __init__(self, terminated=False, truncated=False):
+        super().__init__()
+        self.flags = terminated, truncated
+
+    def step(self, action):
+        observation, reward, *_ = super().step(action)
+        return observation, reward, *self.flags, {}
+
+
+@pytest.mark.parametrize("name", ["terminated", "truncated"])
+@pytest.mark.parametrize("flag", ["no", None, 2, np.nan, [], [True, False], object()], ids=repr)
+def test_ends_that_are_neither_true_nor_false_are_refused(flag, name):
+    envs = Environments(lambda: Ends(**{name: flag}), 1, np.random.default_rng(0), "Ends")
+    envs.reset()
+    with pytest.raises(EnvironmentFaultError, match=f"step returned {name}=.*neither True nor Fal"):
+        envs.step(np.zeros(1, np.int64))
+
+
+@pytest.mark.parametrize(
+    "flag", [True, np.True_, 1, 1.0, np.float32(1), np.array(True), np.array([1])], ids=repr
+)
+def test_ends_of_any_numeric_type_count(flag):
+    envs = Environments(lambda: Ends(flag, not flag), 1, np.random.default_rng(0), "Ends")
+    envs.reset()
+    assert envs.step(np.zeros(1, np.int64)).terminated.tolist() == [True]
+
+
 @pytest.mark.parametrize(
     ("space", "bad", "message"),
     [

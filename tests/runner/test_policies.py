@@ -392,3 +392,37 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(tmp_path, m
     shutil.rmtree(named.with_name(seen[1]))
     with pytest.raises(ConfigError, match="which is gone"):
         checkpoint_policy(tmp_path / "run")
+
+
+class Parted(Sized):
+    """Whose observations have two parts."""
+
+    def __init__(self):
+        super().__init__()
+        parts = {"eye": gymnasium.spaces.Box(-1, 1, (2, 3)), "foot": gymnasium.spaces.Box(-1, 1)}
+        self.observation_space = gymnasium.spaces.Dict(parts)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, bool(self.np_random.random() < 0.1), {}
+
+
+def test_acting_takes_n_observations_and_says_so(tmp_path):
+    run("dqn", "CartPole-v1", tmp_path / "pole", total_env_steps=120)
+    policy = checkpoint_policy(tmp_path / "pole")
+    assert policy.act(np.zeros((3, 4), np.float32)).shape == (3,)
+    for wrong in (np.zeros(4), np.zeros((3, 5)), np.float32(1), np.zeros((2, 3, 4))):
+        with pytest.raises(ValueError, match=r"must be of the shape \[N, 4\], got .*ion\[None\]"):
+            policy.act(wrong.astype(np.float32))
+    run("dqn", "test_policies:Parted", tmp_path / "parted", total_env_steps=120)
+    policy = checkpoint_policy(tmp_path / "parted")
+    parts = {"foot": np.zeros((5, 1), np.float32), "eye": np.zeros((5, 2, 3), np.float32)}
+    assert policy.act(parts).shape == (5,)
+    with pytest.raises(ValueError, match=r"observation\['eye'\] must be of the shape \[N, 2, 3\]"):
+        policy.act({key: part[0] for key, part in parts.items()})
+    for wrong in ({"eye": parts["eye"]}, parts["eye"]):
+        with pytest.raises(ValueError, match="observation must be a dict of eye, foot"):
+            policy.act(wrong)

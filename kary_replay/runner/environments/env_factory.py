@@ -169,6 +169,11 @@ def _spaces(make: Callable[[], Any], name: str) -> tuple[Any, Any, Stacking | No
     with contextlib.suppress(Exception, SystemExit):  # it has said what was to be known
         made.close()
     check_no_running_statistics(made, name)
+    if isinstance(made, gymnasium.vector.VectorEnv) or hasattr(made, "step_async"):
+        raise ConfigError(
+            f"{name} made several environments at once, a {type(made).__name__}: make one of them; "
+            "actors and envs_per_actor say how many there are"
+        )
     return *found, stacking_of(made)
 
 

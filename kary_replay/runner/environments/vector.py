@@ -19,6 +19,7 @@ from gymnasium import spaces
 __all__ = ["EnvironmentFaultError", "Environments", "Steps", "action_scale", "random_actions"]
 
 MAX_SEED = 2**31 - 1
+FLAGS = (bool, np.bool_)
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 # steps; of a longer episode actions are not kept, and a new one begins when a run goes on
 LONGEST_REPLAY = 100_000
@@ -236,10 +237,25 @@ class Environments:
             raise self._fault(i, f"step raised {type(error).__name__}: {error}", error) from error
         self._store(self._next, i, observation, "step")
         self._infos[i] = info
+        if type(terminated) not in FLAGS or type(truncated) not in FLAGS:
+            self._check_flags(i, terminated=terminated, truncated=truncated)
         try:
             self._reward[i], self._terminated[i], self._truncated[i] = reward, terminated, truncated
         except Exception:  # of whatever it is
             raise self._fault(i, f"step returned reward={reward!r}, which is no number") from None
+
+    def _check_flags(self, i: int, **flags: Any) -> None:
+        """Refuse what NumPy would take for True or False without a word, such as text and None."""
+        for name, flag in flags.items():
+            try:
+                number = np.asarray(flag)
+                is_flag = number.dtype.kind in "biuf" and number.item() in (0, 1)
+            except Exception:  # of whatever it is
+                is_flag = False
+            if not is_flag:
+                raise self._fault(
+                    i, f"step returned {name}={flag!r}, which is neither True nor False"
+                )
 
     def _return(self, i: int) -> float:
         """Return what an episode has returned, as the environment says if it has ended."""

@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+import numpy as np
 import numpy.typing as npt
+from gymnasium.spaces import Dict
 
 from ...algorithms import Algorithm
 from ..config import ConfigError, RunnerConfig
@@ -36,9 +38,9 @@ class CheckpointPolicy(NamedTuple):
         """Return what seems best for observations [N, ...]: N actions of the environment's own.
 
         To a policy that remembers they are the first ones of episodes; `player` has the others.
+        ValueError if they are not N observations of the environment's space.
         """
-        column = next(iter(observation.values())) if isinstance(observation, dict) else observation
-        return self.player(len(column)).act(observation)
+        return self.player(_count(observation, self.algorithm.observation_space)).act(observation)
 
     def player(self, n_envs: int) -> Player:
         """Return what plays episodes with the policy, in some environments side by side.
@@ -110,6 +112,23 @@ def checkpoint_algorithm(policy: CheckpointPolicy) -> Algorithm:
     """
     directory, config = RunDirectory.existing(policy.path)
     return _last_algorithm(directory, config, policy.env_factory)
+
+
+def _count(observation: Any, space: Any) -> int:
+    """Return N of observations [N, ...]; ValueError if they are not of the space."""
+    parts: dict[str, Any] = space.spaces if isinstance(space, Dict) else {"": space}
+    given = observation if isinstance(space, Dict) else {"": observation}
+    if not isinstance(given, dict) or given.keys() != parts.keys():
+        raise ValueError(f"observation must be a dict of {', '.join(parts)}, got {given!r}")
+    shapes = {key: np.shape(part) for key, part in given.items()}
+    for key, part in parts.items():
+        if not shapes[key] or shapes[key][1:] != part.shape:
+            raise ValueError(
+                f"observation{key and f'[{key!r}]'} must be of the shape [N, "
+                f"{', '.join(map(str, part.shape))}], got {list(shapes[key])}: for a single "
+                "observation give observation[None], and take the first action"
+            )
+    return int(next(iter(shapes.values()))[0])
 
 
 def _last_algorithm(found: RunDirectory, config: RunnerConfig, factory: EnvFactory) -> Algorithm:
