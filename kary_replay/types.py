@@ -129,7 +129,7 @@ class Field:
             batch_size = array.shape[0]
         else:
             raise FieldError(f"{name} must have shape {self._shapes()}, got {array.shape}")
-        return np.ascontiguousarray(array), batch_size
+        return np.asarray(array, order="C"), batch_size  # ascontiguousarray would add an axis
 
     def _shapes(self) -> str:
         return f"{self.shape} or (B, {', '.join(map(str, self.shape))})"

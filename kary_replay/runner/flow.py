@@ -165,6 +165,7 @@ class HostedFlow:
             self.clock,
             streams,
             incarnation,
+            self.medium.part.number if self.medium.part else 0,
         )
 
     @property

@@ -17,7 +17,9 @@ from kary_replay.fields import fields_of_space
 from kary_replay.runner import ConfigError, Runner
 from kary_replay.runner.backends import Supervisor
 from kary_replay.runner.backends.memory import OwnMemory, SharedMemory
-from kary_replay.runner.streams import Checkpoint, InferenceStream
+from kary_replay.runner.environments.env_factory import env_factory
+from kary_replay.runner.flow import HostedFlow
+from kary_replay.runner.streams import Checkpoint, InferenceStream, Part
 from kary_replay.runner.streams import parameters as published
 
 CONTINUOUS = "ddpg", "td3", "sac"
@@ -121,6 +123,19 @@ def test_noise_is_another_one_for_each_actor_and_each_newer_parameters(tmp_path)
     again.inference._newest.take_up()
     assert torch.equal(again.algorithm.acting_noise, seen[3])
     flow.close()
+
+
+def test_noise_is_another_one_for_the_policy_workers_of_each_machine(tmp_path):
+    settings = config("dqn", "CartPole-v1", tmp_path / "run", {"noisy": True}, inference="worker")
+    factory, seen = env_factory(settings), set()
+    for part in (None, Part(1, 0.5, bytes(32)), Part(2, 0.5, bytes(32))):
+        flow = HostedFlow(settings, factory, 3, SharedMemory(part), Checkpoint())
+        one, learner = worker(flow, "policy_worker"), worker(flow, "learner")
+        learner.publish()
+        one.newest.take_up()
+        seen.add(tuple(one.algorithm.acting_noise.tolist()))
+        flow.close()
+    assert len(seen) == 3
 
 
 def test_all_that_have_asked_are_answered_together():

@@ -127,6 +127,7 @@ def test_integers_keep_their_value_as_floats_or_are_refused(integers, dtype, rng
         for value in (np.array(number, integers), np.array([0, number, 1], integers)):
             if survives:
                 cast = field.cast("value", value)[0].real
+                assert cast.shape == value.shape
                 assert [int(one) for one in cast.flat] == value.ravel().tolist()
             else:
                 with pytest.raises(kr.errors.FieldError, match=f": {number} would become"):

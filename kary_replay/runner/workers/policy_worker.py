@@ -34,7 +34,7 @@ class PolicyWorker:
         self.inference = seat.streams["inference"]
         self.algorithm = seat.algorithm()
         config = seat.config
-        noise_seed = config.seed, seat.index
+        noise_seed = config.seed, seat.index, seat.part  # each machine has an index of 0
         self.newest = Newest(
             self.algorithm, seat.streams["parameters"], config.publishes_all, noise_seed
         )

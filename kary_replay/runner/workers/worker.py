@@ -72,6 +72,8 @@ class Seat:
         The ends of the streams that the role reads and writes, by the names of the streams.
     incarnation : int
         How often the worker has been started anew.
+    part : int
+        Which part of the run the worker's machine has, where several machines have one.
     report : function of a message
         Tells the supervisor something.
     interrupted : function
@@ -89,6 +91,7 @@ class Seat:
     clock: Clock
     streams: Mapping[str, Any]
     incarnation: int = 0
+    part: int = 0
     report: Callable[[Any], None] = field(default=_nobody)
     interrupted: Callable[[], bool] = field(default=_never)
 
