@@ -49,7 +49,6 @@ RENAMED = {
     "adapters.sb3.prioritized": "adapters.sb3.prioritized_buffer",
     "frame_storage": "core.frame_reader",
     "storage": "core.slots",
-    "runner.background": "runner.records.background",
     "runner.making": "runner.environments.env_factory",
     "runner.measuring": "runner.allocation.measurement",
     "runner.plan": "runner.messages",

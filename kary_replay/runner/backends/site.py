@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...version import VERSION
+from ..background import in_background
 from ..flow import HostedFlow
 from ..messages import Problem, Saved
-from ..records.background import in_background
 from ..streams import Checkpoint, Part, Peer
 from ..streams.stream import Answerer
 from .backend import Order

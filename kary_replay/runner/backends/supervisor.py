@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
+from ..background import in_background
 from ..failures import START_SECONDS, WorkerFailedError, environment_hung
 from ..flow import HostedFlow, Role
 from ..messages import Finished, Problem, Saved, Started
-from ..records.background import in_background
 from .backend import Backend, Handle, Order
 
 __all__ = ["Supervisor", "backoff_seconds"]

@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ...errors import ShardError
 from ...shards import ShardServer, SocketTransport
-from ..records.background import in_background
+from ..background import in_background
 from .stream import Numbers
 
 __all__ = ["LOST_SECONDS", "PATIENCE_SECONDS", "Connections", "MemberAnswerer", "Members"]
