@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from .callback import RunnerCallback
 from .config import ConfigError, RunnerConfig, as_json
 from .messages import Evaluation
 from .records.run_directory import RunDirectory, plain
-from .resumption import CHANGEABLE
+from .resumption import CHANGEABLE, why_finished
 from .runner import Runner, RunResult
 
 __all__ = ["RunTrainable"]
@@ -39,7 +38,7 @@ class RunTrainable(Trainable):  # type: ignore[misc]  # Ray Tune has no types
     One step of Tune trains until the next evaluation, every ``evaluation_interval`` environment
     steps. It returns ``mean_return`` of that evaluation, ``best_return``, ``env_steps``,
     ``updates``, ``samples_per_insert`` and ``wall_seconds``, and ``done`` when all of
-    ``total_env_steps`` are done or ``target_return`` is reached.
+    ``total_env_steps`` are done and the last policy is evaluated, or ``target_return`` is reached.
 
     Notes
     -----
@@ -96,18 +95,17 @@ class RunTrainable(Trainable):  # type: ignore[misc]  # Ray Tune has no types
         return self._as_metrics(result)
 
     def _as_metrics(self, result: RunResult) -> dict[str, Any]:
-        target = self._settings.target_return
-        best = result.best_return
-        is_over = result.env_steps >= self._settings.total_env_steps
-        reached = target is not None and not math.isnan(best) and best >= target
+        # actors may have taken all steps while an evaluation of an earlier policy was under way
+        directory, config = RunDirectory.existing(self._path)
+        _, counters = directory.checkpoint(config)
         return {
             "mean_return": result.last_return,
-            "best_return": best,
+            "best_return": result.best_return,
             "env_steps": result.env_steps,
             "updates": result.updates,
             "samples_per_insert": result.samples_per_insert,
             "wall_seconds": result.wall_seconds,
-            "done": is_over or reached,
+            "done": bool(why_finished(directory, config, counters)),
         }
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
@@ -166,9 +164,10 @@ class UntilEvaluated(RunnerCallback):
     runner: Runner | None = None
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
-        """End the run."""
+        """End the run, unless all steps are done: then it ends with its last policy evaluated."""
         assert self.runner is not None
-        self.runner.stop()
+        if evaluation.env_steps < self.runner.config.total_env_steps:
+            self.runner.stop()
 
 
 def settings_of(config: Mapping[str, Any]) -> RunnerConfig:

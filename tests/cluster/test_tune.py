@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import gymnasium
 import numpy as np
 import pytest
@@ -32,6 +34,22 @@ SPACE = {
 
 def made(sizes):
     return gymnasium.make("CartPole-v1")
+
+
+class Slow(gymnasium.Wrapper):
+    """Takes its time."""
+
+    def __init__(self, env, seconds):
+        super().__init__(env)
+        self.seconds = seconds
+
+    def step(self, action):
+        time.sleep(self.seconds)
+        return super().step(action)
+
+
+def slow(seconds=0.0):
+    return Slow(gymnasium.make("CartPole-v1"), seconds)
 
 
 def fitted(space, storage, name, **run):
@@ -131,6 +149,21 @@ def test_settings_that_json_keeps_otherwise_are_the_same(tmp_path):
     trial.save_checkpoint(str(tmp_path))
     trial.load_checkpoint(str(tmp_path))
     assert trial.train()["training_iteration"] == 2
+
+
+def test_a_trial_is_done_when_its_last_policy_is_evaluated(tmp_path):
+    """Also where actors have taken all steps while an earlier policy was evaluated."""
+    from kary_replay.runner.records.run_directory import RunDirectory
+    from kary_replay.runner.tune import RunTrainable
+
+    options = {"env": "test_tune:slow", "eval_env_options": {"seconds": 0.01}}
+    trial = RunTrainable({**SPACE, **options, "backend": "process", "evaluation_interval": 500})
+    while not trial.train()["done"]:
+        assert trial.iteration < 20
+    directory, config = RunDirectory.existing(trial._path)
+    _, counters = directory.checkpoint(config)
+    assert directory.policy("last").evaluation.updates == counters["updates"]
+    assert counters["env_steps"] >= config.total_env_steps
 
 
 def test_a_trial_that_is_given_more_steps_goes_on(tmp_path):
