@@ -97,6 +97,7 @@ cdef class Plan:
     cdef double* by_count                # [n] 1 / the shard's rows
     cdef double* mass_factor             # [n] N times the chance of its shard, by mass
     cdef double* count_factor            # [n] and among all rows alike, when it was drawn
+    cdef double* mean_mass               # [n] under bounds: of all rows, when it was drawn; or 0
     cdef double* spare                   # [n]
     cdef Handle* handle                  # [n]
     cdef int64_t* order                  # [n] the missing rows, by shard, those drawn alike first
@@ -107,6 +108,8 @@ cdef class Plan:
     cdef double* planned_rows            # [n_shards] the rows that points of rows alike refer to
     cdef double* mass_share              # [n_shards] q_s
     cdef double* row_share               # [n_shards] n_s
+    cdef double* drawn_mass              # [n_shards] under bounds: what each had at the draws
+    cdef double* drawn_rows              # [n_shards]
     cdef int64_t* first                  # [2 * n_shards + 1] where a shard's part of `order` begins
 
     def __cinit__(
@@ -114,10 +117,10 @@ cdef class Plan:
         double headroom,
     ):
         cdef int64_t nbytes = n * (
-            7 * sizeof(double) + sizeof(Handle) + 2 * sizeof(int64_t) + sizeof(int32_t)
+            8 * sizeof(double) + sizeof(Handle) + 2 * sizeof(int64_t) + sizeof(int32_t)
             + sizeof(int8_t)
         )
-        cdef int64_t of_shards = 4 * n_shards * sizeof(double)
+        cdef int64_t of_shards = 6 * n_shards * sizeof(double)
         of_shards += (2 * n_shards + 1) * sizeof(int64_t)
         self.n = self.n_missing = n
         self.n_shards = n_shards
@@ -133,7 +136,8 @@ cdef class Plan:
         self.by_count = self.by_mass + n
         self.mass_factor = self.by_count + n
         self.count_factor = self.mass_factor + n
-        self.spare = self.count_factor + n
+        self.mean_mass = self.count_factor + n
+        self.spare = self.mean_mass + n
         self.handle = <Handle*>(self.spare + n)
         self.order = <int64_t*>(self.handle + n)
         self.slot = self.order + n
@@ -141,7 +145,9 @@ cdef class Plan:
         self.planned_rows = self.planned + n_shards
         self.mass_share = self.planned_rows + n_shards
         self.row_share = self.mass_share + n_shards
-        self.first = <int64_t*>(self.row_share + n_shards)
+        self.drawn_mass = self.row_share + n_shards
+        self.drawn_rows = self.drawn_mass + n_shards
+        self.first = <int64_t*>(self.drawn_rows + n_shards)
         self.shard = <int32_t*>(self.first + 2 * n_shards + 1)
         self.is_alike = <int8_t*>(self.shard + n)
         self.forget()
@@ -213,6 +219,26 @@ cdef class Plan:
                 self.handle[i].index = -1
                 self.is_alike[i] = UNKNOWN  # the next draw in its place is one of either kind
                 self.n_missing += 1
+
+    def end_round(self):
+        """Note for the rows that have come since `assign` what all shards had at their draws.
+
+        It is for draws under bounds, whose rows have the probability of one tree of that moment.
+        """
+        cdef double mass = 0, n_rows = 0
+        cdef int64_t i, s
+        for s in range(self.n_shards):
+            mass += self.drawn_mass[s]
+            n_rows += self.drawn_rows[s]
+        for i in range(self.n):
+            if self.handle[i].index >= 0 and self.mean_mass[i] == 0:
+                self.mean_mass[i] = mass / n_rows
+
+    cdef void relate_accepted(self, double* relative) noexcept nogil:
+        """Write the same as `relate`, of rows that were drawn under bounds."""
+        cdef int64_t i
+        for i in range(self.n):
+            relative[i] = (1 - self.share) * self.by_mass[i] / self.mean_mass[i] + self.share
 
     cdef void relate(self, double* relative) noexcept nogil:
         """Write how much more often each row is drawn than by uniform replay."""
@@ -419,7 +445,7 @@ cdef class ShardedReader:
     def assign(self, Plan plan):
         """Choose shards and points for the rows of a batch that are missing."""
         cdef double total = 0, n_rows = 0, bounds = 0
-        cdef int64_t s
+        cdef int64_t i, s
         self.refuse_old(plan)
         if plan.is_broken:
             plan.forget()
@@ -444,7 +470,11 @@ cdef class ShardedReader:
             plan.row_share[s] = self.shard[s].n_rows / n_rows
             plan.planned[s] = self.shard[s].total * (1 + plan.headroom)
             plan.planned_rows[s] = self.shard[s].n_rows * (1 + plan.headroom)
+            plan.drawn_mass[s], plan.drawn_rows[s] = self.shard[s].total, self.shard[s].n_rows
             bounds += plan.planned[s]
+        for i in range(plan.n):
+            if plan.handle[i].index < 0:
+                plan.mean_mass[i] = 0
         with nogil:
             self.choose(plan, bounds)
             plan.sort()
@@ -578,9 +608,10 @@ cdef class ShardedReader:
         cdef int64_t i, j, run, attempts
         if plan.headroom <= 0 and (extent <= 0 or n_rows <= 0):
             return  # all its rows are gone: the root draws anew
+        if plan.headroom > 0:
+            n = self.read_accepted(reader, plan, s, batch, extent, n_rows)
         fetch_add_relaxed(&reader.slots.header.n_sampled, n)  # relaxed: a count, read by itself
         if plan.headroom > 0:
-            self.read_accepted(reader, plan, s, batch, extent, n_rows)
             return
         for i in range(n):
             point[i] = plan.point[rows[i]]
@@ -611,22 +642,23 @@ cdef class ShardedReader:
                     self.note(plan, rows[j], 1, extent_now, rows_now)
             i += run
 
-    cdef void read_accepted(
+    cdef int64_t read_accepted(
         self, Reader reader, Plan plan, int64_t s, Draw* batch, double extent, double n_rows
     ) noexcept nogil:
-        """Read the rows of one shard whose points are below what there is; see `assign`.
+        """Read the rows of one shard whose points are below what there is; return how many.
 
         Points refer to bounds. Those beyond what the shard has are left to the root, which draws
         anew among all shards: a row that is accepted has been drawn in proportion to the mass that
         it has now. Where a bound does not hold, no row of the batch may stay.
         """
         cdef Selector* selector = reader.slots.selector
-        cdef int64_t i, row, slot
+        cdef int64_t i, row, slot, accepted = 0
         cdef double point
         self.shard[s].total, self.shard[s].n_rows = max(extent, 0.0), n_rows
+        plan.drawn_mass[s], plan.drawn_rows[s] = self.shard[s].total, n_rows
         if extent > plan.planned[s] or n_rows > plan.planned_rows[s]:
             plan.is_broken = True
-            return
+            return 0
         for i in range(plan.first[2 * s], plan.first[2 * s + 2]):
             row = plan.order[i]
             point = plan.point[row]
@@ -642,6 +674,8 @@ cdef class ShardedReader:
                 continue
             if reader.read_rows(&slot, 1, batch, row) == 1:
                 self.note(plan, row, 1, 1, 1)
+                accepted += 1
+        return accepted
 
     cdef void draw_again(
         self, Reader reader, Plan plan, int64_t row, Draw* batch, double* extent, double* n_rows
@@ -709,9 +743,11 @@ cdef class ShardedReader:
 
     def place(
         self, list plans, int64_t s, list columns, cnp.ndarray by_mass, cnp.ndarray by_count,
-        cnp.ndarray handles, list arrays,
+        cnp.ndarray handles, list arrays, double total, double n_rows,
     ):
         """Take over the rows that a shard elsewhere has drawn for `points_for`.
+
+        It had the mass ``total`` and ``n_rows`` rows then.
 
         Those whose handles have the index -1 it has not got. All arrays are contiguous, and have
         the fields' dtypes and shapes. Raises ShardError if there are more or fewer rows.
@@ -726,6 +762,7 @@ cdef class ShardedReader:
         if cnp.PyArray_SIZE(handles) != n:
             raise ShardError(f"a shard has drawn {handles.size} rows instead of {n}")
         for plan, into in zip(plans, arrays):
+            plan.drawn_mass[s], plan.drawn_rows[s] = total, n_rows
             k = plan.first[2 * s + 1] - plan.first[2 * s]
             self.place_part(
                 plan, plan.first[2 * s], k, alike, columns, by_mass, by_count, handles, into
@@ -819,7 +856,7 @@ cdef class ShardedReader:
         self.refuse_old(plan)
         with nogil:
             if plan.headroom > 0:
-                self.relate_accepted(plan, plan.spare)
+                plan.relate_accepted(plan.spare)
             else:
                 plan.relate(plan.spare)
             for i in range(n):
@@ -831,16 +868,6 @@ cdef class ShardedReader:
             weigh(plan.spare, n, plan.share <= 0, beta, weight)
             # accepted rows have the probabilities of one tree, whatever was known
             self.distance = self.distance_of(plan) if plan.headroom <= 0 else 0
-
-    cdef void relate_accepted(self, Plan plan, double* relative) noexcept nogil:
-        """Write how much more often each row is drawn than by uniform replay, under bounds."""
-        cdef double total = 0, n_rows = 0
-        cdef int64_t i, s
-        for s in range(self.n_shards):  # as they were at the draws
-            total += self.shard[s].total
-            n_rows += self.shard[s].n_rows
-        for i in range(plan.n):
-            relative[i] = (1 - plan.share) * n_rows * plan.by_mass[i] / total + plan.share
 
     cdef double distance_of(self, Plan plan) noexcept nogil:
         """Return how far the law of a batch is from that of one tree: a bound of total variation.

@@ -401,7 +401,7 @@ def preset(
     tuned: dict[str, Any] = {}
     _, _, full_name = env.rpartition(":")
     family, slash, _ = full_name.rpartition("/")
-    names = ("*", *((f"{family}/*",) if slash else ()), env)
+    names = ("*", *((f"{family}/*",) if slash else ()), full_name)
     if full_name.startswith(atari.FAMILY) and not atari.is_game(env, env_options):
         names = ("*",)
     for name in names:

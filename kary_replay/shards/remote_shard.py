@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..buffers.checkpoint_files import sync
-from ..errors import ShardError, ShardLostError
+from ..errors import ClosedError, ShardError, ShardLostError
 from ..types import HANDLE_DTYPE
 from ..validation import as_positive
 from ..version import VERSION
@@ -51,6 +51,8 @@ class Drawn(NamedTuple):
     by_count: npt.NDArray[np.float64]  # [rows] 1 / the shard's rows
     handle: npt.NDArray[np.void]  # [rows] of HANDLE_DTYPE; index -1 where there was no row
     columns: list[npt.NDArray[Any]]  # of the fields
+    total: float  # of the shard's masses at the draw
+    n_rows: int  # that had mass
 
 
 class RemoteShard:
@@ -89,6 +91,7 @@ class RemoteShard:
         self.transport = transport
         self.vitals = np.zeros(1, VITALS_DTYPE)[0]
         self.is_lost = False
+        self._is_closed = False
         self._lock = threading.RLock()
         self._begin()
         self.signature = ""
@@ -158,11 +161,14 @@ class RemoteShard:
             self.lose(f"it does not speak as shards do: {error}", error)
         except ELSEWHERE as error:
             with self._lock:
-                if asked.line == self._line:  # else it has been reached anew since
+                if self._pid != os.getpid():
+                    self._catch_up()
+                elif asked.line == self._line:  # else it has been reached anew since
                     self._go_on(error)
         return None
 
     def _rows_of(self, message: Message) -> Drawn:
+        vitals = message.array(0, VITALS_DTYPE, (1,))[0]
         by_mass = message.array(2, np.float64)
         n = len(by_mass)
         return Drawn(
@@ -174,6 +180,8 @@ class RemoteShard:
                 message.array(5 + i, field.dtype, (n, *field.shape))
                 for i, field in enumerate(self._drawn)
             ],
+            float(vitals["total"]),
+            int(vitals["n_rows"]),
         )
 
     # -------------------------------------------------------------------- adds and updates
@@ -362,6 +370,8 @@ class RemoteShard:
             self._take_oldest()
 
     def _refuse_lost(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the connection to the shard is closed")
         if self.is_lost:
             raise ShardLostError("the shard is lost: its rows cannot be drawn any more")
 
@@ -412,7 +422,8 @@ class RemoteShard:
                 self.lose(f"another one has taken its place: {error}", error)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Let go of the connection; every later use raises ClosedError."""
+        self._is_closed = True
         self.transport.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import deque
@@ -348,13 +349,16 @@ class ShardedReplayBuffer:
         """
         with self._lock:
             self._refuse_closed()
+            if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+                raise TypeError(f"number must be an integer, got {number!r}")
             if not 0 <= number < len(self._shards):
                 raise IndexError(f"number must be below {len(self._shards)}, got {number}")
             shard = self._shards[number]
             if not isinstance(shard, RemoteShard):
                 raise ValueError(f"shard {number} is in this process, and cannot be gone")
             if not shard.is_lost:
-                self._try(number, shard.lose, "it was said to be gone")
+                with contextlib.suppress(ShardLostError):  # that all are lost, draws will say
+                    self._try(number, shard.lose, "it was said to be gone")
 
     def _try(self, s: int, call: Any, *arguments: Any) -> Any:
         """Call something of a shard; None, with the shard out of the root, if it is lost."""
@@ -604,7 +608,7 @@ class ShardedReplayBuffer:
             return
         rows = drawn.by_mass, drawn.by_count, drawn.handle
         try:
-            self._reader.place(plans, s, drawn.columns, *rows, arrays)
+            self._reader.place(plans, s, drawn.columns, *rows, arrays, drawn.total, drawn.n_rows)
         except ShardError as error:
             self._try(s, shard.lose, f"it does not draw as shards do: {error}", error)
 
@@ -612,6 +616,8 @@ class ShardedReplayBuffer:
         """Draw what is missing of a batch, until nothing is."""
         reader, least, in_vain, n_rounds = self._reader, plan.n, 0, 0
         while True:
+            if plan.headroom > 0:
+                plan.end_round()
             if plan.is_unique:
                 plan.drop_repeated()
             if plan.n_missing == 0 and not plan.is_broken:
@@ -793,13 +799,13 @@ class ShardedReplayBuffer:
     def _deal(
         self, rows: dict[str, Any], priority: npt.NDArray[np.float64], room: list[int]
     ) -> None:
-        """Add rows of a checkpoint, to each shard as its room is; when there is none, in turn."""
+        """Add rows of a checkpoint: to shards by their room; when there is none, by their size."""
         alive = list(self._alive())
         n = len(priority)
         whose = np.empty(n, np.int64)
         share = np.array([max(one, 0) for one in room], np.float64)
-        if not share.any():
-            share[:] = 1
+        if not share.any():  # each overwrites its own oldest ones
+            share[:] = [int(shard.vitals["capacity"]) for _, shard in alive]
         # as evenly as can be: row i goes to the shard whose part of the room holds (i + 1/2) / n
         order = np.argsort((np.arange(n) * GOLDEN) % 1, kind="stable")
         ends = np.cumsum(share)[:-1] / share.sum()

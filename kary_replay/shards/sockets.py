@@ -91,7 +91,10 @@ class ShardServer:
         return str(host), int(port)
 
     def close(self) -> None:
-        """Listen no more, cut all connections, and wait until nobody is answered any more."""
+        """Listen no more, cut all connections, and wait until nobody is answered any more.
+
+        An answer that takes longer than 5 seconds is not waited for: a disk may hang.
+        """
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -146,12 +149,13 @@ class _Connection(socketserver.BaseRequestHandler):
         connection = self.request
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # its machine may go
             given = receive(connection, TOKEN_NBYTES, CONNECT_SECONDS)
             if not hmac.compare_digest(bytes(given), self.token):
                 return
             connection.sendall(WELCOME)
             while True:
-                request = receive_message(connection, None)
+                request = receive_message(connection)
                 send(connection, self.service.answer(request))
         except (OSError, ValueError):
             return  # gone, or it does not speak as clients do
@@ -239,6 +243,7 @@ class _Line:
         self.pid = os.getpid()
         self._socket = connection
         self._waiting: deque[_Answer] = deque()
+        self._incoming = _Incoming()
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._is_cut = False
 
@@ -248,6 +253,7 @@ class _Line:
         ConnectionError if that fails, TimeoutError if nothing is taken; the line is of no use then.
         """
         answer = _Answer(self)
+        self._refuse_child()
         with self._sending:
             if self._is_cut:
                 raise ConnectionError("the connection to the shard is cut")
@@ -274,7 +280,7 @@ class _Line:
         if happened & select.POLLIN and not happened & select.POLLOUT:
             if self._receiving.acquire(blocking=False):
                 try:
-                    self._receive_one()
+                    self._receive_some()
                 finally:
                     self._receiving.release()
             else:  # another thread receives
@@ -283,24 +289,33 @@ class _Line:
     def receive_until(self, wanted: _Answer, timeout_seconds: float) -> None:
         """Receive answers up to the wanted one; with a time-out of 0, those that have come.
 
-        Raises TimeoutError if it has not come by then, and the line is of no use if part of a
-        message has; ConnectionError if it will not come.
+        Raises TimeoutError if nothing has come for so long, and ConnectionError if it will not
+        come. What has come of a message is kept.
         """
-        end = time.monotonic() + timeout_seconds
+        self._refuse_child()
         with self._receiving:
             while wanted.data is None:
                 if self._is_cut:
                     raise ConnectionError("the connection to the shard is cut")
-                left = max(end - time.monotonic(), 0)
-                if not _wait(self._socket, select.POLLIN, left):
+                if not self._receive_some() and not _wait(
+                    self._socket, select.POLLIN, timeout_seconds
+                ):
                     raise TimeoutError(f"the shard has not answered in {timeout_seconds:g} seconds")
-                self._receive_one()
 
-    def _receive_one(self) -> None:
-        """Receive the answer that has begun to come."""
+    def _refuse_child(self) -> None:
+        """Raise ConnectionError in a forked child: two would take each other's answers."""
+        if self.pid != os.getpid():
+            raise ConnectionError("the connection to the shard is the parent's")
+
+    def _receive_some(self) -> bool:
+        """Take something of what has come of the answers; return False if nothing has."""
         try:
-            data = receive_message(self._socket, STALL_SECONDS)
-            self._waiting.popleft().data = data
+            if not self._incoming.receive(self._socket):
+                return False
+            if self._incoming.is_whole:
+                data, self._incoming = self._incoming.data, _Incoming()
+                self._waiting.popleft().data = data
+            return True
         except (OSError, ValueError, IndexError) as error:
             self.cut()
             raise ConnectionError(f"the connection to the shard is cut: {error}") from error
@@ -317,6 +332,34 @@ class _Line:
     def __del__(self) -> None:
         # not in `cut`: another thread may be receiving, and the descriptor would be another file's
         self._socket.close()
+
+
+class _Incoming:
+    """A message that comes part by part."""
+
+    def __init__(self) -> None:
+        self.data = memoryview(bytearray(HEAD.size))
+        self._at, self._has_head = 0, False
+
+    def receive(self, connection: socket.socket) -> bool:
+        """Take what has come, without waiting; return False if it is nothing."""
+        try:
+            n = connection.recv_into(self.data[self._at :])
+        except BlockingIOError:
+            return False
+        if n == 0:
+            raise ConnectionError("the other side has closed the connection")
+        self._at += n
+        if not self._has_head and self._at == HEAD.size:
+            head, self._has_head = self.data, True
+            self.data = memoryview(bytearray(HEAD.size + length_of(head)))
+            self.data[: HEAD.size] = head
+        return True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it has come."""
+        return self._has_head and self._at == len(self.data)
 
 
 class _Answer:
@@ -406,12 +449,17 @@ def receive(connection: socket.socket, n: int, timeout_seconds: float | None) ->
     return data
 
 
-def receive_message(connection: socket.socket, timeout_seconds: float | None) -> memoryview:
-    """Return the next message, with its head; ShardError if what comes is none."""
-    head = receive(connection, HEAD.size, timeout_seconds)
+def receive_message(connection: socket.socket) -> memoryview:
+    """Wait for a message; return it, with its head.
+
+    ShardError if what comes is none, TimeoutError if it stalls once it has begun to come.
+    """
+    head = memoryview(bytearray(HEAD.size))
+    _receive_into(connection, head[:1], None)
+    _receive_into(connection, head[1:], STALL_SECONDS)
     data = memoryview(bytearray(HEAD.size + length_of(head)))
     data[: HEAD.size] = head
-    _receive_into(connection, data[HEAD.size :], timeout_seconds or STALL_SECONDS)
+    _receive_into(connection, data[HEAD.size :], STALL_SECONDS)
     return data
 
 

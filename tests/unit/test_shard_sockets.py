@@ -741,3 +741,112 @@ def test_rows_of_a_shard_that_goes_before_the_batch_is_whole_keep_their_weights(
     assert many.lost == [0, 1]
     assert (batch.number < 10).any() and not (batch.number // 10 == 1).any()
     np.testing.assert_allclose(batch.importance_weight, 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("exact", [None, "rejection"])
+def test_weights_are_of_the_moment_at_which_rows_were_drawn(served: Served, exact: Any) -> None:
+    """Priorities fall while a batch that was asked for ahead is under way."""
+    options: Any = {"beta": 1.0, "uniform_share": 0.5, "exact": exact}
+    many = kr.ShardedReplayBuffer([served.shard()], seed=0, **options)
+    mass = np.where(np.arange(1000) < 500, 1.0, 3.0)
+    many.add(**rows(np.arange(1000)), priority=mass)
+    many.settle()
+    ahead = many.batches(64, per_request=1, under_way=2)
+    next(ahead)
+    whole = many.sample(1000, unique=True)  # the answer to the second batch comes before this one
+    many.update_priorities(whole.handle, mass[whole.number] / 10)
+    many.settle()
+    batch = next(ahead)
+    relative = 0.5 * 1000 * mass[batch.number] / mass.sum() + 0.5
+    np.testing.assert_allclose(batch.handle["relative"], relative, rtol=1e-5)
+    np.testing.assert_allclose(batch.importance_weight, 1 / relative, rtol=1e-5)
+    many.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_takes_no_answers_of_its_parent(served: Served) -> None:
+    many = kr.ShardedReplayBuffer([served.shard()], seed=0)
+    many.add(**rows(np.arange(100)))
+    many.settle()
+    ahead = many.batches(64, per_request=1, under_way=4, stratified=False)
+    next(ahead)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            for _ in range(50):
+                next(ahead)
+            status = 0
+        finally:
+            os._exit(status)
+    for _ in range(50):
+        batch = next(ahead)
+        np.testing.assert_array_equal(batch.row[:, 2], batch.number)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert many.lost == []
+    many.close()
+
+
+def test_a_shard_that_stalls_within_an_answer_is_lost(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on, whole = threading.Event(), sockets.send
+    shard = served.shard()
+    here = new_shard(1000)
+    many = kr.ShardedReplayBuffer([shard, here], seed=0)
+    many.add(**rows(np.arange(500)))
+    many.add(**rows(np.arange(500)))
+    many.settle()
+
+    def half(connection: socket.socket, buffers: Any) -> None:
+        joined = b"".join(bytes(memoryview(one).cast("B")) for one in buffers if len(one))
+        connection.sendall(joined[:40])
+        may_go_on.wait()
+        connection.sendall(joined[40:])
+
+    monkeypatch.setattr(sockets, "send", half)
+    pending = shard.transport.send(pack(Kind.LOOK))
+    time.sleep(0.1)
+    assert not pending.has_come() and not pending.has_come()
+    shard.patience_seconds = 0.2
+    assert len(many.sample(64).number) == 64
+    assert many.lost == [0]
+    may_go_on.set()
+    monkeypatch.setattr(sockets, "send", whole)
+    many.close()
+
+
+def test_a_shard_that_was_closed_is_not_reached_again(served: Served) -> None:
+    shard = served.shard()
+    shard.close()
+    for call in (shard.look, shard.settle):
+        with pytest.raises(kr.errors.ClosedError, match="connection to the shard is closed"):
+            call()
+    shard.close()
+
+
+def test_the_only_shard_may_leave(served: Served) -> None:
+    many = kr.ShardedReplayBuffer([served.shard()])
+    for wrong in ("0", 0.0, True, None):
+        with pytest.raises(TypeError, match="number must be an integer"):
+            many.leave(wrong)  # type: ignore[arg-type]
+    many.leave(0)
+    assert many.lost == [0]
+    with pytest.raises(kr.errors.ShardLostError):
+        many.sample(1)
+    many.close()
+
+
+@pytest.mark.parametrize("capacities", [(5000, 5000), (4900, 100), (900, 100)])
+def test_what_is_loaded_overwrites_the_oldest_rows_of_shards_of_any_size(
+    capacities: tuple[int, int], tmp_path: Path
+) -> None:
+    whole = kr.ShardedReplayBuffer([new_shard(10_000)])
+    whole.add(**rows(np.arange(10_000)))
+    whole.save(tmp_path)
+    parts = [new_shard(capacity) for capacity in capacities]
+    kr.ShardedReplayBuffer(parts).load(tmp_path)
+    kept = np.sort(np.concatenate([np.asarray(part.field_view("number")) for part in parts]))
+    assert len(kept) == sum(capacities)
+    assert (kept >= 10_000 - sum(capacities) - 2).all()  # but for rounding

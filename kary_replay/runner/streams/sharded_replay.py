@@ -424,16 +424,13 @@ class ShardSource:
 
     def _look_around(self, shards: ShardedReplayBuffer) -> None:
         """Draw from the shards that are there: some may have come, or gone."""
-        places, lost = self._places, shards.lost
-        before = dict(places)
-        for number, place in before.items():
-            if place in lost:  # the driver will find out, too, unless it is no loss
-                self._connections.lost(number)
-                del places[number]
+        places, before = self._places, dict(self._places)
+        self._forget_lost(shards)
         come, gone = self._connections.changes()
         for number in gone:
             shards.leave(places.pop(number))
         for number, shard in come.items():
+            self._forget_lost(shards)  # another join may have found one, and takes its place
             try:
                 places[number] = shards.join(shard)
             except (OSError, ShardError) as error:
@@ -442,6 +439,14 @@ class ShardSource:
                 LOG.warning("the learner cannot draw from shard %d: %s", number, error)
         if places != before:
             self._ahead = None
+
+    def _forget_lost(self, shards: ShardedReplayBuffer) -> None:
+        """Have shards that are lost reached anew."""
+        lost = shards.lost
+        for number, place in list(self._places.items()):
+            if place in lost:  # the driver will find out, too, unless it is no loss
+                self._connections.lost(number)
+                del self._places[number]
 
     def learned(self, batch: Batch, td_error: Any) -> None:
         """Set the priorities of a batch's rows; ValueError if an error is not finite.
