@@ -13,6 +13,7 @@ class Plan:
     is_broken: bool
     headroom: float
     def drop_repeated(self) -> None: ...
+    def end_round(self) -> None: ...
 
 class ShardedReader:
     n_shards: int
@@ -54,6 +55,8 @@ class ShardedReader:
         by_count: npt.NDArray[np.float64],
         handles: npt.NDArray[np.void],
         arrays: list[dict[str, Any]],
+        total: float,
+        n_rows: float,
     ) -> None: ...
     def serve(
         self,
