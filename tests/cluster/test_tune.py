@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import gymnasium
 import numpy as np
 import pytest
@@ -34,22 +32,6 @@ SPACE = {
 
 def made(sizes):
     return gymnasium.make("CartPole-v1")
-
-
-class Slow(gymnasium.Wrapper):
-    """Takes its time."""
-
-    def __init__(self, env, seconds):
-        super().__init__(env)
-        self.seconds = seconds
-
-    def step(self, action):
-        time.sleep(self.seconds)
-        return super().step(action)
-
-
-def slow(seconds=0.0):
-    return Slow(gymnasium.make("CartPole-v1"), seconds)
 
 
 def fitted(space, storage, name, **run):
@@ -156,7 +138,7 @@ def test_a_trial_is_done_when_its_last_policy_is_evaluated(tmp_path):
     from kary_replay.runner.records.run_directory import RunDirectory
     from kary_replay.runner.tune import RunTrainable
 
-    options = {"env": "test_tune:slow", "eval_env_options": {"seconds": 0.01}}
+    options = {"env": "slow_envs:slow", "eval_env_options": {"seconds": 0.01}}
     trial = RunTrainable({**SPACE, **options, "backend": "process", "evaluation_interval": 500})
     while not trial.train()["done"]:
         assert trial.iteration < 20

@@ -2,30 +2,14 @@
 
 import time
 
-import gymnasium
 import pytest
 from runs import config, hosted
 
 from kary_replay.runner import Runner
 
-
-class Slow(gymnasium.Wrapper):
-    def __init__(self, env, seconds):
-        super().__init__(env)
-        self.seconds = seconds
-
-    def step(self, action):
-        time.sleep(self.seconds)
-        return self.env.step(action)
-
-
-def slow(seconds=0.001):
-    return Slow(gymnasium.make("CartPole-v1"), seconds)
-
-
 SIDES = {
     "actors": {
-        "env": "test_ratio:slow",
+        "env": "slow_envs:slow",
         "env_options": {"seconds": 0.002},
         "total_env_steps": 3_000,
     },
