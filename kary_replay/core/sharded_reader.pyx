@@ -94,10 +94,9 @@ cdef class Plan:
     cdef double* point                   # [n] within the shard: a mass, or in [0, 1) if is_alike
     cdef double* mass                    # [n]
     cdef double* by_mass                 # [n] its part of its shard's mass; under bounds, its mass
-    cdef double* by_count                # [n] 1 / the shard's rows
+    cdef double* by_count                # [n] 1 / the shard's rows; under bounds, 1
     cdef double* mass_factor             # [n] N times the chance of its shard, by mass
     cdef double* count_factor            # [n] and among all rows alike, when it was drawn
-    cdef double* mean_mass               # [n] under bounds: of all rows, when it was drawn; or 0
     cdef double* spare                   # [n]
     cdef Handle* handle                  # [n]
     cdef int64_t* order                  # [n] the missing rows, by shard, those drawn alike first
@@ -117,7 +116,7 @@ cdef class Plan:
         double headroom,
     ):
         cdef int64_t nbytes = n * (
-            8 * sizeof(double) + sizeof(Handle) + 2 * sizeof(int64_t) + sizeof(int32_t)
+            7 * sizeof(double) + sizeof(Handle) + 2 * sizeof(int64_t) + sizeof(int32_t)
             + sizeof(int8_t)
         )
         cdef int64_t of_shards = 6 * n_shards * sizeof(double)
@@ -136,8 +135,7 @@ cdef class Plan:
         self.by_count = self.by_mass + n
         self.mass_factor = self.by_count + n
         self.count_factor = self.mass_factor + n
-        self.mean_mass = self.count_factor + n
-        self.spare = self.mean_mass + n
+        self.spare = self.count_factor + n
         self.handle = <Handle*>(self.spare + n)
         self.order = <int64_t*>(self.handle + n)
         self.slot = self.order + n
@@ -221,24 +219,19 @@ cdef class Plan:
                 self.n_missing += 1
 
     def end_round(self):
-        """Note for the rows that have come since `assign` what all shards had at their draws.
+        """Note the factors of the rows that were drawn under bounds since `assign`.
 
-        It is for draws under bounds, whose rows have the probability of one tree of that moment.
+        They have the probabilities of one tree with all that the shards had at their draws.
         """
         cdef double mass = 0, n_rows = 0
-        cdef int64_t i, s
+        cdef int64_t k, i, s
         for s in range(self.n_shards):
             mass += self.drawn_mass[s]
             n_rows += self.drawn_rows[s]
-        for i in range(self.n):
-            if self.handle[i].index >= 0 and self.mean_mass[i] == 0:
-                self.mean_mass[i] = mass / n_rows
-
-    cdef void relate_accepted(self, double* relative) noexcept nogil:
-        """Write the same as `relate`, of rows that were drawn under bounds."""
-        cdef int64_t i
-        for i in range(self.n):
-            relative[i] = (1 - self.share) * self.by_mass[i] / self.mean_mass[i] + self.share
+        for k in range(self.first[2 * self.n_shards]):
+            i = self.order[k]
+            self.mass_factor[i] = (1 - self.share) * n_rows / mass
+            self.count_factor[i] = self.share
 
     cdef void relate(self, double* relative) noexcept nogil:
         """Write how much more often each row is drawn than by uniform replay."""
@@ -445,7 +438,7 @@ cdef class ShardedReader:
     def assign(self, Plan plan):
         """Choose shards and points for the rows of a batch that are missing."""
         cdef double total = 0, n_rows = 0, bounds = 0
-        cdef int64_t i, s
+        cdef int64_t s
         self.refuse_old(plan)
         if plan.is_broken:
             plan.forget()
@@ -472,9 +465,6 @@ cdef class ShardedReader:
             plan.planned_rows[s] = self.shard[s].n_rows * (1 + plan.headroom)
             plan.drawn_mass[s], plan.drawn_rows[s] = self.shard[s].total, self.shard[s].n_rows
             bounds += plan.planned[s]
-        for i in range(plan.n):
-            if plan.handle[i].index < 0:
-                plan.mean_mass[i] = 0
         with nogil:
             self.choose(plan, bounds)
             plan.sort()
@@ -855,10 +845,7 @@ cdef class ShardedReader:
         assert plan.n_missing == 0
         self.refuse_old(plan)
         with nogil:
-            if plan.headroom > 0:
-                plan.relate_accepted(plan.spare)
-            else:
-                plan.relate(plan.spare)
+            plan.relate(plan.spare)
             for i in range(n):
                 s = plan.shard[i]
                 index[i] = plan.handle[i].index

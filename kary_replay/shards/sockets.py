@@ -342,19 +342,19 @@ class _Incoming:
         self._at, self._has_head = 0, False
 
     def receive(self, connection: socket.socket) -> bool:
-        """Take what has come, without waiting; return False if it is nothing."""
-        try:
-            n = connection.recv_into(self.data[self._at :])
-        except BlockingIOError:
-            return False
-        if n == 0:
-            raise ConnectionError("the other side has closed the connection")
+        """Take what has come; return False if it is nothing, where the socket does not wait."""
+        n = _receive_into(connection, self.data[self._at :])
         self._at += n
         if not self._has_head and self._at == HEAD.size:
             head, self._has_head = self.data, True
             self.data = memoryview(bytearray(HEAD.size + length_of(head)))
             self.data[: HEAD.size] = head
-        return True
+        return n > 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether something of it has come."""
+        return self._at > 0
 
     @property
     def is_whole(self) -> bool:
@@ -438,42 +438,44 @@ def send_in_parts(connection: socket.socket, buffers: Sequence[Any]) -> Iterator
             views[0] = views[0][n:]
 
 
-def receive(connection: socket.socket, n: int, timeout_seconds: float | None) -> memoryview:
+def receive(connection: socket.socket, n: int, timeout_seconds: float) -> memoryview:
     """Return the next n bytes.
 
     Raises ConnectionError if the other side has gone before, and TimeoutError if nothing has come
     for so long.
     """
-    data = memoryview(bytearray(n))
-    _receive_into(connection, data, timeout_seconds)
+    data, at = memoryview(bytearray(n)), 0
+    while at < n:
+        _await_more(connection, timeout_seconds)
+        at += _receive_into(connection, data[at:])
     return data
 
 
 def receive_message(connection: socket.socket) -> memoryview:
-    """Wait for a message; return it, with its head.
+    """Wait for a message on a socket that waits; return it, with its head.
 
     ShardError if what comes is none, TimeoutError if it stalls once it has begun to come.
     """
-    head = memoryview(bytearray(HEAD.size))
-    _receive_into(connection, head[:1], None)
-    _receive_into(connection, head[1:], STALL_SECONDS)
-    data = memoryview(bytearray(HEAD.size + length_of(head)))
-    data[: HEAD.size] = head
-    _receive_into(connection, data[HEAD.size :], STALL_SECONDS)
-    return data
+    incoming = _Incoming()
+    while not incoming.is_whole:
+        if incoming.has_begun:
+            _await_more(connection, STALL_SECONDS)
+        incoming.receive(connection)
+    return incoming.data
 
 
-def _receive_into(
-    connection: socket.socket, data: memoryview, timeout_seconds: float | None
-) -> None:
-    at = 0
-    while at < len(data):
-        if timeout_seconds is not None and not _wait(connection, select.POLLIN, timeout_seconds):
-            raise TimeoutError(f"nothing has come for {timeout_seconds:g} seconds")
-        try:
-            found = connection.recv_into(data[at:])
-        except BlockingIOError:  # somebody else may have been faster
-            continue
-        if found == 0:
-            raise ConnectionError("the other side has closed the connection")
-        at += found
+def _await_more(connection: socket.socket, timeout_seconds: float) -> None:
+    """Wait until there is something to receive; TimeoutError if nothing has come for so long."""
+    if not _wait(connection, select.POLLIN, timeout_seconds):
+        raise TimeoutError(f"nothing has come for {timeout_seconds:g} seconds")
+
+
+def _receive_into(connection: socket.socket, data: memoryview) -> int:
+    """Take what has come; return how many bytes, 0 if another was faster where nobody waits."""
+    try:
+        n = connection.recv_into(data)
+    except BlockingIOError:
+        return 0
+    if n == 0:
+        raise ConnectionError("the other side has closed the connection")
+    return n

@@ -19,8 +19,8 @@ class Pending(Protocol):
     def result(self, timeout_seconds: float) -> memoryview:
         """Wait for the answer.
 
-        Raises TimeoutError if it has not come by then, and ConnectionError, an OSError, if it will
-        not come.
+        Raises TimeoutError if nothing has come for so long, and ConnectionError, an OSError, if it
+        will not come.
         """
 
 
