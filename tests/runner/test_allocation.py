@@ -78,7 +78,7 @@ def test_measuring_does_not_collect_what_learning_starts_with(tmp_path, monkeypa
     monkeypatch.setattr(measurement, "_rates", counted)
     settings = {"backend": "process", "actors": "auto", "learning_starts": 4_000}
     settings |= {"env_options": {"seconds": 0.05}}
-    runner = Runner(config("dqn", "test_ratio:slow", tmp_path / "run", **settings))
+    runner = Runner(config("dqn", "slow_envs:slow", tmp_path / "run", **settings))
     assert runner._suitable_actors() >= 1
     assert 0 < n_steps[0] < 4_000
 
