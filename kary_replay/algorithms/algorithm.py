@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..validation import as_count, as_fraction, as_positive, as_real
-from .networks import IMAGE_NETWORKS
+from .networks import IMAGE_NETWORKS, Encoder
 from .normalization import Normalization
 from .spaces import check_observations
 from .updates.minimizer import Minimizer, Share
@@ -346,6 +346,15 @@ class Algorithm(ABC):
         for _ in range(WARM_UPDATES):
             self.update(batch)
         self.load_state_dict(state)
+
+    def known(self, observation: Any) -> Any:
+        """Return observations [..., *shape] in dtypes that native programs know.
+
+        If the policy has an `Encoder` as ``encoder``, which makes the same of them. Otherwise they
+        are as they were.
+        """
+        encoder = getattr(self.policy, "encoder", None)
+        return encoder.known(observation) if isinstance(encoder, Encoder) else observation
 
     def noise(self, n_rows: int, n_columns: int) -> Tensor:
         """Return standard normal numbers for this learner's rows of a batch.

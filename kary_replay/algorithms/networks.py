@@ -7,7 +7,7 @@ there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .parameters import Array, Views, are_readable, stored
-from .spaces import is_board, is_image
+from .spaces import is_board, is_image, parts_of_space
 from .updates.recorded import Recorded
 from .updates.translation import contiguous_strides
 
@@ -183,6 +183,10 @@ class CNN(nn.Module):
             begin += n
         return features
 
+    def known(self, images: Tensor) -> Tensor:
+        """Return the images: native programs know bytes and bools."""
+        return images
+
     def _sizes(self, n_rows: int) -> Iterator[int]:
         """Yield the sizes of programs for a batch, the last of which may be for more."""
         while n_rows > 0:
@@ -220,16 +224,20 @@ class Flatten(nn.Module):
         self.n_features = self.n or int(np.prod(space.shape))
 
     def forward(self, value: Tensor) -> Tensor:
-        if self.n is not None:
+        value = self.known(value)
+        is_flat = value.dim() == 2 and value.dtype == torch.float32
+        return value if is_flat else value.reshape(len(value), -1).float()
+
+    def known(self, value: Tensor) -> Tensor:
+        """Return values of any shape [..., *shape] in a dtype that native programs know.
+
+        Those of a discrete space are one-hot then, [..., n]; what is known already stays as it is.
+        """
+        if self.n is not None and (value.dim() < 2 or value.dtype != torch.float32):
             # Not F.one_hot, which looks at the values: that cannot be recorded.
-            return (
-                value.unsqueeze(1) - self.start == torch.arange(self.n, device=value.device)
-            ).float()
-        return (
-            value
-            if value.dim() == 2 and value.dtype == torch.float32
-            else value.reshape(len(value), -1).float()
-        )
+            numbers = torch.arange(self.n, device=value.device)
+            return (value.unsqueeze(-1) - self.start == numbers).float()
+        return value if value.dtype in (torch.float32, *BYTES) else value.float()
 
     def numpy(self, value: Tensor | npt.NDArray[Any]) -> Array:
         """Return what ``forward`` does, for a tensor or an array."""
@@ -255,14 +263,14 @@ class Encoder(nn.Module):
 
     def __init__(self, space: Any, image_network: str = "nature") -> None:
         super().__init__()
-        spaces = space.spaces if isinstance(getattr(space, "spaces", None), Mapping) else None
+        parts = parts_of_space(space)
         layers, n_image = IMAGE_NETWORKS[image_network]
-        if spaces is not None:
+        self.keys = None if None in parts else list(parts)
+        if self.keys is not None:
             n_image = DICT_IMAGE_FEATURES
-        self.keys = None if spaces is None else list(spaces)
         self.parts = nn.ModuleList()
         self.n_features = 0
-        for part in (space,) if spaces is None else spaces.values():
+        for part in parts.values():
             encoder: CNN | Flatten
             if is_image(part):
                 encoder = ImageCNN(part.shape, layers, n_image)
@@ -280,6 +288,16 @@ class Encoder(nn.Module):
         return torch.cat(
             [part(observation[key]) for key, part in zip(self.keys, self.parts, strict=True)], dim=1
         )
+
+    def known(self, observation: Observation) -> Observation:
+        """Return observations [..., *shape] in dtypes that native programs know.
+
+        ``forward`` makes the same of them. Observations of discrete spaces are one-hot, [..., n].
+        """
+        parts: Any = self.parts
+        if self.keys is None:
+            return parts[0].known(observation)
+        return {k: part.known(observation[k]) for k, part in zip(self.keys, parts, strict=True)}
 
     def numpy(self, observation: Observation) -> Array:
         """Return what ``forward`` does, without gradients, for tensors or arrays."""

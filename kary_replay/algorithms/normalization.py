@@ -6,7 +6,6 @@ the statistics of today.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .spaces import is_board, is_image, kinds
+from .spaces import is_board, is_image, kinds, parts_of_space
 from .updates.minimizer import take_up
 
 if TYPE_CHECKING:
@@ -80,11 +79,9 @@ class Normalization:
     def __init__(
         self, observation_space: Any, observations: bool, rewards: bool, device: torch.device
     ) -> None:
-        spaces = getattr(observation_space, "spaces", None)
-        parts = spaces if isinstance(spaces, Mapping) else {None: observation_space}
         shapes = {
             key: part.shape
-            for key, part in parts.items()
+            for key, part in parts_of_space(observation_space).items()
             if observations and "Box" in kinds(part) and not (is_image(part) or is_board(part))
         }
         sizes = [int(np.prod(shape)) for shape in shapes.values()]

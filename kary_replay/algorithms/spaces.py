@@ -19,6 +19,8 @@ __all__ = [
     "check_observations",
     "is_board",
     "is_image",
+    "kinds",
+    "parts_of_space",
 ]
 
 LEAST_IMAGE = 36  # pixels each way: what the CNN leaves at least one column and row of
@@ -33,6 +35,12 @@ class UnsuitableSpaceError(ValueError):
 def kinds(space: Any) -> set[str]:
     """Return the names of a space's classes."""
     return {cls.__name__ for cls in type(space).__mro__}
+
+
+def parts_of_space(space: Any) -> dict[Any, Any]:
+    """Return the parts of a Dict by their keys; another space by None, as its only part."""
+    spaces = getattr(space, "spaces", None)
+    return dict(spaces) if isinstance(spaces, Mapping) else {None: space}
 
 
 def is_image(space: Any) -> bool:
@@ -57,8 +65,7 @@ def action_field(space: Any) -> Field:
 
 def check_observations(name: str, space: Any) -> None:
     """Raise UnsuitableSpaceError if the networks cannot take these observations."""
-    parts = space.spaces if isinstance(getattr(space, "spaces", None), Mapping) else {None: space}
-    for key, part in parts.items():
+    for key, part in parts_of_space(space).items():
         where = "" if key is None else f" under {key!r}"
         if not kinds(part) & NUMBERS:
             raise UnsuitableSpaceError(

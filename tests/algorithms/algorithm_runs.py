@@ -21,6 +21,15 @@ DICT = gym.spaces.Dict(
     }
 )
 SPACES = {"vector": VECTOR, "board": BOARD, "image": IMAGE, "dict": DICT}
+NUMBERS = {  # of dtypes that networks make floats of
+    "doubles": gym.spaces.Box(-1, 1, (2, 3), np.float64),
+    "halves": gym.spaces.Box(-1, 1, (2,), np.float16),
+    "counts": gym.spaces.Box(0, 2, (3,), np.int32),
+    "place": gym.spaces.Discrete(3, start=1),
+    "places": gym.spaces.MultiDiscrete([3, 4]),
+    "bits": gym.spaces.MultiBinary(4),
+}
+NUMBERS["all"] = gym.spaces.Dict({**NUMBERS, "camera": gym.spaces.Box(0, 255, (36, 40), np.uint8)})
 DISCRETE, BOX = gym.spaces.Discrete(3), gym.spaces.Box(-2, 2, (2,), np.float32)
 
 
@@ -56,6 +65,8 @@ def observations(space, n, rng):
         return torch.from_numpy(rng.random((n, *space.shape)) < 0.2)
     if space.dtype == np.uint8:
         return torch.from_numpy(rng.integers(0, 256, (n, *space.shape), np.uint8))
+    if np.issubdtype(space.dtype, np.integer):
+        return torch.from_numpy(rng.integers(0, 2, (n, *space.shape), space.dtype))
     return torch.from_numpy(rng.uniform(-1, 1, (n, *space.shape)).astype(space.dtype))
 
 

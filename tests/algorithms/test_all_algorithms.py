@@ -11,6 +11,7 @@ from algorithm_runs import (  # noqa: E402
     BOX,
     DISCRETE,
     NAMES,
+    NUMBERS,
     SPACES,
     VECTOR,
     make,
@@ -72,16 +73,25 @@ def test_every_part_of_an_observation_matters(name, space):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("space", SPACES)
 def test_recorded_is_unrecorded(name, space):
-    """To the bit, but for native programs, which round otherwise."""
     n, n_rows = (20, 12) if space == "vector" else (2, 3)
     recorded, plain = (
         train(make(name, SPACES[space], record=record), n, n_rows=n_rows)
         for record in (True, False)
     )
-    if space == "dict":  # which has numbers in float64
-        assert torch.equal(parameters(recorded), parameters(plain))
-    else:
-        torch.testing.assert_close(*map(parameters, (recorded, plain)), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(*map(parameters, (recorded, plain)), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers_of_any_dtype_are_read_by_native_programs(name, kind):
+    native, plain = (make(name, NUMBERS[kind], record=record) for record in (True, False))
+    plain.known = lambda observation: observation  # what networks make of it themselves
+    for seed in range(3):
+        errors = [algorithm.update(make_batch(algorithm, 3, seed)) for algorithm in (native, plain)]
+        torch.testing.assert_close(*errors, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(parameters(native), parameters(plain), rtol=1e-3, atol=1e-4)
+    assert all(tape is not None for tape in native._replayed._tapes.values())
+    assert native._replayed._tapes
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from algorithm_runs import (  # noqa: E402
     BOX,
     DISCRETE,
+    NUMBERS,
     SPACES,
     VECTOR,
     make_on_policy,
@@ -689,6 +690,21 @@ def test_updates_are_native_though_the_first_batch_is_blank(name, n_actions):
     assert [type(program) for program in programs.values()] == [NativeProgram]
     tapes = algorithm._replayed._tapes
     assert [type(tape) for tape in tapes.values()] == [Tape]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_of_any_dtype_are_read_by_native_programs(name):
+    native, plain = (make(name, NUMBERS["all"], BOX, record=record) for record in (True, False))
+    plain.known = lambda observation: observation  # what networks make of it themselves
+    batch = rollouts(native)
+    native.warm_up(batch)
+    for algorithm in (native, plain):
+        algorithm.update(batch)
+    torch.testing.assert_close(parameters(native), parameters(plain), rtol=1e-3, atol=1e-4)
+    programs = [*native.minimizers["policy_and_value"]._compute.programs.values()]
+    programs += native._evaluate.programs.values()
+    assert {type(program) for program in programs} == {NativeProgram}
+    assert [type(tape) for tape in native._replayed._tapes.values()] == [Tape]
 
 
 @pytest.mark.parametrize("is_right", [True, False])

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from algorithm_runs import DISCRETE, SPACES, VECTOR, observations, parameters  # noqa: E402
+from algorithm_runs import (  # noqa: E402
+    DISCRETE,
+    NUMBERS,
+    SPACES,
+    VECTOR,
+    observations,
+    parameters,
+)
 from test_recurrence import cell_of  # noqa: E402
 
 from kary_replay import PrioritizedReplayBuffer  # noqa: E402
@@ -321,9 +328,11 @@ def test_values_come_back_from_their_scale():
     np.testing.assert_allclose(unscaled(scaled(x)), x, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "numbers of any dtype"])
 def test_updates_are_native_programs_and_do_the_same(case):
-    native, plain = (make(record=record, **CASES[case]) for record in (True, False))
+    space = VECTOR if case in CASES else NUMBERS["all"]
+    native, plain = (make(space, record=record, **CASES.get(case, {})) for record in (True, False))
+    plain.known = lambda observation: observation  # what networks make of it themselves
     for seed in range(6):
         batch = make_batch(plain, seed=seed)
         one, two = (algorithm.update(batch) for algorithm in (native, plain))
