@@ -25,10 +25,11 @@ from .spaces import check_observations
 from .updates.minimizer import Minimizer, Share
 from .updates.recorded import Function
 
-__all__ = ["Algorithm", "Options", "Tensors", "check_bool", "check_finite"]
+__all__ = ["Algorithm", "Options", "Tensors", "check_bool", "check_finite", "check_positive"]
 
 # Some parts of an update are done only every few updates (TD3's policy_delay is 2 by default).
 WARM_UPDATES = 4
+FLOAT32 = torch.finfo(torch.float32)  # what networks compute with
 Tensors = Mapping[str, Any]
 """The columns of a batch: tensors [B, ...]; an observation may be a dict of them."""
 
@@ -64,9 +65,9 @@ class Options:
         for width in self.hidden:
             as_count("a width in hidden", width)
         as_fraction("gamma", self.gamma)
-        as_positive("learning_rate", self.learning_rate)
+        check_positive("learning_rate", self.learning_rate)
         # steps of Adam take what is smaller for 0
-        check_finite("adam_epsilon", self.adam_epsilon, torch.finfo(torch.float32).tiny)
+        check_finite("adam_epsilon", self.adam_epsilon, FLOAT32.tiny)
         as_fraction("learning_rate_final_share", self.learning_rate_final_share)
 
 
@@ -81,6 +82,20 @@ def check_finite(name: str, value: Any, least: float = 0.0) -> None:
     if not (math.isfinite(as_real(name, value)) and value >= least):
         wanted = f"finite and at least {least:g}" if math.isfinite(least) else "finite"
         raise ValueError(f"{name} must be {wanted}, got {value}")
+    if abs(value) > FLOAT32.max:
+        raise ValueError(
+            f"{name} must be from {-FLOAT32.max:.3g} to {FLOAT32.max:.3g}, which float32 holds, "
+            f"got {value}"
+        )
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raise ValueError unless a hyperparameter is finite and above 0, in float32, too."""
+    if not FLOAT32.tiny <= as_positive(name, value) <= FLOAT32.max:
+        raise ValueError(
+            f"{name} must be from {FLOAT32.tiny:.3g} to {FLOAT32.max:.3g}, which float32 holds, "
+            f"got {value}"
+        )
 
 
 class Algorithm(ABC):

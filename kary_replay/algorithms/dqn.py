@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..validation import as_count, as_positive
-from .algorithm import Tensors, check_bool, check_finite
+from ..validation import as_count
+from .algorithm import Tensors, check_bool, check_finite, check_positive
 from .networks import MLP, Encoder
 from .noisy import NoisyMLP, factorized_noise
 from .q_learning import QLearning, QLearningOptions, dueling, of_actions
@@ -55,6 +55,7 @@ class DQNOptions(QLearningOptions):
             check_finite(name, getattr(self, name), -math.inf)
         if as_count("n_atoms", self.n_atoms) > 1 and not self.v_min < self.v_max:
             raise ValueError(f"v_min must be below v_max, got {self.v_min} and {self.v_max}")
+        check_finite("v_max - v_min", self.v_max - self.v_min, -math.inf)
         if as_count("n_quantiles", self.n_quantiles) > 1 and self.n_atoms > 1:
             raise ValueError(
                 f"n_quantiles must be 1 with n_atoms={self.n_atoms}, got {self.n_quantiles}: "
@@ -62,7 +63,7 @@ class DQNOptions(QLearningOptions):
                 "n_atoms=1"
             )
         check_bool("noisy", self.noisy)
-        as_positive("noise_size", self.noise_size)
+        check_positive("noise_size", self.noise_size)
         if self.prioritize_by not in ("td_error", "gradient"):
             raise ValueError(
                 f"prioritize_by must be 'td_error' or 'gradient', got {self.prioritize_by!r}"

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from ..buffers.frame_replay_buffer import FrameReplayBuffer
 from ..fields import fields_of_space
 from ..types import Field
-from ..validation import as_count, as_fraction, as_positive
+from ..validation import as_count, as_fraction
 from ..writers.frame_stack_writer import FrameStackWriter
 from ..writers.n_step import NStepWriter
 from ..writers.stacked_steps import StackedStepWriter
-from .algorithm import Algorithm, Options, Tensors
+from .algorithm import Algorithm, Options, Tensors, check_positive
 from .spaces import action_field
 from .updates.minimizer import flatten, move_towards, parameters_of, place, take_up
 from .updates.replayed import Replayed
@@ -43,7 +43,7 @@ class OffPolicyOptions(Options):
         super().__post_init__()
         for name in ("batch_size", "n_step", "target_interval"):
             as_count(name, getattr(self, name))
-        as_positive("tau", self.tau)
+        check_positive("tau", self.tau)
         as_fraction("tau", self.tau)
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ..fields import fields_of_space, map_leaves
 from ..types import Field
-from ..validation import as_count, as_fraction, as_positive, as_real
-from .algorithm import Algorithm, Options, Tensors, check_bool, check_finite
+from ..validation import as_count, as_fraction, as_real
+from .algorithm import Algorithm, Options, Tensors, check_bool, check_finite, check_positive
 from .distributions import distribution_of
 from .networks import ACTIVATIONS, MLP, Encoder, initialize
 from .recurrence import LSTM, parts_of, sequences
@@ -83,7 +83,7 @@ class OnPolicyOptions(Options):
         for name in ("vtrace", "orthogonal_init"):
             check_bool(name, getattr(self, name))
         for name in ("rho_bar", "c_bar"):
-            as_positive(name, getattr(self, name))
+            check_positive(name, getattr(self, name))
         if not self.vtrace and (self.rho_bar, self.c_bar) != (1.0, 1.0):
             raise ValueError(
                 f"rho_bar={self.rho_bar} and c_bar={self.c_bar} need vtrace=True: they are the "
@@ -102,7 +102,7 @@ class OnPolicyOptions(Options):
                 f"log_std must be from -20 to 20, got {self.log_std}: it is the logarithm of what "
                 "the noise begins with, as a share of the actions' range"
             )
-        as_positive("max_gradient_norm", self.max_gradient_norm)
+        check_positive("max_gradient_norm", self.max_gradient_norm)
         if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
             raise ValueError(
                 f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}"

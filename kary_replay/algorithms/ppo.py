@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..fields import map_leaves
-from ..validation import as_count, as_fraction, as_positive
-from .algorithm import Tensors, check_bool
+from ..validation import as_count, as_fraction
+from .algorithm import Tensors, check_bool, check_positive
 from .on_policy import OnPolicy, OnPolicyOptions, divergence_of, n_bytes, squared
 
 __all__ = ["APPO", "PPO", "APPOOptions", "PPOOptions"]
@@ -47,11 +47,11 @@ class PPOOptions(OnPolicyOptions):
         super().__post_init__()
         as_count("batch_size", self.batch_size)
         as_count("n_epochs", self.n_epochs)
-        as_positive("clip_range", self.clip_range)
+        check_positive("clip_range", self.clip_range)
         as_fraction("clip_range_final_share", self.clip_range_final_share)
         for name in ("clip_range_vf", "target_kl"):
             if getattr(self, name) is not None:
-                as_positive(name, getattr(self, name))
+                check_positive(name, getattr(self, name))
         check_bool("normalize_advantage", self.normalize_advantage)
         if self.rows_per_update % self.batch_size:
             envs = "n_envs" if self.envs_per_update is None else "envs_per_update"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..validation import as_fraction, as_positive, as_real
-from .algorithm import check_bool, check_finite
+from ..validation import as_fraction, as_real
+from .algorithm import check_bool, check_finite, check_positive
 from .off_policy import OffPolicy, OffPolicyOptions
 from .spaces import check_actions_are_discrete
 
@@ -30,7 +31,7 @@ class QLearningOptions(OffPolicyOptions):
     huber_delta: float = 1.0
     """TD error up to which the loss is quadratic; beyond, a row's gradient stays at this size.
 
-    A distribution over atoms has another loss."""
+    A distribution over atoms has another loss; that of quantiles is divided by it."""
     max_gradient_norm: float = 10.0
     """Longer gradients are scaled down to this length."""
     exploration_initial: float = 1.0
@@ -47,9 +48,11 @@ class QLearningOptions(OffPolicyOptions):
         for name in ("exploration_initial", "exploration_final"):
             as_fraction(name, getattr(self, name))
         check_finite("exploration_fraction", self.exploration_fraction)
-        as_positive("huber_delta", self.huber_delta)
+        check_positive("huber_delta", self.huber_delta)
         if not as_real("max_gradient_norm", self.max_gradient_norm) > 0:
             raise ValueError(f"max_gradient_norm must be above 0, got {self.max_gradient_norm}")
+        if self.max_gradient_norm != math.inf:
+            check_positive("max_gradient_norm", self.max_gradient_norm)
 
 
 class QLearning(OffPolicy):

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..validation import as_positive
 from .actor_critic import ActorCritic, Critics, mean_error, regression
-from .algorithm import Options, Tensors, check_finite
+from .algorithm import Options, Tensors, check_finite, check_positive
 from .networks import MLP, Encoder
 from .off_policy import OffPolicyOptions
 
@@ -37,7 +36,7 @@ class SACOptions(OffPolicyOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.ent_coef is not None:
-            as_positive("ent_coef", self.ent_coef)
+            check_positive("ent_coef", self.ent_coef)
         if self.target_entropy is not None:
             check_finite("target_entropy", self.target_entropy, -math.inf)
 

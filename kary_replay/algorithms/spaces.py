@@ -65,13 +65,22 @@ def action_field(space: Any) -> Field:
 
 def check_observations(name: str, space: Any) -> None:
     """Raise UnsuitableSpaceError if the networks cannot take these observations."""
-    for key, part in parts_of_space(space).items():
+    parts = parts_of_space(space)
+    if not parts:
+        raise UnsuitableSpaceError(f"{name} wants something in observations, got an empty Dict")
+    for key, part in parts.items():
         where = "" if key is None else f" under {key!r}"
         if not kinds(part) & NUMBERS:
             raise UnsuitableSpaceError(
                 f"{name} cannot handle observations of kind {type(part).__name__}{where}, "
                 f"only {', '.join(sorted(NUMBERS))} and a Dict of these: flatten them, "
                 "for instance with gymnasium.wrappers.FlattenObservation"
+            )
+        if 0 in part.shape:
+            raise UnsuitableSpaceError(
+                f"{name} wants at least one number in an observation, got shape {part.shape}{where}"
+                ": leave such parts of a Dict out, for instance with "
+                "gymnasium.wrappers.FilterObservation, or give a constant"
             )
         _check_image(name, part, where)
         if (
@@ -128,6 +137,10 @@ def check_actions_are_bounded(name: str, space: Any) -> None:
     if not np.issubdtype(space.dtype, np.floating):
         raise UnsuitableSpaceError(
             f"{name} needs continuous actions, got a Box of {space.dtype}: give it a float dtype"
+        )
+    if 0 in space.shape:
+        raise UnsuitableSpaceError(
+            f"{name} needs actions of at least one number, got shape {space.shape}"
         )
     if not _is_bounded(space):
         raise UnsuitableSpaceError(

@@ -132,8 +132,9 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
         "samples_per_insert": 64.0,
         "options": {"learning_rate": 1e-3, "tau": 0.01},
     },
-    # Sequences have whole stacks, 2.3 MB each. The paper, whose hyperparameters these are, draws
-    # each sequence about once, and has a thousand times as many steps.
+    # Sequences have whole stacks, 2.3 MB each. The paper, whose networks and rates these are, draws
+    # each sequence about once, has a thousand times as many steps, priorities to the power of 0.9
+    # (here 0.6) and no importance weights.
     ("r2d2", "ALE/*"): {
         **ATARI,
         "envs_per_actor": 16,
@@ -171,7 +172,9 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
             **STEADY,
         },
     },
-    # Those of RL Baselines3 Zoo, with priorities. Its target network moves every 1,000 steps.
+    # Those of RL Baselines3 Zoo, whose target network moves every 1,000 steps. Beyond it:
+    # priorities, a double target, and a buffer of 500,000 steps, of which 20,000 come before
+    # learning (the zoo: 100,000 and 100,000).
     ("dqn", "ALE/*"): {
         **ATARI,
         "samples_per_insert": 8.0,

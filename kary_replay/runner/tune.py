@@ -25,6 +25,16 @@ __all__ = ["RunTrainable"]
 
 # options by which rows are made; and gamma, where these do not have every step by itself
 OF_ROWS = "n_step", "sequence_length", "sequence_period", "burn_in"
+# options that decide how many parameters there are
+OF_NETWORKS = (
+    "hidden",
+    "image_network",
+    "lstm_hidden_size",
+    "dueling",
+    "noisy",
+    "n_atoms",
+    "n_quantiles",
+)
 RUN = "run"  # the directory of the run, within that of the trial or of a checkpoint
 
 
@@ -46,8 +56,8 @@ class RunTrainable(Trainable):  # type: ignore[misc]  # Ray Tune has no types
     paused, cloned to another machine, or killed at any time, and goes on from its last checkpoint.
     With ``backend="serial"`` that is exact. Starting the workers again takes about a second, so let
     an evaluation interval take many. A clone whose configuration differs, as population-based
-    training makes it, goes on with the new ``options``; one that has other settings than the run
-    is refused.
+    training makes it, goes on with the new ``options``; one that has other settings than the run,
+    or options for other rows or networks, is refused.
 
     A trial asks for a CPU for each actor and each thread of the learners, and for a GPU for each
     learner with ``device="cuda"``. By default it has one actor.
@@ -120,16 +130,19 @@ class RunTrainable(Trainable):  # type: ignore[misc]  # Ray Tune has no types
         if not self._has_begun:
             return
         _, former = RunDirectory.existing(saved)
+        donor, settings = (
+            json.loads(json.dumps(as_json(one), default=plain)) for one in (former, self._settings)
+        )
         has_steps = former.learns_from != "replay" or hasattr(former.options, "sequence_length")
-        for name in OF_ROWS if has_steps else (*OF_ROWS, "gamma"):
-            was, now = (getattr(one.options, name, None) for one in (former, self._settings))
+        of_rows = OF_ROWS if has_steps else (*OF_ROWS, "gamma")
+        for name in (*of_rows, *OF_NETWORKS):
+            was, now = (one["options"].get(name) for one in (donor, settings))
             if was != now:
+                what = "rows" if name in of_rows else "networks"
                 raise ConfigError(
-                    f"options.{name} is {now}, and the rows that the trial goes on with are made "
+                    f"options.{name} is {now}, and the {what} that the trial goes on with are made "
                     f"with {was}: leave it out of what the scheduler changes"
                 )
-        settings = json.loads(json.dumps(as_json(self._settings), default=plain))
-        donor = as_json(former)
         changes = "options", *CHANGEABLE
         for name in sorted(self._given & set(donor) - set(changes)):
             if settings[name] != donor[name]:

@@ -105,6 +105,22 @@ def test_spaces_can_be_checked_before_anything_is_made():
             cls.check_spaces(spaces.Text(3), DISCRETE if name == "dqn" else BOX)
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_spaces_without_numbers_are_refused(name):
+    empty = spaces.Box(-1, 1, (0,))
+    action_space = BOX if name in ("ddpg", "td3", "sac") else DISCRETE
+    for space, message in (
+        (empty, r"at least one number in an observation, got shape \(0,\): leave"),
+        (spaces.Dict({"a": VECTOR, "b": empty}), r"got shape \(0,\) under 'b': leave"),
+        (spaces.Dict({}), "got an empty Dict"),
+    ):
+        with pytest.raises(UnsuitableSpaceError, match=message):
+            ALGORITHMS[name].check_spaces(space, action_space)
+    message = "actions of at least one number" if action_space is BOX else "discrete|at least one"
+    with pytest.raises(UnsuitableSpaceError, match=message):
+        ALGORITHMS[name].check_spaces(VECTOR, empty)
+
+
 HINTS = {
     "dqn, integers": (
         "dqn",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import gymnasium
 import numpy as np
 import pytest
@@ -90,16 +92,19 @@ def test_a_clone_goes_on_with_its_own_hyperparameters(tmp_path):
     assert RunDirectory.existing(clone._path)[1].options.learning_rate == 5e-4
 
 
-def test_a_clone_whose_rows_would_be_others_is_refused_by_name(tmp_path):
+def test_a_clone_whose_rows_or_networks_would_be_others_is_refused_by_name(tmp_path):
     from kary_replay.runner.config import ConfigError
     from kary_replay.runner.tune import RunTrainable
 
     parent = RunTrainable(dict(SPACE))
     parent.train()
     parent.save_checkpoint(str(tmp_path))
-    for name, value in {"n_step": 7, "gamma": 0.5}.items():
+    rows = {"n_step": 7, "gamma": 0.5}
+    networks = {"hidden": [7], "dueling": True, "n_atoms": 51, "noisy": True, "n_quantiles": 5}
+    for name, value in {**rows, **networks}.items():
         clone = RunTrainable({**SPACE, "options": {**SPACE["options"], name: value}})
-        with pytest.raises(ConfigError, match=rf"options\.{name} is {value}, and the rows"):
+        message = f"options.{name} is {value}, and the {'rows' if name in rows else 'networks'}"
+        with pytest.raises(ConfigError, match=re.escape(message)):
             clone.load_checkpoint(str(tmp_path))
         assert not clone._path.exists()
 

@@ -14,7 +14,13 @@ import pytest
 from runs import HANG_SECONDS, config, run
 
 from kary_replay import PrioritizedReplayBuffer, cli
-from kary_replay.algorithms import ALGORITHMS, DQNOptions, SACOptions, TD3Options
+from kary_replay.algorithms import (
+    ALGORITHMS,
+    DQNOptions,
+    PPOOptions,
+    SACOptions,
+    TD3Options,
+)
 from kary_replay.runner import ConfigError, Runner, RunnerConfig
 from kary_replay.runner.config import as_json, from_json
 from kary_replay.runner.environments.env_factory import env_factory
@@ -318,13 +324,21 @@ BAD_OPTIONS = {
     "target_noise must be finite and at least 0": {"target_noise": float("nan")},
     "target_noise_clip must be a real number": {"target_noise_clip": "much"},
     "target_entropy must be finite, got inf": {"target_entropy": float("inf")},
+    r"v_max must be from -3.4e\+38 to 3.4e\+38, which float32 holds, got 1e\+39": {"v_max": 1e39},
+    r"v_max - v_min must be from -3.4e\+38": {"n_atoms": 51, "v_min": -3e38, "v_max": 3e38},
+    r"huber_delta must be from 1.18e-38 to 3.4e\+38, which float32 holds": {"huber_delta": 1e39},
+    r"learning_rate must be from 1.18e-38 to 3.4e\+38": {"learning_rate": 1e-39},
+    r"max_gradient_norm must be from 1.18e-38 to 3.4e\+38": {"max_gradient_norm": 1e39},
+    r"noise_size must be from 1.18e-38 to 3.4e\+38, .* got 1e\+300": {"noise_size": 1e300},
+    r"target_noise must be from -3.4e\+38 to 3.4e\+38": {"target_noise": 1e39},
+    r"clip_range_vf must be from 1.18e-38 to 3.4e\+38": {"clip_range_vf": 1e39},
 }
 
 
 @pytest.mark.parametrize("message", BAD_OPTIONS)
 def test_bad_hyperparameters_are_refused(message):
     options = BAD_OPTIONS[message]
-    kinds = DQNOptions, TD3Options, SACOptions
+    kinds = DQNOptions, TD3Options, SACOptions, PPOOptions
     options_class = next(kind for kind in kinds if set(options) <= set(kind.__dataclass_fields__))
     with pytest.raises((ValueError, TypeError), match=message):
         options_class(**options)

@@ -312,7 +312,11 @@ def test_actions_never_leave_their_bounds(dtype):
         for action in action_scale(space)(np.array([[-1.0], [0.3], [1.0]], np.float32)):
             assert space.contains(action)
     wide = gymnasium.spaces.Box(np.float32(-3e38), np.float32(3e38), (1,), np.float32)
-    assert np.isfinite(action_scale(wide)(np.array([[-1.0], [0.5], [1.0]], np.float32))).all()
+    beyond = np.array([[-9.0], [-1.0], [0.5], [1.0], [9.0]], np.float32)
+    for space in (wide, Box(1e308, 1.7e308, (1,), np.float64)):
+        scaled = action_scale(space)(beyond)
+        assert np.isfinite(scaled).all()
+        assert (scaled[[0, -1], 0] == [space.low[0], space.high[0]]).all()
 
 
 def test_of_endless_episodes_only_so_much_is_kept(monkeypatch):

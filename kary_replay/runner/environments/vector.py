@@ -347,7 +347,7 @@ def action_scale(space: Any) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
 
     def scale(action: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        share = (action.astype(np.float64) + 1) / 2
+        share = ((action.astype(np.float64) + 1) / 2).clip(0, 1)
         # Rounding must not lead out of the bounds, which many environments insist on.
         real: npt.NDArray[Any] = (low * (1 - share) + high * share).astype(space.dtype)
         return real.clip(space.low, space.high)
