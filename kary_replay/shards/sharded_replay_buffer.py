@@ -530,8 +530,10 @@ class ShardedReplayBuffer:
     def _ask(self, batch_sizes: Sequence[int], stratified: bool, unique: bool) -> _Request:
         """Divide batches among the shards, and ask those elsewhere for their rows."""
         self._look_around()
+        is_short = unique and len(self) < batch_sizes[0]
         for s, shard in list(self._far):
-            if shard.vitals["n_rows"] == 0:  # it would never be asked, so nobody would notice
+            # one without rows would never be asked, and others may have more rows by now
+            if shard.vitals["n_rows"] == 0 or is_short:
                 self._try(s, shard.look)
                 self._learn(s)
         if not self._reader.has_mass() and len(self.lost) == self.n_shards:

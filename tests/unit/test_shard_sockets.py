@@ -763,6 +763,20 @@ def test_weights_are_of_the_moment_at_which_rows_were_drawn(served: Served, exac
     many.close()
 
 
+def test_different_rows_may_be_as_many_as_somebody_else_has_added(served: Served) -> None:
+    many, other = (kr.ShardedReplayBuffer([served.shard()], seed=0) for _ in range(2))
+    many.add(**rows(np.arange(10)))
+    many.settle()
+    other.add(**rows(np.arange(10, 100)))
+    other.settle()
+    assert len(many) == 10
+    assert sorted(many.sample(100, unique=True).number) == list(range(100))
+    with pytest.raises(ValueError, match="at most the number of rows that can be drawn"):
+        many.sample(101, unique=True)
+    many.close()
+    other.close()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_child_takes_no_answers_of_its_parent(served: Served) -> None:
