@@ -140,7 +140,9 @@ class Normalization:
 
     def _part(self, key: Any, part: Tensor) -> Tensor:
         if key in self.shifts:
-            part = (part.float() - self.shifts[key]) * self.factors[key]
+            # doubles are not rounded before the mean is off, which may be large beside the spread
+            part = part if part.dtype == torch.float64 else part.float()
+            part = (part - self.shifts[key]).float() * self.factors[key]
         return part
 
 

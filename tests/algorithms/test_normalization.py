@@ -97,6 +97,20 @@ def test_a_scale_of_0_or_nan_is_1(seen):
     assert reward == 5.0
 
 
+def test_doubles_far_from_0_keep_their_differences():
+    """Float32 has one number in eight thousandths there."""
+    found = normalization(spaces.Box(-np.inf, np.inf, (1,), np.float64), rewards=False)
+    numbers = np.random.default_rng(0).normal(1e5, 0.5, (1000, 1))
+    found.take_up(moments_of(numbers))
+    read = found.observation(torch.from_numpy(numbers))
+    assert read.dtype == torch.float32
+    wanted = (numbers - numbers.mean()) / numbers.std()
+    offset = read.numpy() - wanted
+    assert abs(offset).max() < 0.02 and offset.std() < 1e-6
+    rounded = found.observation(torch.from_numpy(numbers.astype(np.float32)))
+    assert (rounded.numpy() - wanted).std() > 1e-3  # as they were read
+
+
 def test_images_and_what_is_counted_stay_as_they_are():
     space = spaces.Dict(
         {
