@@ -23,6 +23,8 @@ from kary_replay.runner.streams import members as members_module
 from kary_replay.shards import RemoteShard
 from kary_replay.shards.checkpoint import saved_shards
 from kary_replay.shards.layout import Layout
+from kary_replay.shards.service import ShardService
+from kary_replay.shards.transport import LocalTransport
 
 TOKEN = secrets.token_bytes(32)
 N_ACTORS = 4
@@ -277,6 +279,29 @@ def test_a_shard_that_could_not_be_reached_is_tried_again(pair, monkeypatch):
     assert len(failures) == 2
     seen = {value for _ in range(20) for value in source.draw().observation[:, 0].tolist()}
     assert seen == {1.0, 2.0}
+    source.close()
+
+
+def test_two_shards_that_come_as_one_is_lost_have_places_of_their_own(pair, monkeypatch):
+    step(pair.driver)
+    step(pair.site)
+    source = source_of(pair.driver)
+    shards = source._shards
+    assert source._places == {1: 1}
+    new = [
+        PrioritizedReplayBuffer(100, source._shard.fields, alpha=source._shard.alpha)
+        for _ in range(2)
+    ]
+    come = {n: RemoteShard(LocalTransport(ShardService(one))) for n, one in enumerate(new, 2)}
+
+    def changes():
+        shards._shards[1].is_lost = True
+        return come, []
+
+    monkeypatch.setattr(source._connections, "changes", changes)
+    source._look_around(shards)
+    assert source._places == {2: 1, 3: 2}
+    assert not shards.lost
     source.close()
 
 

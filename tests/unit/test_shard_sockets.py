@@ -172,6 +172,36 @@ def test_messages_that_are_none(served: Served, sent: bytes) -> None:
     assert len(served.buffer) == 5
 
 
+@pytest.mark.parametrize("n_bytes", [1, 10, len(HELLO) - 1])
+def test_who_stalls_within_a_message_is_let_go_of(
+    served: Served, n_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has not begun with one is not."""
+    monkeypatch.setattr(sockets, "STALL_SECONDS", 0.05)
+    idle, stalled = connected(served), connected(served)
+    stalled.sendall(HELLO[:n_bytes])
+    with contextlib.suppress(ConnectionError):
+        assert stalled.recv(1) == b""
+    idle.sendall(HELLO)
+    assert idle.recv(4) == b"KRsh"
+    for connection in (idle, stalled):
+        connection.close()
+
+
+@pytest.mark.parametrize("exact", [None, "rejection"])
+def test_a_shard_counts_the_rows_that_were_taken(served: Served, exact: Any) -> None:
+    here = new_shard(500)
+    many = kr.ShardedReplayBuffer([served.shard(), here], seed=0, exact=exact)
+    for _ in range(2):
+        many.add(**rows(np.arange(300)), priority=np.linspace(0.1, 5, 300))
+    many.settle()
+    there = sum(int((many.sample(64).handle["shard"] == 0).sum()) for _ in range(10))
+    assert 0 < there < 640
+    assert (served.buffer.n_sampled, here.n_sampled) == (there, 640 - there)
+    assert many.n_sampled == 640
+    many.close()
+
+
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind < Kind.DONE])
 def test_messages_without_their_parts(served: Served, kind: Kind) -> None:
     service = ShardService(served.buffer)
