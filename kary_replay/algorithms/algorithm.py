@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..validation import as_count, as_fraction, as_positive, as_real
-from .networks import IMAGE_NETWORKS, Encoder
+from .networks import IMAGE_NETWORKS
 from .normalization import Normalization
 from .spaces import check_observations
 from .updates.minimizer import Minimizer, Share
@@ -79,10 +79,11 @@ def check_bool(name: str, value: Any) -> None:
 
 def check_finite(name: str, value: Any, least: float = 0.0) -> None:
     """Raise ValueError unless a hyperparameter is a finite number of at least ``least``."""
-    if not (math.isfinite(as_real(name, value)) and value >= least):
+    number = as_real(name, value)
+    if not (math.isfinite(number) and number >= least):
         wanted = f"finite and at least {least:g}" if math.isfinite(least) else "finite"
         raise ValueError(f"{name} must be {wanted}, got {value}")
-    if abs(value) > FLOAT32.max:
+    if abs(number) > FLOAT32.max:
         raise ValueError(
             f"{name} must be from {-FLOAT32.max:.3g} to {FLOAT32.max:.3g}, which float32 holds, "
             f"got {value}"
@@ -361,15 +362,6 @@ class Algorithm(ABC):
         for _ in range(WARM_UPDATES):
             self.update(batch)
         self.load_state_dict(state)
-
-    def known(self, observation: Any) -> Any:
-        """Return observations [..., *shape] in dtypes that native programs know.
-
-        If the policy has an `Encoder` as ``encoder``, which makes the same of them. Otherwise they
-        are as they were.
-        """
-        encoder = getattr(self.policy, "encoder", None)
-        return encoder.known(observation) if isinstance(encoder, Encoder) else observation
 
     def noise(self, n_rows: int, n_columns: int) -> Tensor:
         """Return standard normal numbers for this learner's rows of a batch.

@@ -53,9 +53,12 @@ class DQNOptions(QLearningOptions):
         super().__post_init__()
         for name in ("v_min", "v_max"):
             check_finite(name, getattr(self, name), -math.inf)
-        if as_count("n_atoms", self.n_atoms) > 1 and not self.v_min < self.v_max:
-            raise ValueError(f"v_min must be below v_max, got {self.v_min} and {self.v_max}")
-        check_finite("v_max - v_min", self.v_max - self.v_min, -math.inf)
+        if as_count("n_atoms", self.n_atoms) > 1:
+            if not self.v_min < self.v_max:
+                raise ValueError(f"v_min must be below v_max, got {self.v_min} and {self.v_max}")
+            width = float(self.v_max) - float(self.v_min)
+            check_positive("v_max - v_min", width)
+            check_positive("(v_max - v_min) / (n_atoms - 1)", width / (self.n_atoms - 1))
         if as_count("n_quantiles", self.n_quantiles) > 1 and self.n_atoms > 1:
             raise ValueError(
                 f"n_quantiles must be 1 with n_atoms={self.n_atoms}, got {self.n_quantiles}: "

@@ -183,10 +183,6 @@ class CNN(nn.Module):
             begin += n
         return features
 
-    def known(self, images: Tensor) -> Tensor:
-        """Return the images: native programs know bytes and bools."""
-        return images
-
     def _sizes(self, n_rows: int) -> Iterator[int]:
         """Yield the sizes of programs for a batch, the last of which may be for more."""
         while n_rows > 0:
@@ -224,20 +220,15 @@ class Flatten(nn.Module):
         self.n_features = self.n or int(np.prod(space.shape))
 
     def forward(self, value: Tensor) -> Tensor:
-        value = self.known(value)
-        is_flat = value.dim() == 2 and value.dtype == torch.float32
-        return value if is_flat else value.reshape(len(value), -1).float()
-
-    def known(self, value: Tensor) -> Tensor:
-        """Return values of any shape [..., *shape] in a dtype that native programs know.
-
-        Those of a discrete space are one-hot then, [..., n]; what is known already stays as it is.
-        """
-        if self.n is not None and (value.dim() < 2 or value.dtype != torch.float32):
+        if self.n is not None:
             # Not F.one_hot, which looks at the values: that cannot be recorded.
-            numbers = torch.arange(self.n, device=value.device)
-            return (value.unsqueeze(-1) - self.start == numbers).float()
-        return value if value.dtype in (torch.float32, *BYTES) else value.float()
+            numbers = torch.arange(self.start, self.start + self.n, device=value.device)
+            return (value.unsqueeze(1) == numbers).float()
+        return (
+            value
+            if value.dim() == 2 and value.dtype == torch.float32
+            else value.reshape(len(value), -1).float()
+        )
 
     def numpy(self, value: Tensor | npt.NDArray[Any]) -> Array:
         """Return what ``forward`` does, for a tensor or an array."""
@@ -288,16 +279,6 @@ class Encoder(nn.Module):
         return torch.cat(
             [part(observation[key]) for key, part in zip(self.keys, self.parts, strict=True)], dim=1
         )
-
-    def known(self, observation: Observation) -> Observation:
-        """Return observations [..., *shape] in dtypes that native programs know.
-
-        ``forward`` makes the same of them. Observations of discrete spaces are one-hot, [..., n].
-        """
-        parts: Any = self.parts
-        if self.keys is None:
-            return parts[0].known(observation)
-        return {k: part.known(observation[k]) for k, part in zip(self.keys, parts, strict=True)}
 
     def numpy(self, observation: Observation) -> Array:
         """Return what ``forward`` does, without gradients, for tensors or arrays."""

@@ -23,6 +23,7 @@ __all__ = ["Moments", "Normalization", "Normalized", "merged", "moments_of"]
 
 # A standard deviation below this share of the mean is the rounding of a constant in float32.
 LEAST_SPREAD = 1e-6
+FINER = torch.float64, torch.int64, torch.int32  # than float32
 Moments = npt.NDArray[np.float64]
 """Of n numbers [3, n]: how often each was seen, its mean, its sum of squared deviations."""
 
@@ -140,9 +141,9 @@ class Normalization:
 
     def _part(self, key: Any, part: Tensor) -> Tensor:
         if key in self.shifts:
-            # doubles are not rounded before the mean is off, which may be large beside the spread
-            part = part if part.dtype == torch.float64 else part.float()
-            part = (part - self.shifts[key]).float() * self.factors[key]
+            # not rounded before the mean is off, which may be large beside the spread
+            numbers = part.double() if part.dtype in FINER else part.float()
+            part = (numbers - self.shifts[key]).float() * self.factors[key]
         return part
 
 

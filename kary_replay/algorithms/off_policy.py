@@ -95,8 +95,7 @@ class OffPolicy(Algorithm):
         """Train on a batch: `steps`, and then move the target networks if that is due."""
         self.n_updates += 1
         noises = self.noises(len(batch["importance_weight"]))
-        read = {name: self.known(batch[name]) for name in ("observation", "next_observation")}
-        return self._replayed({**batch, **read, **noises}, self.due())
+        return self._replayed({**batch, **noises}, self.due())
 
     def _trained(self) -> tuple[object, ...]:
         return *self.minimizers.values(), *self.targets.values()

@@ -287,7 +287,7 @@ class OnPolicy(Algorithm):
     def evaluated(self, batch: Tensors) -> dict[str, Any]:
         """Return the rows of rollouts, [T * N, ...], with what their actions were worth."""
         shape = batch["reward"].shape
-        columns = {**batch, "observation": self.known(batch["observation"])}
+        columns = dict(batch)
         next_observation = columns.pop("next_observation")
         rows = map_leaves(columns, flat)
         if self.state_size:

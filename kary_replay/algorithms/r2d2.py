@@ -231,7 +231,7 @@ class R2D2(QLearning):
         weight = learned * batch["importance_weight"] if "importance_weight" in batch else learned
         state = batch["recurrent_state"]
         return {
-            "observation": map_leaves(self.known(batch["observation"]), by_steps),
+            "observation": map_leaves(batch["observation"], by_steps),
             "state": state if options.stored_state else torch.zeros_like(state),
             "goes_on": goes_on.reshape(-1),
             "action": action.reshape(-1),

@@ -985,14 +985,30 @@ static void copy(const Copy& c) {
         }
 }
 
-static void widen(const std::uint8_t* from, float* to, std::int64_t n, bool is_truth, int threads) {
+// Numbers of another type as floats, rounded to the nearest one.
+template <class T>
+static void widen(const void* memory, std::int64_t first, float* to, std::int64_t n, int threads) {
+    const T* const from = static_cast<const T*>(memory) + first;
     share_numbers(n, threads, [=](std::int64_t begin, std::int64_t end) {
-        if (is_truth)
-            for (std::int64_t i = begin; i < end; ++i) to[i] = from[i] ? 1.0f : 0.0f;
-        else
-            for (std::int64_t i = begin; i < end; ++i) to[i] = float(from[i]);
+        for (std::int64_t i = begin; i < end; ++i) to[i] = float(from[i]);
     });
 }
+
+// Any byte but 0 is true.
+static void widen_truths(
+    const void* memory, std::int64_t first, float* to, std::int64_t n, int threads) {
+    const auto* const from = static_cast<const std::uint8_t*>(memory) + first;
+    share_numbers(n, threads, [=](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) to[i] = from[i] ? 1.0f : 0.0f;
+    });
+}
+
+using Widen = void (*)(const void*, std::int64_t, float*, std::int64_t, int);
+// by the numbers of dtypes in a program
+static constexpr Widen kWidening[] = {
+    widen<std::uint8_t>, widen_truths,        widen<std::int8_t>, widen<std::int16_t>,
+    widen<std::int32_t>, widen<std::int64_t>, widen<double>,
+};
 
 static void batch_multiply(const BatchProduct& p) {
     for (std::int64_t i = 0; i < p.batch; ++i)
@@ -1057,9 +1073,8 @@ static bool run(const Operation* operations, std::int64_t n, char* const* memory
             case Code::kConvolveWeights: convolve_weights(convolution_of(*o, memory)); break;
             case Code::kConvolveInputs: convolve_inputs(convolution_of(*o, memory)); break;
             case Code::kWiden: {
-                const auto* const from =
-                    reinterpret_cast<const std::uint8_t*>(memory[o->word[0]]) + o->word[1];
-                widen(from, place(*o, 2, memory), o->word[4], o->word[5] != 0, threads);
+                float* const to = place(*o, 2, memory);
+                kWidening[o->word[5]](memory[o->word[0]], o->word[1], to, o->word[4], threads);
                 break;
             }
             case Code::kPack: {

@@ -25,7 +25,7 @@ __all__ = ["RunTrainable"]
 
 # options by which rows are made; and gamma, where these do not have every step by itself
 OF_ROWS = "n_step", "sequence_length", "sequence_period", "burn_in"
-# options that decide how many parameters there are
+# options that decide which parameters there are
 OF_NETWORKS = (
     "hidden",
     "image_network",
@@ -34,6 +34,7 @@ OF_NETWORKS = (
     "noisy",
     "n_atoms",
     "n_quantiles",
+    "ent_coef",
 )
 RUN = "run"  # the directory of the run, within that of the trial or of a checkpoint
 
@@ -137,12 +138,13 @@ class RunTrainable(Trainable):  # type: ignore[misc]  # Ray Tune has no types
         of_rows = OF_ROWS if has_steps else (*OF_ROWS, "gamma")
         for name in (*of_rows, *OF_NETWORKS):
             was, now = (one["options"].get(name) for one in (donor, settings))
-            if was != now:
-                what = "rows" if name in of_rows else "networks"
-                raise ConfigError(
-                    f"options.{name} is {now}, and the {what} that the trial goes on with are made "
-                    f"with {was}: leave it out of what the scheduler changes"
-                )
+            if was == now or (name == "ent_coef" and now is not None):
+                continue  # a coefficient that is given needs nothing trained
+            what = "rows" if name in of_rows else "networks"
+            raise ConfigError(
+                f"options.{name} is {now}, and the {what} that the trial goes on with are made "
+                f"with {was}: leave it out of what the scheduler changes"
+            )
         changes = "options", *CHANGEABLE
         for name in sorted(self._given & set(donor) - set(changes)):
             if settings[name] != donor[name]:

@@ -530,7 +530,7 @@ class ShardedReplayBuffer:
     def _ask(self, batch_sizes: Sequence[int], stratified: bool, unique: bool) -> _Request:
         """Divide batches among the shards, and ask those elsewhere for their rows."""
         self._look_around()
-        is_short = unique and len(self) < batch_sizes[0]
+        is_short = unique and len(self) < as_count("batch_size", batch_sizes[0])
         for s, shard in list(self._far):
             # one without rows would never be asked, and others may have more rows by now
             if shard.vitals["n_rows"] == 0 or is_short:

@@ -23,13 +23,14 @@ DICT = gym.spaces.Dict(
 SPACES = {"vector": VECTOR, "board": BOARD, "image": IMAGE, "dict": DICT}
 NUMBERS = {  # of dtypes that networks make floats of
     "doubles": gym.spaces.Box(-1, 1, (2, 3), np.float64),
-    "halves": gym.spaces.Box(-1, 1, (2,), np.float16),
+    "shorts": gym.spaces.Box(0, 2, (2,), np.int16),
+    "longs": gym.spaces.Box(0, 2, (2,), np.int64),
     "counts": gym.spaces.Box(0, 2, (3,), np.int32),
-    "place": gym.spaces.Discrete(3, start=1),
+    "number": gym.spaces.Discrete(3, start=-1),
     "places": gym.spaces.MultiDiscrete([3, 4]),
     "bits": gym.spaces.MultiBinary(4),
 }
-NUMBERS["all"] = gym.spaces.Dict({**NUMBERS, "camera": gym.spaces.Box(0, 255, (36, 40), np.uint8)})
+NUMBERS["all"] = gym.spaces.Dict(NUMBERS)
 DISCRETE, BOX = gym.spaces.Discrete(3), gym.spaces.Box(-2, 2, (2,), np.float32)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import itertools
+import math
 import operator
 import os
 import platform
@@ -437,6 +438,90 @@ def test_truths_of_other_bytes_than_0_and_1():
     recorded = Recorded(lambda x: (x.float() * 3,))
     for _ in range(2):
         torch.testing.assert_close(recorded(x)[0], torch.tensor([0.0, 3.0, 3.0, 3.0]))
+
+
+def wide_numbers(dtype, n, generator):
+    """Return numbers of all sizes, and those that float32 has not, of a dtype."""
+    if dtype == torch.float64:
+        numbers = torch.randn(n, generator=generator, dtype=dtype)
+        numbers *= 10.0 ** torch.randint(-50, 50, (n,), generator=generator)
+        odd = [1e300, -1e39, 3.5e38, 1e-46, -0.0, math.inf, -math.inf, math.nan, 16777217.0]
+    else:
+        info = torch.iinfo(dtype)
+        numbers = torch.randint(info.min, info.max, (n,), generator=generator, dtype=dtype)
+        odd = [info.min, info.max, 0, -1, min(2**24 + 1, info.max), min(2**24 + 3, info.max)]
+    numbers[: len(odd)] = torch.tensor(odd, dtype=dtype)
+    return numbers
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, *translation.WHOLE])
+@pytest.mark.parametrize("n", [20, 300_000])
+def test_numbers_of_other_dtypes_are_rounded_as_torch_does(dtype, n, instructions):
+    generator = torch.Generator().manual_seed(0)
+    recorded = Recorded(lambda x: (x.view(-1, 10).float() * 1.0,))
+    for _ in range(2):
+        x = wide_numbers(dtype, n, generator)
+        (found,) = recorded(x)
+        assert is_native(recorded)
+        expected = x.view(-1, 10).float()
+        np.testing.assert_array_equal(found.numpy(), expected.numpy())
+        assert torch.equal(found.signbit(), expected.signbit())
+
+
+NOT_ROUNDED = {  # what a program would compute with rounded numbers, where torch does not
+    "a difference": lambda x: ((x - 2**24).float(),),
+    "a product": lambda x: ((x * 3 + 1).float(),),
+    "a comparison": lambda x: ((x >= 2**24 + 1).float(),),
+    "another comparison": lambda x: ((x <= 2**24).float(),),
+    "equal to a large number": lambda x: (
+        (x.unsqueeze(1) == torch.arange(2**24 - 2, 2**24 + 4)).float(),
+    ),
+    "equal to each other": lambda x: ((x == x.flip(0)).float(),),
+    "a mean": lambda x: (x.double().mean(0, keepdim=True).float(),),
+    "a difference of neighbours": lambda x: ((x[1:] - x[:-1]).float(),),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int32])
+@pytest.mark.parametrize("name", NOT_ROUNDED)
+def test_only_what_torch_rounds_is_rounded(name, dtype):
+    recorded = Recorded(NOT_ROUNDED[name])
+    for first in (0, 2**24 - 3, -(2**24)):
+        x = torch.arange(first, first + 7).to(dtype)
+        np.testing.assert_array_equal(recorded(x)[0].numpy(), recorded.function(x)[0].numpy())
+
+
+@pytest.mark.parametrize("dtype", translation.WHOLE)
+@pytest.mark.parametrize("start", [-3, 0, 90])
+def test_numbers_of_a_discrete_space_are_one_hot(dtype, start):
+    recorded = Recorded(lambda x: ((x.unsqueeze(1) == torch.arange(start, start + 5)).float(),))
+    generator = torch.Generator().manual_seed(0)
+    for x in (
+        torch.arange(start - 1, start + 7).to(dtype),
+        wide_numbers(dtype, 8, generator),
+    ):
+        found = recorded(x)[0]
+        assert is_native(recorded)
+        assert torch.equal(found, recorded.function(x)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int16])
+def test_numbers_of_other_dtypes_that_do_not_lie_side_by_side(dtype):
+    recorded = Recorded(lambda x: (x.float() + 1, x.t()[1:].float() * 2))
+    for seed in range(2):
+        x = wide_numbers(dtype, 60, torch.Generator().manual_seed(seed)).view(3, 20)[:, ::2]
+        for one, other in zip(recorded(x), recorded.function(x), strict=True):
+            np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+def test_parts_by_numbers_of_other_dtypes():
+    """As torch has it: int64 and int32 are taken as indices, floats are not."""
+    rows = torch.arange(12.0).view(3, 4)
+    for dtype in (torch.int64, torch.int32):
+        recorded = Recorded(lambda x, i: (x[torch.arange(3), i] * 1.0,))
+        for index in ([0, 1, 3], [3, 3, 0]):
+            chosen = torch.tensor(index, dtype=dtype)
+            assert torch.equal(recorded(rows, chosen)[0], rows[torch.arange(3), chosen.long()])
 
 
 @pytest.fixture

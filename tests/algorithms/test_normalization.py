@@ -97,17 +97,18 @@ def test_a_scale_of_0_or_nan_is_1(seen):
     assert reward == 5.0
 
 
-def test_doubles_far_from_0_keep_their_differences():
-    """Float32 has one number in eight thousandths there."""
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.int32])
+def test_numbers_far_from_0_keep_their_differences(dtype):
+    """Float32 has one number in 128 there."""
     found = normalization(spaces.Box(-np.inf, np.inf, (1,), np.float64), rewards=False)
-    numbers = np.random.default_rng(0).normal(1e5, 0.5, (1000, 1))
+    numbers = np.random.default_rng(0).normal(2e9, 8192, (1000, 1)).astype(dtype)
     found.take_up(moments_of(numbers))
     read = found.observation(torch.from_numpy(numbers))
     assert read.dtype == torch.float32
     wanted = (numbers - numbers.mean()) / numbers.std()
     offset = read.numpy() - wanted
     assert abs(offset).max() < 0.02 and offset.std() < 1e-6
-    rounded = found.observation(torch.from_numpy(numbers.astype(np.float32)))
+    rounded = found.observation(torch.from_numpy(numbers).float())
     assert (rounded.numpy() - wanted).std() > 1e-3  # as they were read
 
 

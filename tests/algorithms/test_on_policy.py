@@ -695,7 +695,6 @@ def test_updates_are_native_though_the_first_batch_is_blank(name, n_actions):
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_of_any_dtype_are_read_by_native_programs(name):
     native, plain = (make(name, NUMBERS["all"], BOX, record=record) for record in (True, False))
-    plain.known = lambda observation: observation  # what networks make of it themselves
     batch = rollouts(native)
     native.warm_up(batch)
     for algorithm in (native, plain):

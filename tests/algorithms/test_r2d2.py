@@ -332,7 +332,6 @@ def test_values_come_back_from_their_scale():
 def test_updates_are_native_programs_and_do_the_same(case):
     space = VECTOR if case in CASES else NUMBERS["all"]
     native, plain = (make(space, record=record, **CASES.get(case, {})) for record in (True, False))
-    plain.known = lambda observation: observation  # what networks make of it themselves
     for seed in range(6):
         batch = make_batch(plain, seed=seed)
         one, two = (algorithm.update(batch) for algorithm in (native, plain))

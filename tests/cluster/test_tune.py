@@ -109,6 +109,24 @@ def test_a_clone_whose_rows_or_networks_would_be_others_is_refused_by_name(tmp_p
         assert not clone._path.exists()
 
 
+def test_a_clone_that_adjusts_a_coefficient_which_was_given_is_refused_by_name(tmp_path):
+    from kary_replay.runner.config import ConfigError
+    from kary_replay.runner.tune import RunTrainable
+
+    options = {**SPACE["options"], "ent_coef": 0.2}
+    space = {**SPACE, "algorithm": "sac", "env": "Pendulum-v1", "total_env_steps": 2000}
+    parent = RunTrainable({**space, "options": options})
+    parent.train()
+    parent.save_checkpoint(str(tmp_path))
+    clone = RunTrainable(space)
+    with pytest.raises(ConfigError, match=r"options\.ent_coef is None, and the networks that"):
+        clone.load_checkpoint(str(tmp_path))
+    assert not clone._path.exists()
+    other = RunTrainable({**space, "options": {**options, "ent_coef": 0.1}})
+    other.load_checkpoint(str(tmp_path))
+    other.train()
+
+
 def test_a_clone_with_other_settings_than_the_run_is_refused_by_name(tmp_path):
     from kary_replay.runner.config import ConfigError
     from kary_replay.runner.tune import RunTrainable

@@ -5,6 +5,7 @@ import json
 import pickle
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 
 import faulty_envs
@@ -325,7 +326,12 @@ BAD_OPTIONS = {
     "target_noise_clip must be a real number": {"target_noise_clip": "much"},
     "target_entropy must be finite, got inf": {"target_entropy": float("inf")},
     r"v_max must be from -3.4e\+38 to 3.4e\+38, which float32 holds, got 1e\+39": {"v_max": 1e39},
-    r"v_max - v_min must be from -3.4e\+38": {"n_atoms": 51, "v_min": -3e38, "v_max": 3e38},
+    r"v_max - v_min must be from 1.18e-38": {"n_atoms": 51, "v_min": -3e38, "v_max": 3e38},
+    r"\(v_max - v_min\) / \(n_atoms - 1\) must be from 1.18e-38": {
+        "n_atoms": 51,
+        "v_min": 0.0,
+        "v_max": 2e-38,
+    },
     r"huber_delta must be from 1.18e-38 to 3.4e\+38, which float32 holds": {"huber_delta": 1e39},
     r"learning_rate must be from 1.18e-38 to 3.4e\+38": {"learning_rate": 1e-39},
     r"max_gradient_norm must be from 1.18e-38 to 3.4e\+38": {"max_gradient_norm": 1e39},
@@ -501,3 +507,10 @@ def test_a_run_without_a_checkpoint_is_not_gone_on_with(tmp_path, capsys):
 def test_an_algorithm_is_named_by_text(algorithm):
     with pytest.raises(ConfigError, match=r"algorithm must be one of dqn, .* or module:Class"):
         RunnerConfig(algorithm, "CartPole-v1")
+
+
+@pytest.mark.filterwarnings("error")
+def test_hyperparameters_of_any_type_of_number_are_taken():
+    DQNOptions(v_min=np.float16(-60000), v_max=np.float16(60000), n_atoms=51)
+    DQNOptions(learning_rate=Decimal("0.001"), v_max=Decimal(5))
+    DQNOptions(v_min=-2e38, v_max=2e38)  # without atoms they say nothing

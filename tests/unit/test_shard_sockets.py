@@ -803,6 +803,9 @@ def test_different_rows_may_be_as_many_as_somebody_else_has_added(served: Served
     assert sorted(many.sample(100, unique=True).number) == list(range(100))
     with pytest.raises(ValueError, match="at most the number of rows that can be drawn"):
         many.sample(101, unique=True)
+    for wrong in ("8", None, [3], np.array([8, 9])):
+        with pytest.raises(TypeError, match="batch_size must be an integer"):
+            many.sample(wrong, unique=True)  # type: ignore[arg-type]
     many.close()
     other.close()
 

@@ -40,6 +40,9 @@ MUCH = 2**22  # multiplications of a convolution that threads share
 ROWS_OF_THREAD = 48  # numbers of a window whose gradient a thread computes, at least
 LARGEST_WHOLE = 2**24  # up to which a float32 counts exactly
 BYTES = (torch.uint8, torch.bool)
+# what comes from outside and is no float32; their numbers are those of `widen`
+WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64)
+OTHERS = (*BYTES, *WHOLE, torch.float64)
 
 
 class UntranslatableError(Exception):
@@ -65,7 +68,7 @@ class Place:
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    is_integer: bool = False  # int64, as inputs may be; all else are float32
+    dtype: torch.dtype = torch.float32  # one of OTHERS, as inputs may be; all else are float32
 
     @property
     def n(self) -> int:
@@ -329,12 +332,12 @@ class Translation:
             return  # its operation has put it there
         if node.op == "placeholder":
             number = len([known for known in self._places if known.op == "placeholder"])
-            self._places[node] = self._widened(_outside(1 + number, value), value.dtype)
+            self._places[node] = self._widened(_outside(1 + number, value))
         elif node.op == "get_attr":
             tensor = attrgetter(node.target)(self.graph)
             self.constants.append(tensor)
             place = _outside(self.n_inputs + len(self.constants), tensor)
-            self._places[node] = self._widened(place, tensor.dtype)
+            self._places[node] = self._widened(place)
         elif node.op == "output":
             self._return(node)
         elif _is_fixed(node, self._fixed):
@@ -351,17 +354,22 @@ class Translation:
         elif value is not None or node.target._schema.is_mutable:
             raise UntranslatableError(f"{node.target} is not known")
 
-    def _widened(self, place: Place, dtype: torch.dtype) -> Place:
+    def _widened(self, place: Place) -> Place:
         """Return where bytes from outside are as float32 numbers; other places as they are."""
-        if dtype not in BYTES:
+        return self.rounded(place) if place.dtype in BYTES else place
+
+    def rounded(self, place: Place) -> Place:
+        """Return where numbers from outside are as float32, rounded if they must be."""
+        if place.dtype == torch.float32:
             return place
         if not place.is_contiguous:
-            raise UntranslatableError("bytes that are not contiguous")
-        floats = self._new(place.shape)
-        self._emit("widen", place, floats, place.n, int(dtype == torch.bool))
-        assert isinstance(floats.holder, Buffer)
-        self._shared.add(floats.holder)
-        return floats
+            raise UntranslatableError(f"{place.dtype} that are not contiguous")
+        if place not in self._copies:
+            floats = self._copies[place] = self._new(place.shape)
+            self._emit("widen", place, floats, place.n, OTHERS.index(place.dtype))
+            assert isinstance(floats.holder, Buffer)
+            self._shared.add(floats.holder)
+        return self._copies[place]
 
     def _view(self, node: Node, source: Node) -> None:
         if source not in self._places:
@@ -406,11 +414,27 @@ class Translation:
         return self._places[node]
 
     def _floats(self, node: Any) -> Place:
-        """Return where a node's numbers are, which must not be int64 from outside."""
-        place = self._place(node)
-        if place.is_integer:
-            raise UntranslatableError("integers are counted with")
+        """Return where a node's numbers are, which must be float32; or a place, as it is."""
+        place = node if isinstance(node, Place) else self._place(node)
+        if place.dtype != torch.float32:
+            raise UntranslatableError(f"{place.dtype} are counted with")
         return place
+
+    def whole(self, node: Any) -> Place:
+        """Return where numbers of parts are: float32, or int64 from outside."""
+        place = self._place(node)
+        if place.dtype not in (torch.float32, torch.int64):
+            raise UntranslatableError(f"parts by numbers that are {place.dtype}")
+        return place
+
+    def are_whole(self, numbers: Node, constant: Node) -> bool:
+        """Return whether both are whole numbers, and the constant's are those of float32 alone."""
+        return (
+            self._place(numbers).dtype in WHOLE
+            and constant in self._fixed
+            and not constant.meta["val"].is_floating_point()
+            and bool((constant.meta["val"].abs() < LARGEST_WHOLE).all())
+        )
 
     def _dense(self, place: Place) -> Place:
         """Return a contiguous copy of a tensor, or its place if it is contiguous."""
@@ -593,7 +617,7 @@ class Translation:
         if not inner.is_contiguous or not parts.is_contiguous or len(rows.shape) < 2:
             raise UntranslatableError("parts of rows that are not contiguous")
         words = rows, parts, index, rows.shape[0], rows.shape[1], inner.n, *rows.strides[:2]
-        self._emit(code, *words, index.strides[0], int(index.is_integer), int(wraps))
+        self._emit(code, *words, index.strides[0], int(index.dtype == torch.int64), int(wraps))
 
     def index_of_rows(self, index: Any, n_rows: int) -> Place:
         """Return the place of an index of parts, given together with the number of each row."""
@@ -602,7 +626,7 @@ class Translation:
         rows, parts = index
         if rows not in self._fixed or not torch.equal(rows.meta["val"], torch.arange(n_rows)):
             raise UntranslatableError("an index of other rows")
-        place = self._place(parts)
+        place = self.whole(parts)
         if place.shape != (n_rows,):
             raise UntranslatableError("an index in another form")
         return place
@@ -618,13 +642,12 @@ def _padded(n: int) -> int:
 
 def _outside(number: int, tensor: Tensor) -> Place:
     """Return the place of a tensor that comes from outside."""
-    known = (torch.float32, torch.int64, *BYTES)
-    if tensor.dtype not in known or tensor.layout != torch.strided or not tensor.is_cpu:
+    is_known = tensor.dtype in (torch.float32, *OTHERS)
+    if not is_known or tensor.layout != torch.strided or not tensor.is_cpu:
         raise UntranslatableError(f"a tensor is {tensor.dtype} on {tensor.device}")
     if tensor.is_conj() or tensor.is_neg() or not tensor.numel():
         raise UntranslatableError("a tensor is empty or a lazy view")
-    is_integer = tensor.dtype == torch.int64
-    return Place(number, 0, tuple(tensor.shape), tuple(tensor.stride()), is_integer)
+    return Place(number, 0, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
 
 
 def _viewed(node: Node) -> Node:
@@ -734,6 +757,8 @@ def _binary(t: Translation, node: Node) -> None:
     if compares and left.meta["val"].dtype == torch.uint8:
         raise UntranslatableError("bytes are compared with what torch makes a byte first")
     if isinstance(right, torch.fx.Node) and code:
+        if node.target is aten.eq.Tensor and t.are_whole(left, right):
+            left = t.rounded(t._place(left))
         t.elementwise(code, node, left, right)
     elif node.target is aten.sub.Tensor and not isinstance(right, torch.fx.Node):
         t.elementwise("add_number", node, left, numbers=(-right,))
@@ -908,9 +933,10 @@ def _convolution_gradient(t: Translation, node: Node) -> None:
 @rule(aten._to_copy.default)
 def _to_float(t: Translation, node: Node) -> None:
     (x,), options = node.args, node.kwargs
-    value, is_float = node.meta["val"], x.meta["val"].dtype in (*BYTES, torch.float32)
-    same(node, [set(options), value.dtype, is_float], [{"dtype"}, torch.float32, True])
-    place = t._floats(x)  # where bytes are float32 already
+    value, dtype, place = node.meta["val"], x.meta["val"].dtype, t._place(x)
+    is_known = dtype in (*BYTES, place.dtype)  # where bytes are float32 already
+    same(node, [set(options), value.dtype, is_known], [{"dtype"}, torch.float32, True])
+    place = t.rounded(place)
     if not place.is_contiguous or not value.is_contiguous() or not isinstance(place.holder, Buffer):
         t._copy(place, t._result(node))
         return
@@ -1005,7 +1031,7 @@ def _softmax_gradient(t: Translation, node: Node) -> None:
 @rule(aten.gather.default)
 def _gather(t: Translation, node: Node) -> None:
     x, dim, index = arguments(node)
-    rows, chosen = t.matrix(x), t._place(index)
+    rows, chosen = t.matrix(x), t.whole(index)
     same(node, [dim, chosen.shape], [1, (rows.shape[0], 1)])
     t.choose("select", rows, t._result(node), chosen, wraps=False)
 
@@ -1013,7 +1039,7 @@ def _gather(t: Translation, node: Node) -> None:
 @rule(aten.scatter_add.default)
 def _scatter_add(t: Translation, node: Node) -> None:
     x, dim, index, source = arguments(node)
-    chosen, parts = t._place(index), t._floats(source)
+    chosen, parts = t.whole(index), t._floats(source)
     rows = t._result(node)
     column = (rows.shape[0], 1)
     same(node, [dim, chosen.shape, parts.shape], [1, column, column])
