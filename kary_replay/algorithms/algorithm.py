@@ -83,19 +83,19 @@ def check_finite(name: str, value: Any, least: float = 0.0) -> None:
     if not (math.isfinite(number) and number >= least):
         wanted = f"finite and at least {least:g}" if math.isfinite(least) else "finite"
         raise ValueError(f"{name} must be {wanted}, got {value}")
-    if abs(number) > FLOAT32.max:
-        raise ValueError(
-            f"{name} must be from {-FLOAT32.max:.3g} to {FLOAT32.max:.3g}, which float32 holds, "
-            f"got {value}"
-        )
+    _check_held(name, number, -FLOAT32.max)
 
 
 def check_positive(name: str, value: Any) -> None:
     """Raise ValueError unless a hyperparameter is finite and above 0, in float32, too."""
-    if not FLOAT32.tiny <= as_positive(name, value) <= FLOAT32.max:
+    _check_held(name, as_positive(name, value), FLOAT32.tiny)
+
+
+def _check_held(name: str, number: float, least: float) -> None:
+    if not least <= number <= FLOAT32.max:
         raise ValueError(
-            f"{name} must be from {FLOAT32.tiny:.3g} to {FLOAT32.max:.3g}, which float32 holds, "
-            f"got {value}"
+            f"{name} must be from {least:.3g} to {FLOAT32.max:.3g}, which float32 holds, "
+            f"got {number}"
         )
 
 

@@ -82,6 +82,14 @@ def test_recorded_is_unrecorded(name, space):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_what_native_programs_do_not_know_is_recorded_to_the_bit(name):
+    half = gym.spaces.Box(-1, 1, (2,), np.float16)
+    space = gym.spaces.Dict({**SPACES["dict"].spaces, "half": half})
+    recorded, plain = (train(make(name, space, record=kind), 2, n_rows=3) for kind in (True, False))
+    assert torch.equal(parameters(recorded), parameters(plain))
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", NUMBERS)
 def test_numbers_of_any_dtype_are_read_by_native_programs(name, kind):
     native, plain = (make(name, NUMBERS[kind], record=record) for record in (True, False))
