@@ -23,6 +23,7 @@ from .steps import (
     PriorityFunction,
     as_column,
     checked_priority,
+    copies,
     streams_of,
     take_up_arrays,
 )
@@ -345,7 +346,7 @@ class FrameStackWriter:
         They are arrays by name, copies. Frames are named by their rows of the buffer: the state is
         good beside a buffer that was saved at the same moment.
         """
-        return {name: array.copy() for name, array in self._state().items()}
+        return copies(self._state(), self._folder._settings())
 
     def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Go on with the episodes of another writer of such steps, beside the same rows.
@@ -353,14 +354,14 @@ class FrameStackWriter:
         Raises
         ------
         ValueError
-            If it was a writer of other steps. Nothing has been changed then.
+            If it was a writer of other steps, or made otherwise. Nothing has been changed then.
 
         Notes
         -----
         The cost is O(n_envs * (stack + n_step)). Other threads may use the buffer meanwhile, but
         not this writer.
         """
-        take_up_arrays(self._state(), state)
+        take_up_arrays(self._state(), self._folder._settings(), state)
 
     def _state(self) -> dict[str, npt.NDArray[Any]]:
         """Return all that changes from step to step."""

@@ -275,6 +275,10 @@ class NStepWriter(StepWriter):
         first = {f"first {name_of(path)}": ring for path, ring in self._first.items()}
         return {"n_steps": self._n_steps, "return": self._return, **first}
 
+    def _settings(self) -> dict[str, float]:
+        """Return the arguments on which the meaning of a state depends."""
+        return {"n_step": self._n_step, "gamma": self._gamma}
+
     def _refusal(self, what: str, reward: float) -> FieldError:
         """Return the error of a number that is beyond its precision, as `fold` says it."""
         if what == "return":

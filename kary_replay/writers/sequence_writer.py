@@ -219,6 +219,11 @@ class SequenceWriter(StepWriter):
             f"last {name_of(path)}": ring for path, ring in self._ring.items()
         }
 
+    def _settings(self) -> dict[str, float]:
+        """Return the arguments on which the meaning of a state depends."""
+        names = "length", "period", "burn_in", "pad_start"
+        return {name: getattr(self, name) for name in names}
+
     def _write(
         self,
         streams: npt.NDArray[np.int64],  # [B]

@@ -164,7 +164,7 @@ class StepWriter:
 
         The cost is O(bytes of the steps that a writer keeps of its environments).
         """
-        return {name: array.copy() for name, array in self._state().items()}
+        return copies(self._state(), self._settings())
 
     def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Go on with what is pending of another writer of such steps, made with the same arguments.
@@ -172,17 +172,21 @@ class StepWriter:
         Raises
         ------
         ValueError
-            If it was a writer of other steps. Nothing has been changed then.
+            If it was a writer of other steps, or made otherwise. Nothing has been changed then.
 
         Notes
         -----
         The cost is that of `state_dict`. Other threads may use the buffer meanwhile, but not this
         writer.
         """
-        take_up_arrays(self._state(), state)
+        take_up_arrays(self._state(), self._settings(), state)
 
     def _state(self) -> dict[str, npt.NDArray[Any]]:
         """Return all that changes from step to step."""
+        raise NotImplementedError
+
+    def _settings(self) -> dict[str, float]:
+        """Return the arguments on which the meaning of a state depends."""
         raise NotImplementedError
 
     def _add_rows(self, columns: list[npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
@@ -223,12 +227,32 @@ def streams_of(env: Any, n_envs: int) -> npt.NDArray[np.int64]:
     return streams.astype(np.int64)
 
 
+def copies(
+    arrays: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, float]
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the state of a writer: copies of its arrays, and what it was made with."""
+    made_with = {name: np.array(value) for name, value in settings.items()}
+    return {**{name: array.copy() for name, array in arrays.items()}, **made_with}
+
+
 def take_up_arrays(
-    own: Mapping[str, npt.NDArray[Any]], state: Mapping[str, npt.NDArray[Any]]
+    own: Mapping[str, npt.NDArray[Any]],
+    settings: Mapping[str, float],
+    state: Mapping[str, npt.NDArray[Any]],
 ) -> None:
-    """Set a writer's arrays to those of a state; ValueError, before any is, if they are others."""
-    if state.keys() != own.keys():
-        raise ValueError(f"state must have {', '.join(own)}, got {', '.join(state) or 'nothing'}")
+    """Set a writer's arrays to those of a state.
+
+    ValueError, before any is, if they are others, or those of a writer made with other settings.
+    """
+    names = [*own, *settings]
+    if state.keys() != set(names):
+        raise ValueError(f"state must have {', '.join(names)}, got {', '.join(state) or 'nothing'}")
+    for name, value in settings.items():
+        if not np.array_equal(state[name], value):
+            raise ValueError(
+                f"state must be of a writer with {name}={value!r}, which this one has, "
+                f"got {state[name]}: make both with the same arguments"
+            )
     for name, array in own.items():
         given = np.asarray(state[name])
         if (given.shape, given.dtype) != (array.shape, array.dtype):

@@ -24,8 +24,8 @@ class Vectors:
         self.n_step = n_step
         self.buffer = kr.PrioritizedReplayBuffer(CAPACITY, VECTOR, seed=1)
 
-    def writer(self, buffer):
-        return kr.NStepWriter(buffer, N_ENVS, self.n_step, 0.9)
+    def writer(self, buffer, gamma=0.9):
+        return kr.NStepWriter(buffer, N_ENVS, self.n_step, gamma)
 
     def begin(self, writer):
         pass
@@ -56,8 +56,8 @@ class Frames:
             CAPACITY, kr.Field((), "uint8"), fields, stack=3, n_step=n_step, seed=1
         )
 
-    def writer(self, buffer):
-        return kr.FrameStackWriter(buffer, N_ENVS, 0.9)
+    def writer(self, buffer, gamma=0.9):
+        return kr.FrameStackWriter(buffer, N_ENVS, gamma)
 
     def begin(self, writer):
         writer.reset(np.arange(N_ENVS, dtype=np.uint8))
@@ -77,7 +77,33 @@ class Frames:
             writer.reset(frames[1][ended], env=ended)
 
 
-KINDS = [(Vectors, 1), (Vectors, 4), (Frames, 1), (Frames, 3)]
+class Sequences:
+    """Steps of numbers, through a SequenceWriter; a row has twice ``n_step`` steps."""
+
+    def __init__(self, n_step):
+        self.length = 2 * n_step
+        step = {"observation": kr.Field((2,), "float32"), "reward": kr.Field((), "float32")}
+        fields = kr.sequence_fields(step, self.length, recurrent_state=kr.Field((3,), "float32"))
+        self.buffer = kr.PrioritizedReplayBuffer(CAPACITY, fields, seed=1)
+
+    def writer(self, buffer, **changes):
+        made = {"length": self.length, "period": self.length // 2, "burn_in": 1, "pad_start": True}
+        return kr.SequenceWriter(buffer, N_ENVS, **{**made, **changes})
+
+    def begin(self, writer):
+        pass
+
+    def step(self, writer, rng):
+        writer.add(
+            observation=rng.random((N_ENVS, 2), np.float32),
+            reward=rng.random(N_ENVS),
+            recurrent_state=rng.random((N_ENVS, 3), np.float32),
+            terminated=rng.random(N_ENVS) < 0.1,
+            truncated=rng.random(N_ENVS) < 0.1,
+        )
+
+
+KINDS = [(Vectors, 1), (Vectors, 4), (Frames, 1), (Frames, 3), (Sequences, 1), (Sequences, 4)]
 
 
 def drawn(buffer):
@@ -114,8 +140,10 @@ def test_going_on_changes_nothing(kind, n_step, n_before, takes_up, tmp_path):
     for _ in range(40):
         made.step(writer, rng)
         made.step(other, other_rng)
-    is_needed = n_before > 0 and (kind is Frames or n_step > 1)
-    same = drawn(made.buffer) == drawn(again) and (writer.n_pending == other.n_pending).all()
+    is_needed = n_before > 0 and (kind is not Vectors or n_step > 1)
+    same = drawn(made.buffer) == drawn(again)
+    if kind is not Sequences:
+        same = same and (writer.n_pending == other.n_pending).all()
     assert same == (takes_up or not (is_needed or kind is Frames))
 
 
@@ -143,10 +171,38 @@ def test_the_state_of_another_kind_of_writer_is_refused_and_changes_nothing(kind
     made.step(writer, rng)
     before = pickle.dumps(writer.state_dict())
     state = writer.state_dict()
-    lacking = {name: array for name, array in state.items() if name != "return"}
-    other = {**state, "return": np.zeros((N_ENVS, n_step + 1))}
-    integers = {**state, "return": np.zeros((N_ENVS, n_step), np.int64)}
-    for wrong in (lacking, other, integers, {}):
-        with pytest.raises(ValueError, match=r"state must have .*return"):
+    name = "last observation" if kind is Sequences else "return"
+    lacking = {other: array for other, array in state.items() if other != name}
+    longer = {**state, name: np.concatenate([state[name], state[name]])}
+    others = {**state, name: state[name].astype(np.int16)}
+    for wrong in (lacking, longer, others, {}):
+        with pytest.raises(ValueError, match=rf"state must have .*{name}"):
             writer.load_state_dict(wrong)
         assert pickle.dumps(writer.state_dict()) == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        (Vectors, {"gamma": 0.95}),
+        (Frames, {"gamma": 0.95}),
+        (Sequences, {"period": 3}),
+        (Sequences, {"period": 5}),
+        (Sequences, {"burn_in": 2}),
+        (Sequences, {"pad_start": False}),
+    ],
+)
+def test_the_state_of_a_writer_made_with_other_arguments_is_refused(kind, changes):
+    """Its arrays may have the same shapes, and other meanings."""
+    made = kind(4)
+    writer, rng = made.writer(made.buffer), np.random.default_rng(5)
+    made.begin(writer)
+    for _ in range(3):
+        made.step(writer, rng)
+    other = made.writer(made.buffer, **changes)
+    made.begin(other)
+    before = pickle.dumps(other.state_dict())
+    [(name, value)] = changes.items()
+    with pytest.raises(ValueError, match=f"state must be of a writer with {name}={value}"):
+        other.load_state_dict(writer.state_dict())
+    assert pickle.dumps(other.state_dict()) == before
