@@ -87,6 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _complain("interrupted")
         return INTERRUPTED
+    except BrokenPipeError:  # who reads the output has seen enough
+        _give_up_output()
+        return 0
     except SystemExit as end:  # after --help
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
@@ -159,16 +162,18 @@ def _train(arguments: list[str]) -> int:
         )
     else:
         runner = Runner(_config(arguments))
+    here = Path.cwd()  # which environments may change
     result = runner.run()
+    directory = result.directory
+    if directory.is_relative_to(here):
+        directory = directory.relative_to(here)
     outcome = "interrupted" if result.interrupted else "done"
     if not result.interrupted:
-        last = (
-            f"all of it is in {result.directory}; to watch it: kary-replay play {result.directory}"
-        )
+        last = f"all of it is in {directory}; to watch it: kary-replay play {directory}"
     elif (result.directory / "checkpoint.json").exists():
-        last = f"go on with: kary-replay train --resume {result.directory}"
+        last = f"go on with: kary-replay train --resume {directory}"
     elif result.env_steps:
-        last = f"there is no checkpoint in {result.directory}"
+        last = f"there is no checkpoint in {directory}"
     else:
         last = "it had not begun, and nothing is kept"
     with contextlib.suppress(OSError):  # if nobody reads it
@@ -342,7 +347,10 @@ def _presets(arguments: list[str]) -> int:
             ", ".join(f"{key}={value}" for key, value in settings.items()) or "–",
             end_section=True,
         )
-    Console().print(table)
+    console = Console()
+    with console.capture() as shown:  # its own way of writing ends programs whose output is a pipe
+        console.print(table)
+    print(shown.get(), end="")
     return 0
 
 
@@ -461,6 +469,12 @@ def _complain(message: str) -> None:
 def _flush() -> None:
     """Write out what is left; Python shall not complain at exit if nobody reads it any more."""
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as it is where standard output is closed
+            sys.stdout.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()
+
+
+def _give_up_output() -> None:
+    """Let what is written from now on go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+
+from .control_groups import control_groups
 
 __all__ = ["n_cores"]
 
-GROUPS, MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+# of either version, which have a quota and the period that it is for
+FILES = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}
 
 
 def n_cores() -> int:
@@ -25,33 +27,11 @@ def n_cores() -> int:
 
 def _quotas() -> Iterator[float]:
     """Yield how many cores' time each group of this process may use, where that is limited."""
-    for folder, names in _groups():
+    for folder, version in control_groups("cpu", "cpu", "cpu,cpuacct"):
         try:
-            words = " ".join((folder / name).read_text() for name in names).split()
+            words = " ".join((folder / name).read_text() for name in FILES[version]).split()
             quota, period = float(words[0]), float(words[1])
         except (OSError, ValueError, IndexError):  # "max": as much as there is
             continue
         if quota > 0 and period > 0:
             yield quota / period
-
-
-def _groups() -> Iterator[tuple[Path, list[str]]]:
-    """Yield where the groups of this process may be, and the files that limit their time."""
-    try:
-        lines = GROUPS.read_text().splitlines()
-    except OSError:  # not Linux
-        return
-    for line in lines:
-        _, controllers, name = line.split(":", 2)
-        if not controllers:  # version 2, alone or with others beside it
-            places, names = (MOUNTED, MOUNTED / "unified"), ["cpu.max"]
-        elif "cpu" in controllers.split(","):
-            places = MOUNTED / "cpu", MOUNTED / "cpu,cpuacct"
-            names = ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
-        else:
-            continue
-        # A container may see its group as the root, under the name that it has outside.
-        path = PurePosixPath(name.lstrip("/"))
-        for place in places:
-            for group in (path, *path.parents):
-                yield place / group, names

@@ -158,7 +158,8 @@ def _inherited() -> Iterator[None]:
     a fork copies only the thread that calls it.
     """
     wanted = dict.fromkeys(N_THREADS, "1")
-    wanted["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    paths = [path for path in sys.path if isinstance(path, str)]  # as Python itself looks there
+    wanted["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in paths)
     wanted["PYTHONSAFEPATH"] = "1"
     with _LOCK:
         before = {name: os.environ.get(name) for name in wanted}

@@ -24,6 +24,7 @@ __all__ = ["RateLimiter"]
 FIRST_SLEEP_SECONDS = 20e-6
 LONGEST_SLEEP_SECONDS = 2e-3
 SLEEP_GROWTH = 1.5
+LOOK_SECONDS = 0.02  # between two questions to shards elsewhere
 SLACK = 1e-6  # of error: rounding must not hold back both sides at once
 DEFAULT_BATCH, DEFAULT_ADD = 1024, 64  # rows of one call for which the default error has room
 
@@ -52,7 +53,8 @@ class RateLimiter:
         Whose ``n_added``, ``n_sampled``, ``capacity`` and length count. Of a FrameReplayBuffer,
         rows that hold a frame alone count in the length, and not in ``n_added``: so choose a
         min_size beyond the frames that episodes begin with, and begin to draw when
-        `allowed_samples` says so, not when there are min_size rows.
+        `allowed_samples` says so, not when there are min_size rows. Of a ShardedReplayBuffer, what
+        this object has drawn counts, and its shards elsewhere are asked while somebody waits.
     samples_per_insert : float
         Rows drawn per row added, above 0: with one batch of 256 per added row, 256.
     min_size : int
@@ -316,9 +318,13 @@ class RateLimiter:
             return True
         started = moved = time.monotonic()
         others, sleep = self._others(side), FIRST_SLEEP_SECONDS
+        look, looked = getattr(self._buffer, "look", None), -math.inf
         while not self._may_pass(side, n):
             if should_stop is not None and should_stop():
                 return False
+            if look is not None and time.monotonic() >= looked + LOOK_SECONDS:
+                look()  # what the shards elsewhere have is known from their answers alone
+                looked = time.monotonic()
             now = time.monotonic()
             if others != (others := self._others(side)):
                 moved = now

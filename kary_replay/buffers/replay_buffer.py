@@ -65,8 +65,9 @@ class ReplayBuffer:
     ValueError, TypeError
         If an argument is out of range or of the wrong kind.
     MemoryError
-        If there is not so much memory (or space in the directory): about ``capacity`` times the
-        bytes of a transition plus 8.
+        If the system refuses so much memory (or space in the directory), about ``capacity`` times
+        the bytes of a transition plus 8. A shared buffer reserves it; of another one, systems often
+        promise more than they have.
     OSError
         If storage_directory is missing, or nothing may be written there.
 

@@ -177,7 +177,7 @@ class Proportional : public Selector {
             else if (alpha == 0) kept = kept > 0 ? kept : header_->max_priority;
             else if (kept <= 0 || raise(kept, alpha) != mass[i])
                 kept = std::fmin(std::fmax(std::pow(mass[i], 1 / alpha), 5e-324), largest);
-            store_relaxed(priority + slot[i], kept);  // [priority] see store
+            store(slot[i], kept);
             set_leaf(slot[i], mass[i]);
         }
     }

@@ -31,7 +31,9 @@ from ..errors import EmptyBufferError, IndexRangeError, ShardError
 from ..types import HANDLE_DTYPE, SHARDED_HANDLE_DTYPE
 from ..validation import as_count, as_fraction, as_real, as_seed
 
-from .block cimport PER_COUNTER, Handle, Noise, fetch_add_relaxed, fill_uniform, load_relaxed
+from .block cimport (
+    PER_COUNTER, Handle, Noise, fetch_add_relaxed, fill_uniform, give_way, load_relaxed,
+)
 from .reader cimport CHUNK, Draw, Reader, as_batch_size, column_of
 from .slots cimport KeySet, Selector, Slots
 
@@ -438,15 +440,22 @@ cdef class ShardedReader:
     def assign(self, Plan plan):
         """Choose shards and points for the rows of a batch that are missing."""
         cdef double total = 0, n_rows = 0, bounds = 0
-        cdef int64_t s
+        cdef int64_t s, wanted = plan.n if plan.is_unique else 1  # rows there must be
         self.refuse_old(plan)
         if plan.is_broken:
             plan.forget()
             # what is known is older than the bounds allow for
             plan.headroom = min(2 * plan.headroom, <double>MOST_HEADROOM)
-        for s in range(self.n_shards):
-            total += self.shard[s].total
-            n_rows += self.shard[s].n_rows
+        while True:
+            total = n_rows = 0
+            for s in range(self.n_shards):
+                total += self.shard[s].total
+                n_rows += self.shard[s].n_rows
+            if total > 0 and n_rows >= wanted or not self.may_hold(wanted):
+                break
+            with nogil:
+                give_way()
+            self.look()
         if not total > 0 or not n_rows > 0:
             raise EmptyBufferError(
                 "there is no row to draw: add some first (or every mass is zero)"
@@ -520,13 +529,30 @@ cdef class ShardedReader:
                 plan.shard[i] = s
                 plan.point[i] = point
 
+    cdef bint may_hold(self, int64_t n):
+        """Whether there may be n rows once those are there that are being written into shards here.
+
+        Rows of others are those that are known.
+        """
+        cdef int64_t s
+        cdef double n_rows = 0
+        cdef Reader reader
+        for s in range(self.n_shards):
+            if self.shard[s].is_here:
+                reader = <Reader>self.readers[s]
+                with nogil:
+                    n_rows += reader.slots.n_to_come()
+            elif self.shard[s].total > 0:
+                n_rows += self.shard[s].n_rows
+        return n_rows >= n
+
     cdef void find_alike(self, Plan plan, int64_t i, double left) noexcept nogil:
         """Find the shard of a row that is drawn from all rows alike, for ``left`` in [0, 1)."""
         cdef int64_t s = 0
         while s + 1 < self.n_shards and left >= plan.row_share[s]:
             left -= plan.row_share[s]
             s += 1
-        while plan.row_share[s] <= 0:
+        while s > 0 and plan.row_share[s] <= 0:
             s -= 1
             left = plan.row_share[s]
         plan.shard[i] = s

@@ -16,26 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..control_groups import control_groups
 from ..errors import AttachError
 from ..validation import as_count
 
 __all__ = ["Descriptor"]
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_CGROUPS = [  # limit, use, and what of the use can be dropped
-    (
-        "/sys/fs/cgroup/memory.max",
-        "/sys/fs/cgroup/memory.current",
-        "/sys/fs/cgroup/memory.stat",
-        "inactive_file",
-    ),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        "/sys/fs/cgroup/memory/memory.stat",
-        "total_inactive_file",
-    ),
-]
+# Of control groups of either version: limit, use, and what of the use can be dropped.
+_LIMITS = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 
 
 @dataclass(frozen=True)
@@ -223,14 +215,17 @@ def _something_else(descriptor: Descriptor) -> AttachError:
 
 
 def free_memory() -> int:
-    """Return how many bytes can be had without swapping, by the machine and the control group."""
+    """Return how many bytes can be had without swapping: by the machine, and by control groups."""
     free = int(_field(Path("/proc/meminfo"), "MemAvailable:")) * 1024
-    for limit, use, stat, droppable in _CGROUPS:
+    for folder, version in control_groups("memory", "memory"):
+        limit, use, droppable = _LIMITS[version]
         try:
-            maximum, used = Path(limit).read_text().strip(), int(Path(use).read_text())
+            maximum = (folder / limit).read_text().strip()
             if maximum != "max":
-                free = min(free, max(int(maximum) - used + int(_field(Path(stat), droppable)), 0))
-        except OSError:
+                used = int((folder / use).read_text())
+                dropped = int(_field(folder / "memory.stat", droppable))
+                free = min(free, max(int(maximum) - used + dropped, 0))
+        except (OSError, ValueError):
             continue
     return free
 

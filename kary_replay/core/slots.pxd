@@ -104,4 +104,5 @@ cdef class Slots:
     cdef void settle(self) noexcept nogil
     cdef void retire(self, const Handle* handle, int64_t n, int64_t* scratch) noexcept nogil
     cdef bint is_idle(self) noexcept nogil
+    cdef int64_t n_to_come(self) noexcept nogil
     cdef bint holds_no_row(self, int64_t slot, bint with_mass) noexcept nogil

@@ -496,6 +496,15 @@ cdef class Slots:
         release(self.header)
         return is_idle
 
+    cdef int64_t n_to_come(self) noexcept nogil:
+        """Return how many rows may be drawn once all that are being written are there."""
+        cdef int64_t n
+        acquire(self.header)
+        bury(self.attachment, False)
+        n = self.header.n_with_mass + self.header.n_writing
+        release(self.header)
+        return n
+
     cdef bint holds_no_row(self, int64_t slot, bint with_mass) noexcept nogil:
         """Whether a slot has no row and gets none unless somebody adds one.
 

@@ -176,6 +176,8 @@ class Prefetcher:
             with self._lock:
                 if self._worker is worker:
                     self._worker = None
+            if isinstance(item, StopIteration):  # which would end the loop without a word
+                raise RuntimeError("the transform has raised StopIteration") from item
             if item is not None:
                 raise item
             worker.ready.put(None)  # wakes the next of the other threads that wait

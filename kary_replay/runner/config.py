@@ -254,6 +254,8 @@ class RunnerConfig:
                 self, "evaluation_interval", max(1, self.total_env_steps // EVALUATIONS)
             )
         _check_values(self)
+        for name in ("env_options", "eval_env_options"):  # whose owner may change them
+            object.__setattr__(self, name, json.loads(json.dumps(dict(getattr(self, name)))))
 
     @property
     def algorithm_class(self) -> type[Algorithm]:

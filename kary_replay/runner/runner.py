@@ -18,15 +18,13 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from ..algorithms import UnsuitableSpaceError
 from ..version import VERSION
 from .allocation.cores import Allocation
 from .allocation.measurement import measured_allocation, measured_in_turns, numbers_to_try
 from .backends import BACKENDS, Supervisor
 from .callback import RunnerCallback
 from .config import ConfigError, RunnerConfig
-from .environments import atari
-from .environments.env_factory import EnvFactory, env_factory, is_importable
+from .environments.env_factory import env_factory, trouble_with_name
 from .failures import WorkerFailedError
 from .flow import HostedFlow, device_of
 from .interrupts import Interrupts
@@ -41,10 +39,6 @@ from .streams import Checkpoint
 __all__ = ["RunFailedError", "RunResult", "Runner"]
 
 POLL_SECONDS = 0.1
-_NOT_IMPORTABLE = (
-    "{} does not lead to env={!r}, so this run cannot be resumed, played or exported later: give a "
-    "function at the top level of a module"
-)
 
 
 class RunFailedError(RuntimeError):
@@ -74,7 +68,7 @@ class RunResult:
     startup_seconds: float
     """Seconds before the workers began: checks, measurements, processes."""
     directory: Path
-    """Where the run is kept."""
+    """Where the run is kept: an absolute path."""
     evaluations: list[Evaluation] = field(default_factory=list)
     """All of them, in order."""
     allocation: Allocation | None = None
@@ -142,7 +136,8 @@ class Runner:
                 f"callback must be an instance of a class derived from RunnerCallback, or None, "
                 f"got {callback!r}"
             )
-        RunDirectory.check_free(config)
+        self._here = _working_directory()  # which environments may change
+        RunDirectory.check_free(config, self._here)
         _check_devices(config)
         if config.backend != "serial":  # of which other systems than Linux know nothing
             from .. import fork_server
@@ -152,7 +147,7 @@ class Runner:
             except OSError as error:
                 raise ConfigError(str(error)) from error
         self.config = config
-        self._env_factory = _env_factory(config)
+        self._env_factory = env_factory(config)
         self._console, self._callback = console, callback
         self._callback_failed: tuple[str, BaseException] | None = None  # which method, and how
         self._stop = threading.Event()
@@ -198,7 +193,7 @@ class Runner:
         config = dataclasses.replace(config, **changes)
         if found.written_by != VERSION:
             raise ConfigError(
-                f"{found.path} was written by kary-replay {found.written_by}, this is {VERSION}: "
+                f"{found.name} was written by kary-replay {found.written_by}, this is {VERSION}: "
                 "a run goes on only with the version that it began with"
             )
         folder, counters = found.checkpoint(config)
@@ -210,7 +205,7 @@ class Runner:
         return runner
 
     def stop(self) -> None:
-        """End the run soon, with a checkpoint; from any thread."""
+        """End the run soon, with a checkpoint; from any thread. Before `run`, it begins none."""
         self._stop.set()
 
     def run(self) -> RunResult:
@@ -237,6 +232,7 @@ class Runner:
         begun = time.monotonic()
         config, counters = self.config, self._checkpoint.counters
         with contextlib.ExitStack() as let_go:
+            let_go.callback(self._forget_stop)
             if self._directory is not None:
                 self._directory.lock()
                 let_go.callback(self._directory.unlock)
@@ -256,13 +252,18 @@ class Runner:
                 config, self._env_factory, int(n_actors), backend.medium, self._checkpoint
             )
             let_go.callback(flow.close)
-            directory = self._directory or RunDirectory.new(config)
+            directory = self._directory or RunDirectory.new(config, self._here)
             let_go.callback(directory.unlock)
             let_go.callback(self._keep_nothing_if_not_begun, directory, flow)
             monitor = Monitor(flow, directory, self._console, self._allocation)
             directory.change(self._changes)
             supervisor = Supervisor(flow, backend, monitor.warn, self._stop.is_set)
             return self._run(supervisor, flow, monitor, begun)
+
+    def _forget_stop(self) -> None:
+        """Let the next call of `run`, if there is one, go on or begin anew."""
+        self._stop.clear()
+        self._callback_failed = None
 
     def _keep_nothing_if_not_begun(self, directory: RunDirectory, flow: HostedFlow) -> None:
         """Remove the directory of a run that has not begun, so that it may begin there again."""
@@ -280,8 +281,8 @@ class Runner:
         directory = monitor.directory
         try:
             with Interrupts(self._stop), monitor:
-                if not is_importable(self.config):
-                    monitor.warn(_NOT_IMPORTABLE.format(self.config.env_name, self.config.env))
+                if trouble := trouble_with_name(self.config):
+                    monitor.warn(trouble)
                 supervisor.start()
                 startup, trains = time.monotonic() - begun, not self._stop.is_set()
                 try:
@@ -329,8 +330,8 @@ class Runner:
 
     def _finished(self, directory: RunDirectory, why: str) -> RunResult:
         """Say that there is nothing to do; return what the run came to."""
-        Display(self._console or Console(), self.config, directory.path).say(
-            f"the run in {directory.path} is finished: {why}"
+        Display(self._console or Console(), self.config, directory.name).say(
+            f"the run in {directory.name} is finished: {why}"
         )
         counters = self._checkpoint.counters
         records = list(directory.records(EPISODES))[-RECENT_EPISODES:]
@@ -482,9 +483,17 @@ class Runner:
         return self._allocation.chosen.actors
 
 
+def _working_directory() -> Path | None:
+    """Return it; None if it has been removed, where absolute paths are of use all the same."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return None
+
+
 def _what_is_saved(directory: RunDirectory) -> str:
     """Return what a run that failed leaves, in a line."""
-    path, best = directory.path, directory.policy("best")
+    path, best = directory.name, directory.policy("best")
     policy = (
         f" The best policy so far, of return {best.evaluation.mean_return:.1f}, "
         f"can be played from {path}."
@@ -543,11 +552,3 @@ def _check_device(name: str, device: str, workers: str, n_workers: int) -> None:
             f"torch finds {n_devices} CUDA devices; "
             f"use {f'fewer {workers} or ' if n_devices else ''}{name}='cpu'"
         )
-
-
-def _env_factory(config: RunnerConfig) -> EnvFactory:
-    """Return what makes the environment; ConfigError if that, or the algorithm, cannot work."""
-    try:
-        return env_factory(config)
-    except UnsuitableSpaceError as error:
-        raise ConfigError(f"{error}{atari.hint(config.env, config.env_options)}") from None

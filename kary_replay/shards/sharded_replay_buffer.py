@@ -626,7 +626,8 @@ class ShardedReplayBuffer:
                 return
             in_vain = 0 if plan.n_missing < least else in_vain + plan.n_missing
             least = min(least, plan.n_missing)
-            if plan.is_unique and in_vain > MOST_IN_VAIN:
+            # of a batch of all rows, the last one takes as many draws as there are rows
+            if plan.is_unique and in_vain > MOST_IN_VAIN + 20 * plan.n:
                 raise ValueError(
                     "unique=True: few rows have nearly all the mass, and hardly a new one is found "
                     f"for a batch of {plan.n}; draw without unique"

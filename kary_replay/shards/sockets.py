@@ -29,6 +29,7 @@ WELCOME = b"KRsh welcome\n"
 CONNECT_SECONDS = 5.0
 SEND_SECONDS = 30.0  # for a client to take something of its answers
 STALL_SECONDS = 5.0  # between two parts of a message, for a client
+MOST_SECONDS = 2e6  # that the system waits at once: some weeks
 SHORT_SECONDS = 100e-6
 BUFFERS_AT_ONCE = 64  # that one call sends; systems allow 1024
 
@@ -195,7 +196,8 @@ class SocketTransport:
         host, port = self.address
         where = f"{host}:{port}"
         try:
-            connection = socket.create_connection((host, port), timeout_seconds)
+            patience = min(timeout_seconds, MOST_SECONDS)
+            connection = socket.create_connection((host, port), patience)
         except OSError as error:
             raise ConnectionError(f"no shard answers at {where}: {error}") from error
         try:
@@ -408,7 +410,7 @@ def _wait(connection: socket.socket, events: int, timeout_seconds: float) -> int
     try:
         poll = select.poll()
         poll.register(connection, events)
-        found = poll.poll(math.ceil(1000 * timeout_seconds))
+        found = poll.poll(math.ceil(1000 * min(timeout_seconds, MOST_SECONDS)))
     except (OSError, ValueError):
         return events  # it has been closed, which whoever uses it finds out
     if not found:

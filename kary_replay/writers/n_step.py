@@ -227,7 +227,7 @@ class NStepWriter(StepWriter):
 
         Returns
         -------
-        int64 [B]
+        int64 [B], or None from a ShardedReplayBuffer, whose rows have no slots
             The slots of the buffer that were written, by environment in the order of ``env``, then
             by first step. B is 0 while no window is complete, and M once each has n_step steps. An
             environment whose episode ended writes all its pending windows.

@@ -170,7 +170,7 @@ class SequenceWriter(StepWriter):
 
         Returns
         -------
-        int64 [B]
+        int64 [B], or None from a ShardedReplayBuffer, whose rows have no slots
             The slots of the buffer that were written, in the order of ``env``: at most one for each
             environment that stepped.
 

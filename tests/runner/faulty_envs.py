@@ -97,6 +97,12 @@ def make(**options):
     return Faulty(**options)
 
 
+def make_elsewhere(folder, **options):
+    """Change the working directory, as simulators do that unpack something."""
+    os.chdir(folder)
+    return Faulty(**options)
+
+
 class Continuous(Faulty):
     """The same with continuous actions, which it hands on to its observations."""
 

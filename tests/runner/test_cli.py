@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -428,3 +429,18 @@ def test_a_closed_pipe_does_not_end_a_run(tmp_path):
     assert "Traceback" not in said and "BrokenPipe" not in said
     assert process.wait(HANG_SECONDS) == 0
     assert (tmp_path / "run" / "learning_curve.png").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["presets"], ["train", "--help"]], ids=" ".join
+)
+def test_output_that_nobody_reads_is_no_error(arguments):
+    """Standard output is closed, or a pipe that nobody reads, which is written to at once."""
+    command = shlex.join([sys.executable, "-m", "kary_replay", *arguments])
+    closed = subprocess.run(["sh", "-c", f"{command} >&-"], stderr=subprocess.PIPE, text=True)
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = started(*arguments, stdout=writer, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    os.close(writer)
+    _, said = process.communicate()
+    assert (closed.returncode, closed.stderr, process.returncode, said) == (0, "", 0, "")

@@ -2,11 +2,14 @@
 
 import functools
 import json
+import os
 import pickle
 import subprocess
 import sys
+from collections import ChainMap
 from decimal import Decimal
 from pathlib import Path
+from types import MappingProxyType
 
 import faulty_envs
 import gymnasium
@@ -14,7 +17,7 @@ import numpy as np
 import pytest
 from runs import HANG_SECONDS, config, run
 
-from kary_replay import PrioritizedReplayBuffer, cli
+from kary_replay import PrioritizedReplayBuffer, cli, fork_server
 from kary_replay.algorithms import (
     ALGORITHMS,
     DQNOptions,
@@ -24,7 +27,7 @@ from kary_replay.algorithms import (
 )
 from kary_replay.runner import ConfigError, Runner, RunnerConfig
 from kary_replay.runner.config import as_json, from_json
-from kary_replay.runner.environments.env_factory import env_factory
+from kary_replay.runner.environments.env_factory import env_factory, trouble_with_name
 from kary_replay.runner.presets import PRESETS
 from kary_replay.runner.records.run_directory import RunDirectory
 
@@ -497,6 +500,15 @@ def test_a_run_of_another_kind_is_not_gone_on_with(command, changed, finished, c
     assert sorted(finished.rglob("*")) == files
 
 
+@pytest.mark.parametrize("command", ["play", "export --to sb3"])
+def test_an_environment_that_has_other_spaces_by_now_is_refused(command, tmp_path, capsys):
+    run("ddpg", "Pendulum-v1", tmp_path / "run", total_env_steps=120, evaluate="during")
+    path = tmp_path / "run" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "env": "CartPole-v1"}))
+    assert cli.main([*command.split(), str(tmp_path / "run")]) == 2
+    assert "ddpg needs continuous actions" in capsys.readouterr().err
+
+
 def test_a_run_without_a_checkpoint_is_not_gone_on_with(tmp_path, capsys):
     RunDirectory.new(config("dqn", "CartPole-v1", tmp_path / "run")).unlock()
     assert cli.main(["train", "--resume", str(tmp_path / "run")]) == 2
@@ -514,3 +526,34 @@ def test_hyperparameters_of_any_type_of_number_are_taken():
     DQNOptions(v_min=np.float16(-60000), v_max=np.float16(60000), n_atoms=51)
     DQNOptions(learning_rate=Decimal("0.001"), v_max=Decimal(5))
     DQNOptions(v_min=-2e38, v_max=2e38)  # without atoms they say nothing
+
+
+def test_env_options_are_any_mapping_and_a_copy():
+    """As Hydra and others have them."""
+    inner = {"sutton_barto_reward": True, "list": [1]}
+    settings = RunnerConfig(
+        "dqn", "CartPole-v1", env_options=MappingProxyType(inner), eval_env_options=ChainMap(inner)
+    )
+    inner["list"].append(2)
+    wanted = {"sutton_barto_reward": True, "list": [1]}
+    assert settings.env_options == wanted and type(settings.env_options) is dict
+    assert settings.eval_env_options == wanted and as_json(settings)["env_options"] == wanted
+    assert pickle.loads(pickle.dumps(settings)) == settings
+
+
+def test_a_function_of_the_program_is_found_by_no_other(monkeypatch):
+    def make():
+        return faulty_envs.make()
+
+    make.__module__, make.__qualname__ = "__main__", "make"
+    settings = RunnerConfig("dqn", make, backend="serial")
+    assert "__main__:make does not lead to" in trouble_with_name(settings)
+    monkeypatch.setattr(sys.modules["__main__"], "make", make, raising=False)
+    assert "only this program finds __main__:make" in trouble_with_name(settings)
+    assert trouble_with_name(RunnerConfig("dqn", faulty_envs.make)) == ""
+
+
+def test_paths_that_are_no_text_are_left_out_as_python_does(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere")])
+    with fork_server._inherited():
+        assert "/nowhere" not in os.environ["PYTHONPATH"]

@@ -249,3 +249,12 @@ def test_mp4_needs_ffmpeg(trained, tmp_path):
     else:
         play.play(trained, episodes=1, output=tmp_path / "x.mp4")
         assert (tmp_path / "x.mp4").stat().st_size > 0
+
+
+def test_a_film_is_made_though_nobody_reads_what_is_said(trained, tmp_path, monkeypatch):
+    def fail(*_):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    monkeypatch.setattr("builtins.print", fail)
+    film = tmp_path / "film.gif"
+    assert len(play.play(trained, episodes=2, output=film)) == 2 and film.exists()

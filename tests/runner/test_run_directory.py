@@ -22,6 +22,8 @@ from kary_replay.runner import (
     run_directory,
 )
 from kary_replay.runner.flow import HostedFlow
+from kary_replay.runner.policies.export import export
+from kary_replay.runner.policies.play import play
 from kary_replay.runner.records import run_directory as directories
 from kary_replay.runner.records.run_directory import RunDirectory, load_state, save_state
 from kary_replay.runner.workers import evaluator
@@ -86,7 +88,7 @@ def test_a_run_that_cannot_go_on_lets_its_directory_go(tmp_path):
 
 
 def test_of_two_runs_that_begin_in_one_directory_the_second_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(RunDirectory, "check_free", lambda config: None)  # both have looked
+    monkeypatch.setattr(RunDirectory, "check_free", lambda *_: None)  # both have looked
     settings = config("dqn", "CartPole-v1", tmp_path / "run", **QUICK)
     first = RunDirectory.new(settings)
     content = (first.path / "config.json").read_text()
@@ -540,3 +542,65 @@ def test_all_files_of_a_checkpoint_are_on_the_disk_before_it_counts(tmp_path, mo
     assert files | {directory / "config.json"} <= set(synced) and {
         path.suffix for path in files
     } >= {".pt", ".npz"}
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+@pytest.mark.parametrize("named", [True, False])
+def test_an_environment_may_change_the_working_directory(backend, named, tmp_path, monkeypatch):
+    """Paths are of where the runner was made, for the run and for those who use it."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    settings = config(
+        "dqn",
+        "faulty_envs:make_elsewhere",
+        "named",
+        env_options={"folder": str(tmp_path / "elsewhere")},
+        backend=backend,
+        evaluate="during",
+        **QUICK,
+    )
+    runner = Runner(settings if named else replace(settings, directory=None))
+    assert Path.cwd() == tmp_path / "elsewhere"
+    directory = runner.run().directory
+    name = Path("named" if named else "runs/dqn_faulty_envs_make_elsewhere_s0")
+    assert directory == tmp_path / name and (directory / "learning_curve.png").exists()
+    monkeypatch.chdir(tmp_path)
+    assert Runner.resume(name, total_env_steps=800).run().env_steps >= 800
+    monkeypatch.chdir(tmp_path)
+    play(name, episodes=1)
+    monkeypatch.chdir(tmp_path)
+    pytest.importorskip("stable_baselines3")
+    assert export(name, to="sb3", output=Path("model.zip")) == tmp_path / "model.zip"
+    assert (tmp_path / "model.zip").exists() and not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_link_that_leads_nowhere_is_no_place_for_runs(tmp_path, monkeypatch):
+    """It is no run of that name, after which one would look for the next number."""
+    monkeypatch.chdir(tmp_path)
+    Path("runs").symlink_to(tmp_path / "not mounted")
+    settings = replace(config("dqn", "CartPole-v1", "run", **QUICK), directory=None)
+    with pytest.raises(ConfigError, match=r"directory='runs/dqn_CartPole-v1_s0' cannot be made"):
+        RunDirectory.new(settings)
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_folder_that_was_there_before_a_run_that_does_not_begin_stays(is_link, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o750)
+    path = tmp_path / "run" if is_link else folder
+    if is_link:
+        path.symlink_to(folder)
+    for _ in range(2):
+        runner = Runner(config("dqn", "CartPole-v1", path))
+        runner.stop()
+        assert runner.run().env_steps == 0
+        assert not list(folder.iterdir()) and path.is_symlink() == is_link
+    assert folder.stat().st_mode & 0o777 == 0o750
+
+
+def test_a_run_that_was_stopped_may_begin_anew(tmp_path):
+    runner = Runner(config("dqn", "CartPole-v1", tmp_path / "run", **QUICK))
+    runner.stop()
+    assert runner.run().interrupted
+    result = runner.run()
+    assert result.env_steps == 400 and not result.interrupted

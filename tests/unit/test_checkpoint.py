@@ -341,3 +341,18 @@ def test_slots_that_a_dead_process_gave_up_stay_free(tmp_path):
     twin.add(**row)
     twin.add(**row)
     assert len(twin) == 8
+
+
+@pytest.mark.parametrize("alpha", [0.6, 1.0])
+def test_masses_that_were_set_count_as_priorities(alpha, tmp_path):
+    """A new row gets the largest one, and the same in a buffer that was saved."""
+    buffer = kr.PrioritizedReplayBuffer(8, {"x": kr.Field((), "float32")}, alpha=alpha, seed=0)
+    buffer.add(x=np.zeros(4))
+    buffer.tree.set(np.arange(4), [1.0, 2.0, 3.0, 10.0])
+    assert buffer.max_priority == pytest.approx(10 ** (1 / alpha))
+    buffer.save(tmp_path / "saved")
+    loaded = kr.PrioritizedReplayBuffer.load(tmp_path / "saved")
+    for one in (buffer, loaded):
+        one.add(x=1.0)
+        assert one.tree.get(np.arange(5)).tolist() == pytest.approx([1, 2, 3, 10, 10])
+    assert buffer.max_priority == loaded.max_priority

@@ -240,6 +240,15 @@ def test_time_outs_arrive():
         assert limiter.balance >= -16
 
 
+def test_a_transform_that_raises_stop_iteration_ends_no_loop_without_a_word():
+    numbers = iter(range(2))
+    with Prefetcher(make(), 4, depth=1, transform=lambda batch: (next(numbers), batch)[1]) as one:
+        with pytest.raises(RuntimeError, match="the transform has raised StopIteration") as caught:
+            for _ in one:
+                pass
+        assert isinstance(caught.value.__cause__, StopIteration)
+
+
 def test_closing():
     buffer = make()
     batches = Prefetcher(buffer, 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -337,3 +338,50 @@ def test_an_update_in_part_is_none() -> None:
         many.update_priorities(handle, [5.0, 5.0])
     assert [shard.total_mass for shard in shards] == [8.0, 4.0]
     assert np.isnan(many.relative_noise)
+
+
+@pytest.mark.parametrize("options", [{}, {"unique": True}], ids=str)
+@pytest.mark.parametrize("exact", [None, "rejection"])
+def test_rows_that_are_being_overwritten_are_waited_for(exact, options, run_threaded) -> None:
+    """An add that covers a shard leaves no row for a moment, and is no empty buffer."""
+    shard, n_adds = new_shard(8), 30_000
+    many = kr.ShardedReplayBuffer([shard], exact=exact, seed=0)
+    add_rows(shard, np.arange(8))
+    ended = threading.Event()
+
+    def write() -> None:
+        for _ in range(n_adds):
+            add_rows(shard, np.arange(8))
+        ended.set()
+
+    def draw() -> None:
+        while not ended.is_set():
+            assert len(many.sample(4, **options)) > 0
+
+    run_threaded([write, draw])
+    with pytest.raises(ValueError, match="must be at most the number of rows"):
+        many.sample(9, unique=True)
+    shard.tree.set(np.arange(8), 0.0)
+    with pytest.raises(EmptyBufferError):
+        many.sample(4, **options)
+
+
+def test_a_batch_of_all_rows_is_no_matter_of_luck() -> None:
+    """The last of many equal rows takes many draws."""
+    n = 4096
+    many, _ = sharded([np.ones(n // 2), np.ones(n // 2)], [False, True])
+    assert len(np.unique(many.sample(n, unique=True).number)) == n
+
+
+def test_a_rate_limiter_asks_shards_elsewhere(run_threaded) -> None:
+    """Whose counts are known from their answers alone."""
+    shard = new_shard(1000)
+    learner = kr.ShardedReplayBuffer([far(shard)])
+    limiter = kr.RateLimiter(learner, samples_per_insert=1, min_size=10, error=64)
+
+    def write() -> None:
+        for _ in range(50):
+            add_rows(shard, np.arange(4))
+
+    run_threaded([write, lambda: limiter.await_sample(32, 300.0)])
+    assert len(learner.sample(32)) > 0

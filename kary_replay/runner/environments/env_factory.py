@@ -17,14 +17,15 @@ import gymnasium
 import torch
 from gymnasium.envs.registration import EnvSpec
 
+from ...algorithms import UnsuitableSpaceError
 from ...algorithms.normalization import Normalization
 from ..config import ConfigError, RunnerConfig, suggestion
-from .atari import is_game, make_game
+from .atari import hint, is_game, make_game
 from .minatar import is_board_game, make_board_game, register_board_games
 from .running_statistics import check_no_running_statistics
 from .stacking import Stacking, stacking_of
 
-__all__ = ["EnvFactory", "env_factory", "is_importable"]
+__all__ = ["EnvFactory", "env_factory", "trouble_with_name"]
 
 
 # What the ids of a package begin with, its name for pip, and the module that registers them.
@@ -108,9 +109,8 @@ def env_factory(config: RunnerConfig) -> EnvFactory:
     Raises
     ------
     ConfigError
-        If the environment cannot be made, or sent to other processes.
-    UnsuitableSpaceError
-        If the algorithm cannot handle its spaces.
+        If the environment cannot be made, or sent to other processes, or the algorithm cannot
+        handle its spaces.
     """
     env = config.env
     if isinstance(env, str) and env.partition("/")[0] in PACKAGES:
@@ -119,9 +119,9 @@ def env_factory(config: RunnerConfig) -> EnvFactory:
             if is_board_game(env):
                 register_board_games()
     if isinstance(env, str) and ":" not in env and env not in gymnasium.registry:
-        hint = _package_hint(env) or suggestion(env, gymnasium.registry)
+        known = _package_hint(env) or suggestion(env, gymnasium.registry)
         raise ConfigError(
-            f"env must be the id of a gymnasium environment, or module:function, got {env!r}{hint}"
+            f"env must be the id of a gymnasium environment, or module:function, got {env!r}{known}"
         )
     if isinstance(env, str) and ":" in env:
         try:
@@ -136,7 +136,10 @@ def env_factory(config: RunnerConfig) -> EnvFactory:
         _check_picklable(env, factory, config.backend)
     name = f"env={config.env_name!r}"
     observation_space, action_space, factory.stacking = _spaces(factory, name)
-    config.algorithm_class.check_spaces(observation_space, action_space)
+    try:
+        config.algorithm_class.check_spaces(observation_space, action_space)
+    except UnsuitableSpaceError as error:
+        raise ConfigError(f"{error}{hint(env, config.env_options)}") from None
     if config.eval_env_options:
         name += f" with eval_env_options={dict(config.eval_env_options)!r}"
         *found, _ = _spaces(factory.evaluation, name)
@@ -198,12 +201,26 @@ def _package_hint(env: str) -> str:
     return f": {package} registers it. pip install {package}, and write {module}:{env}"
 
 
-def is_importable(config: RunnerConfig) -> bool:
-    """Return whether the name that config.json has for the environment leads to it."""
+def trouble_with_name(config: RunnerConfig) -> str:
+    """Return why the name that config.json has for the environment is of no use later, or ""."""
+    if isinstance(config.env, str):
+        return ""
+    name = config.env_name
     try:
-        return isinstance(config.env, str) or imported(config.env_name) == config.env
+        is_found = imported(name) == config.env
     except Exception:
-        return False
+        is_found = False
+    if not is_found:
+        return (
+            f"{name} does not lead to env={config.env!r}, so this run cannot be resumed, played "
+            "or exported later: give a function at the top level of a module"
+        )
+    if name.startswith("__main__:"):
+        return (
+            f"only this program finds {name}: kary-replay play, export and train --resume do not. "
+            "Give a function of a module of its own for that"
+        )
+    return ""
 
 
 def _check_has_numbers(space: Any) -> None:

@@ -18,7 +18,7 @@ from ...algorithms.spaces import is_board, is_image
 from ..config import ConfigError
 from ..records.run_directory import PolicyName
 from .checkpoint_policy import CheckpointPolicy, checkpoint_algorithm, checkpoint_policy
-from .output import NewFile, check_output
+from .output import NewFile, check_output, say
 
 __all__ = ["export"]
 
@@ -64,9 +64,10 @@ def export(
         raise ConfigError(
             'export to sb3 needs Stable-Baselines3: pip install "kary-replay[sb3]"'
         ) from None
+    shown = output or directory / "sb3.zip"
+    path = shown.absolute()  # the environment may change the working directory
     found = checkpoint_policy(directory, which)
     whole = checkpoint_algorithm(found)
-    path = output or found.path / "sb3.zip"
     check_output(path, ".zip")
     _check(found)
     name = MODELS[found.config.algorithm]
@@ -84,9 +85,9 @@ def export(
     with file.being_written():
         model.save(file.path)
         file.complete()
-    print(
+    say(
         f"{found.described}\n"
-        f"wrote {path}; load it with: stable_baselines3.{name}.load({str(path)!r})"
+        f"wrote {shown}; load it with: stable_baselines3.{name}.load({str(shown)!r})"
     )
     return path
 

@@ -9,7 +9,13 @@ from pathlib import Path
 
 from ..config import ConfigError
 
-__all__ = ["NewFile", "check_output"]
+__all__ = ["NewFile", "check_output", "say"]
+
+
+def say(line: str) -> None:
+    """Print a line; what is done goes on if nobody reads any more."""
+    with contextlib.suppress(OSError):
+        print(line)
 
 
 def check_output(path: Path, *endings: str) -> None:

@@ -17,7 +17,7 @@ from ..environments.vector import Environments
 from ..records.run_directory import PolicyName
 from ..workers.evaluator import FIRST_SEED, n_together
 from .checkpoint_policy import CheckpointPolicy, checkpoint_policy
-from .output import NewFile, check_output
+from .output import NewFile, check_output, say
 from .player import Player
 
 __all__ = ["play"]
@@ -65,8 +65,9 @@ def play(
         )
     if window and output is not None:
         raise ConfigError(f"a window is not filmed: leave window or output={output} out")
+    shown = output or directory / "play.gif"
+    path = shown.absolute()  # the environment may change the working directory
     found = checkpoint_policy(directory, which)
-    path = output or found.path / "play.gif"
     if not window:
         _check_output(path)
     env, trouble = _rendered(found.env_factory.evaluation, "human" if window else "rgb_array", seed)
@@ -91,14 +92,14 @@ def play(
 
     returns: list[float] = []
     try:
-        print(found.described)
+        say(found.described)
         for episode in range(episodes):
             act = _act_as_in_evaluations(found, episode % n_rows, n_rows)
             played, n_cut = environments.play(act, [seed + episode], max_steps, look)
             look()
             returns += played
             cut = f", cut off after evaluation_max_steps={max_steps:,} steps" if n_cut else ""
-            print(f"episode {episode + 1}: return {returns[-1]:.1f}{cut}")
+            say(f"episode {episode + 1}: return {returns[-1]:.1f}{cut}")
     except BaseException:
         if film is not None:
             with contextlib.suppress(ConfigError):  # what comes first is what is to be said
@@ -108,14 +109,14 @@ def play(
         environments.close()
     if film is not None and not trouble:
         film.close()
-    print(f"mean return {np.mean(returns):.1f} of {episodes} episode{'s' * (episodes > 1)}")
+    say(f"mean return {np.mean(returns):.1f} of {episodes} episode{'s' * (episodes > 1)}")
     if trouble and output:
         raise ConfigError(f"{found.config.env_name} cannot be shown: {trouble}")
     if trouble:
-        print(f"no film: {trouble}")
+        say(f"no film: {trouble}")
     elif film is not None:
-        print(
-            f"wrote {path}"
+        say(
+            f"wrote {shown}"
             + (f", the first {MOST_GIF_FRAMES} frames of it" if film.is_full else "")
         )
     return returns

@@ -68,7 +68,7 @@ class Monitor:
         counters = flow.checkpoint.counters
         self._progress = Progress(flow)
         console = Console() if console is None else console
-        self._display = Display(console, flow.config, directory.path)
+        self._display = Display(console, flow.config, directory.name)
         self._scalars = Scalars(directory.path, int(counters.get("env_steps", 0)))
         self._allocation = allocation
         self.recent: deque[float] = deque(maxlen=RECENT_EPISODES)

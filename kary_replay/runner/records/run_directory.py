@@ -59,38 +59,44 @@ class RunDirectory:
     ----------
     path : Path
         Where it is.
+    name : Path, optional
+        How messages call it; by default as it was given.
+
+    Notes
+    -----
+    ``path`` is absolute: an environment may change the working directory.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, name: Path | None = None) -> None:
+        self.path, self.name = path.absolute(), name or path
+        self._is_made = False  # by this run
         self._files: dict[str, TextIO] = {}
         self._locks: list[TextIO] = []
         self.written_by: str | None = version.VERSION
 
     @classmethod
-    def new(cls, config: RunnerConfig) -> RunDirectory:
-        """Make the directory of a new run, and lock it; ConfigError if it cannot be made."""
-        cls.check_free(config)
-        path = (
-            Path(config.directory)
-            if config.directory is not None
-            else Path("runs") / default_name(config)
-        )
+    def new(cls, config: RunnerConfig, here: Path | None = None) -> RunDirectory:
+        """Make the directory of a new run, and lock it; ConfigError if it cannot be made.
+
+        ``here`` is where a relative path begins, by default the working directory.
+        """
+        cls.check_free(config, here)
+        name = Path("runs") / default_name(config)
+        if config.directory is not None:
+            name = Path(config.directory)
         number = 1
         content = {"format": FORMAT, "version": version.VERSION, **as_json(config)}
         text = json.dumps(content, indent=2, default=plain)
         try:
-            while True:
-                try:
-                    path.mkdir(parents=True, exist_ok=config.directory is not None)
-                    break
-                except FileExistsError:
-                    if config.directory is not None:
-                        raise
-                    number += 1
-                    path = path.with_name(f"{default_name(config)}_{number}")
-            new = cls(path)
-            with (path / "config.json").open("x") as file:  # unless another run has just begun here
+            new = cls((here or Path()) / name, name)
+            new.path.parent.mkdir(parents=True, exist_ok=True)
+            while not new._make():
+                if config.directory is not None:
+                    break  # it was there, and empty
+                number += 1
+                name = name.with_name(f"{default_name(config)}_{number}")
+                new = cls(new.path.with_name(name.name), name)
+            with (new.path / "config.json").open("x") as file:  # unless another run has just begun
                 try:
                     file.write(text)
                     file.flush()
@@ -98,9 +104,16 @@ class RunDirectory:
                     new.discard()
                     raise
         except OSError as error:
-            raise ConfigError(f"directory={str(path)!r} cannot be made: {error}") from None
+            raise ConfigError(f"directory={str(name)!r} cannot be made: {error}") from None
         new.lock()
         return new
+
+    def _make(self) -> bool:
+        """Make the folder; return False if something of that name is there."""
+        with contextlib.suppress(FileExistsError):
+            self.path.mkdir()
+            self._is_made = True
+        return self._is_made
 
     def lock(self) -> None:
         """Keep other runs out of the directory; ConfigError if one is there.
@@ -119,12 +132,12 @@ class RunDirectory:
         except BlockingIOError:
             self.unlock()
             raise ConfigError(
-                f"a run is going on in {self.path}: wait for its end, or end it with Ctrl-C"
+                f"a run is going on in {self.name}: wait for its end, or end it with Ctrl-C"
             ) from None
         except OSError as error:
             self.unlock()
             warnings.warn(
-                f"{self.path} cannot be locked ({error.strerror}), so nothing keeps another run "
+                f"{self.name} cannot be locked ({error.strerror}), so nothing keeps another run "
                 "out of it: see to it that none is begun there",
                 RuntimeWarning,
                 stacklevel=3,
@@ -152,19 +165,27 @@ class RunDirectory:
             os.replace(new, self.path / "config.json")
         except OSError as error:
             raise ConfigError(
-                f"the run in {self.path} cannot go on: config.json cannot be written: {error}"
+                f"the run in {self.name} cannot go on: config.json cannot be written: {error}"
             ) from None
 
     def discard(self) -> None:
-        """Remove the directory."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Remove all that the run has there, and the directory if the run has made it."""
+        if self._is_made:
+            shutil.rmtree(self.path, ignore_errors=True)
+            return
+        with contextlib.suppress(OSError):  # as far as that is possible
+            for path in list(self.path.iterdir()):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink()
 
     @staticmethod
-    def check_free(config: RunnerConfig) -> None:
+    def check_free(config: RunnerConfig, here: Path | None = None) -> None:
         """Raise ConfigError if the directory that a new run is to have is taken."""
         if config.directory is None:
             return
-        path = Path(config.directory)
+        path = (here or Path()) / config.directory
         try:
             taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
         except OSError as error:
@@ -173,8 +194,8 @@ class RunDirectory:
             ) from None
         if taken:
             raise ConfigError(
-                f"directory must be new or empty, got {path}: choose another one, "
-                f"or go on with --resume {path}"
+                f"directory must be new or empty, got {config.directory}: choose another one, "
+                f"or go on with --resume {config.directory}"
             )
 
     @classmethod
@@ -232,23 +253,23 @@ class RunDirectory:
         try:
             content = json.loads((self.path / "checkpoint.json").read_text())
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{self.path} has no checkpoint to go on from: {error}") from None
+            raise ConfigError(f"{self.name} has no checkpoint to go on from: {error}") from None
         needed = {"folder", "env_steps", "updates", "seconds"}
         if not isinstance(content, dict) or not needed <= set(content):
             raise ConfigError(
-                f"{self.path / 'checkpoint.json'} is damaged: it names no folder, "
+                f"{self.name / 'checkpoint.json'} is damaged: it names no folder, "
                 "or has no counters"
             )
         for name, here in (("algorithm", config.algorithm), ("env", config.env_name)):
             if content.get(name, here) != here:
                 raise ConfigError(
-                    f"the checkpoint in {self.path} is of {name} {content[name]}, but config.json "
+                    f"the checkpoint in {self.name} is of {name} {content[name]}, but config.json "
                     f"says {here}: set it back to {content[name]}, or begin a run of its own"
                 )
         folder = self.path / content["folder"]
         if not folder.is_dir():
             raise ConfigError(
-                f"{self.path} names the checkpoint {content['folder']}, which is gone"
+                f"{self.name} names the checkpoint {content['folder']}, which is gone"
             )
         for path in {folder / "learner-0.pt", *folder.glob("*.pt")}:
             try:
@@ -256,7 +277,7 @@ class RunDirectory:
             except Exception as error:  # torch has many for files that are cut off or missing
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 raise ConfigError(
-                    f"the checkpoint {folder} is damaged: {path.name}: {reason}"
+                    f"the checkpoint {self.name / folder.name} is damaged: {path.name}: {reason}"
                 ) from None
         return folder, content
 
@@ -382,7 +403,7 @@ class RunDirectory:
                 yield Evaluation.of(record)
             except (KeyError, TypeError, ValueError) as error:
                 raise ConfigError(
-                    f"{self.path / EVALUATIONS} is damaged: {record} is no evaluation ({error}); "
+                    f"{self.name / EVALUATIONS} is damaged: {record} is no evaluation ({error}); "
                     "remove it"
                 ) from None
 
@@ -401,7 +422,7 @@ class RunDirectory:
             os.replace(new, self.path / name)
         except OSError as error:
             raise ConfigError(
-                f"the run in {self.path} cannot go on: {name} cannot be written: {error}"
+                f"the run in {self.name} cannot go on: {name} cannot be written: {error}"
             ) from None
 
 
