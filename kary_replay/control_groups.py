@@ -27,9 +27,9 @@ def control_groups(controller: str, *places: str) -> Iterator[tuple[Path, int]]:
     for line in lines:
         _, controllers, name = line.split(":", 2)
         if not controllers:  # version 2, alone or with others beside it
-            found, version = (MOUNTED, MOUNTED / "unified"), 2
+            found, version = [MOUNTED, MOUNTED / "unified"], 2
         elif controller in controllers.split(","):
-            found, version = tuple(MOUNTED / place for place in places), 1
+            found, version = [MOUNTED / place for place in places], 1
         else:
             continue
         # A container may see its group as the root, under the name that it has outside.

@@ -66,12 +66,28 @@ class StoredArray:
 class StoredParts(dict[str, np.ndarray]):
     """The arrays of a Dict observation, whose rows lie in the native buffer.
 
-    To assign to a part writes its rows, as with `StoredArray`.
+    To assign to parts writes their rows, as with `StoredArray`. Copies are plain dicts.
     """
 
     def __setitem__(self, key: str, value: Any) -> None:
-        rows = self[key]
-        rows[...] = _fitting(f"the part {key!r}", rows, value)
+        self.update({key: value})
+
+    def update(self, *parts: Any, **more: Any) -> None:
+        """Write the rows of some parts, after all of them have been checked."""
+        given = dict(*parts, **more)
+        checked = [
+            (self[key], _fitting(f"the part {key!r}", self[key], value))
+            for key, value in given.items()
+        ]
+        for stored, new in checked:
+            stored[...] = new
+
+    def __ior__(self, other: Any) -> StoredParts:
+        self.update(other)
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return dict, (dict(self),)
 
 
 def _fitting(name: str, stored: np.ndarray, value: Any) -> np.ndarray:

@@ -40,7 +40,7 @@ class StepShapes(NamedTuple):
         shape = self.observation_shape
         if not isinstance(shape, Mapping):
             return self._reshaped(name, value, shape)
-        if not isinstance(value, dict) or value.keys() != shape.keys():
+        if not isinstance(value, dict) or not shape.keys() <= value.keys():
             given = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
             raise FieldError(f"{name} must be a dict with {', '.join(shape)}, got {given}")
         return {

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from sb3_runs import learn, state_of
 from stable_baselines3 import DQN
-from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 import kary_replay
-from kary_replay.adapters.sb3 import PrioritizedReplayBuffer
+from kary_replay.adapters.sb3 import PrioritizedDictReplayBuffer, PrioritizedReplayBuffer
 
 ARRAYS = ("observations", "actions", "rewards", "next_observations", "dones", "timeouts")
 BOX = spaces.Box(-1, 1, (3,), np.float32)
@@ -647,3 +647,48 @@ def test_prioritize_by_may_be_set():
     np.testing.assert_allclose(masses_after_a_loss(), 1.0, rtol=1e-5)
     buffer.reset()
     assert buffer.prioritize_by == "gradient"
+
+
+def dict_buffer(kind):
+    space = spaces.Dict({"a": spaces.Box(-9, 9, (3,), np.float32), "b": spaces.Discrete(4)})
+    buffer = kind(20, space, spaces.Discrete(2), device="cpu", n_envs=1)
+    for number in range(20):
+        step = {
+            "a": np.full((1, 3), 1, np.float32),
+            "b": np.array([1]),
+            "c": "no part of the space",
+        }
+        buffer.add(step, step, np.array([[0]]), np.array([float(number)]), np.array([False]), [{}])
+    return buffer
+
+
+@pytest.mark.parametrize("kind", [DictReplayBuffer, PrioritizedDictReplayBuffer])
+def test_parts_of_observations_are_written_as_those_of_a_dict(kind):
+    """Whichever method of a dict that is; what the space lacks is left out, as by stock."""
+    buffer = dict_buffer(kind)
+    for value, change in enumerate(
+        (
+            lambda parts, part: parts.update(a=part),
+            lambda parts, part: parts.update({"a": part}),
+            lambda parts, part: parts.__setitem__("a", part),
+            lambda parts, part: parts.__ior__({"a": part}),
+        )
+    ):
+        change(buffer.observations, np.full((20, 1, 3), value, np.float32))
+        assert (buffer.sample(8).observations["a"] == value).all()
+    buffer.observations |= {"a": np.full((20, 1, 3), 7, np.float32)}
+    assert (buffer.sample(8).observations["a"] == 7).all()
+    for copied in (
+        copy.copy(buffer.observations),
+        copy.deepcopy(buffer.observations),
+        pickle.loads(pickle.dumps(buffer.observations)),
+    ):
+        assert type(copied) is dict and (copied["a"] == 7).all() and (copied["b"] == 1).all()
+
+
+def test_parts_are_checked_before_any_is_written():
+    buffer = dict_buffer(PrioritizedDictReplayBuffer)
+    parts = {"a": np.full((20, 1, 3), 5, np.float32), "b": np.zeros((3, 1, 1), np.int64)}
+    with pytest.raises(ValueError, match="the part 'b' must have the shape"):
+        buffer.observations.update(parts)
+    assert (buffer.sample(8).observations["a"] == 1).all()
