@@ -12,13 +12,7 @@ import torch
 from torch.nn import functional as F
 
 import kary_replay as kr
-from kary_replay.algorithms import (
-    MLP,
-    OffPolicy,
-    OffPolicyOptions,
-    UnsuitableSpaceError,
-    register,
-)
+from kary_replay.algorithms import MLP, OffPolicy, OffPolicyOptions, UnsuitableSpaceError, register
 
 ROWS = "observation", "action", "reward", "next_observation", "discount"
 
@@ -34,6 +28,12 @@ class MunchausenOptions(OffPolicyOptions):
     """Share of an action's own log-probability that is added to its reward."""
     lowest: float = -1.0
     """The least that is added."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.n_step != 1:
+            got = f"got {self.n_step}: of more rewards a row knows only the first one's action"
+            raise ValueError(f"n_step must be 1, {got}")
 
 
 @register

@@ -65,8 +65,20 @@ class DQNOptions(QLearningOptions):
                 "returns are distributed over atoms or over quantiles, so set n_quantiles=1 or "
                 "n_atoms=1"
             )
+        default = type(self)
+        bounds = default.v_min, default.v_max
+        if self.n_atoms == 1 and (self.v_min, self.v_max) != bounds:
+            raise ValueError(
+                f"v_min={self.v_min} and v_max={self.v_max} need n_atoms above 1, got 1: they are "
+                "the ends of a distribution over atoms, such as n_atoms=51"
+            )
         check_bool("noisy", self.noisy)
         check_positive("noise_size", self.noise_size)
+        if not self.noisy and self.noise_size != default.noise_size:
+            raise ValueError(
+                f"noise_size={self.noise_size} needs noisy=True: there is no other noise that it "
+                "is the size of"
+            )
         if self.prioritize_by not in ("td_error", "gradient"):
             raise ValueError(
                 f"prioritize_by must be 'td_error' or 'gradient', got {self.prioritize_by!r}"

@@ -27,6 +27,7 @@ from .updates.replayed import Replayed
 __all__ = ["OnPolicy", "OnPolicyOptions", "PolicyAndValue"]
 
 ROWS = "observation", "action", "log_prob", "advantage", "return_", "value"
+LEARNED = "before", "return_", "value"
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,11 @@ class OnPolicyOptions(Options):
         as_fraction("gae_lambda", self.gae_lambda)
         for name in ("ent_coef", "vf_coef"):
             check_finite(name, getattr(self, name))
-        if not -20 <= as_real("log_std", self.log_std) <= 20:
+        if not -10 <= as_real("log_std", self.log_std) <= 20:
             raise ValueError(
-                f"log_std must be from -20 to 20, got {self.log_std}: it is the logarithm of what "
-                "the noise begins with, as a share of the actions' range"
+                f"log_std must be from -10 to 20, got {self.log_std}: it is the logarithm of what "
+                "the noise begins with, as a share of the actions' range; less noise is lost where "
+                "float32 rounds an action"
             )
         check_positive("max_gradient_norm", self.max_gradient_norm)
         if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
@@ -204,8 +206,9 @@ class OnPolicy(Algorithm):
     network: PolicyAndValue
     log_pi: Tensor
     """log pi(a|s) of the rows of the last step of the minimizer, [B], before that step."""
-    before: Tensor | None = None
-    """log pi(a|s) of all rows of the last update, [T * N], before it."""
+    learned: Tensors | None = None
+    """Of all rows of the last update, [T * N], as of before it: log pi(a|s), as ``before``, and
+    value and return_."""
 
     @classmethod
     def check_spaces(cls, observation_space: Any, action_space: Any) -> None:
@@ -266,7 +269,7 @@ class OnPolicy(Algorithm):
         """Train on rollouts [T, N, ...]; return |return - value| of each row, [T * N]."""
         self.n_updates += 1
         rows = self.evaluated(batch)
-        self.before = rows["before"]
+        self.learned = {name: rows[name] for name in LEARNED}
         for piece in self.pieces(rows):
             self.log_pi = self._replayed(piece)
         error: Tensor = (rows["return_"] - rows["value"]).abs()
@@ -381,15 +384,16 @@ class OnPolicy(Algorithm):
 
         ``kl`` is the mean of r - 1 - log r, Schulman (2020), http://joschu.net/blog/kl-approx.html,
         where r is how much more probable an action is than before the update.
-        ``explained_variance`` is of returns by values: 1 is best, and 0 no better than a constant.
+        ``explained_variance`` is of returns by the values of before the update: 1 is best, and 0 no
+        better than a constant.
         """
         rows = self.evaluated(batch)
         outputs, value = self.network(rows["observation"])
         distribution = self.network.distribution
-        before = rows["before"] if self.before is None else self.before
-        change = distribution.log_prob(outputs, rows["action"]) - before
-        variance = rows["return_"].var(unbiased=False)
-        unexplained = (rows["return_"] - value).var(unbiased=False)
+        learned = rows if self.learned is None else self.learned
+        change = distribution.log_prob(outputs, rows["action"]) - learned["before"]
+        variance = learned["return_"].var(unbiased=False)
+        unexplained = (learned["return_"] - learned["value"]).var(unbiased=False)
         found = {
             "entropy": distribution.entropy(outputs).mean(),
             "kl": divergence_of(change),

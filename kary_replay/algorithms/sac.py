@@ -39,6 +39,11 @@ class SACOptions(OffPolicyOptions):
             check_positive("ent_coef", self.ent_coef)
         if self.target_entropy is not None:
             check_finite("target_entropy", self.target_entropy, -math.inf)
+            if self.ent_coef is not None:
+                raise ValueError(
+                    f"target_entropy={self.target_entropy} needs ent_coef=None, got "
+                    f"{self.ent_coef}: only one that is adjusted has an entropy to reach"
+                )
 
 
 class GaussianActor(nn.Module):

@@ -21,6 +21,8 @@ class TD3Options(DDPGOptions):
     """Hyperparameters of TD3."""
 
     target_interval: int = 2
+    """Updates between two moves of the target networks, which policy_delay does not change: to move
+    them with the actor, as the paper does, let the two be equal."""
     policy_delay: int = 2
     """Updates of the critics for one of the actor."""
     target_noise: float = 0.2

@@ -712,6 +712,15 @@ def from_json(content: Mapping[str, Any]) -> RunnerConfig:
             name: tuple(value) if isinstance(value, list) else value
             for name, value in saved.items()
         }
+        # what had no effect, and was not refused at first
+        for is_without, names in (
+            (options.get("n_atoms") == 1, ("v_min", "v_max")),
+            (options.get("noisy") is False, ("noise_size",)),
+            (options.get("ent_coef") is not None, ("target_entropy",)),
+        ):
+            if is_without:
+                for name in names:
+                    options.pop(name, None)
         # what there were no settings for at first
         has_choice = "prioritize_by" in {field.name for field in dataclasses.fields(options_class)}
         if has_choice and "prioritize_by" not in options:

@@ -49,6 +49,11 @@ def test_it_is_found_by_its_name_and_short():
     assert RECIPE.read_text(encoding="utf-8").split("def main()")[0].count("\n") < 100
 
 
+def test_rows_of_several_steps_are_refused():
+    with pytest.raises(ValueError, match="n_step must be 1, got 3"):
+        make(NAME, n_step=3)
+
+
 def test_its_errors_are_those_of_the_paper():
     """Equation 1 of arXiv:2007.14430: the policy is the softmax of the target network's values."""
     algorithm = make(NAME, temperature=0.3, scale=0.9, lowest=-0.5)

@@ -579,6 +579,19 @@ def test_a_saved_state_goes_on_to_the_bit(name):
     assert first.n_updates == second.n_updates == 4
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_explained_variance_is_of_the_values_before_an_update(name):
+    algorithm = make(name, learning_rate=0.05)
+    batch = rollouts(algorithm)
+    rows = algorithm.evaluated(batch)
+    value, return_ = (rows[column].double().numpy() for column in ("value", "return_"))
+    expected = 1 - (return_ - value).var() / return_.var()
+    assert algorithm.figures(batch)["explained_variance"] == pytest.approx(expected, rel=1e-4)
+    algorithm.update(batch)
+    assert algorithm.figures(batch)["explained_variance"] == pytest.approx(expected, rel=1e-4)
+    assert algorithm.figures(batch)["value"] != pytest.approx(value.mean(), rel=1e-4)
+
+
 def test_without_exploration_the_best_action_is_chosen():
     for space in (DISCRETE, BOX):
         algorithm = make("ppo", VECTOR, space)

@@ -1,5 +1,6 @@
 """What cannot be run is refused before anything is made, in a paragraph that says what to do."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -329,6 +330,14 @@ BAD_OPTIONS = {
     "target_noise_clip must be a real number": {"target_noise_clip": "much"},
     "target_entropy must be finite, got inf": {"target_entropy": float("inf")},
     r"v_max must be from -3.4e\+38 to 3.4e\+38, which float32 holds, got 1e\+39": {"v_max": 1e39},
+    "v_min=-20.0 and v_max=10.0 need n_atoms above 1, got 1": {"v_min": -20.0},
+    r"v_min=-2e\+38 and v_max=2e\+38 need n_atoms above 1": {
+        "n_quantiles": 5,
+        "v_min": -2e38,
+        "v_max": 2e38,
+    },
+    "noise_size=0.1 needs noisy=True": {"noise_size": 0.1},
+    "target_entropy=-1.0 needs ent_coef=None, got 0.2": {"target_entropy": -1.0, "ent_coef": 0.2},
     r"v_max - v_min must be from 1.18e-38": {"n_atoms": 51, "v_min": -3e38, "v_max": 3e38},
     r"\(v_max - v_min\) / \(n_atoms - 1\) must be from 1.18e-38": {
         "n_atoms": 51,
@@ -524,8 +533,24 @@ def test_an_algorithm_is_named_by_text(algorithm):
 @pytest.mark.filterwarnings("error")
 def test_hyperparameters_of_any_type_of_number_are_taken():
     DQNOptions(v_min=np.float16(-60000), v_max=np.float16(60000), n_atoms=51)
-    DQNOptions(learning_rate=Decimal("0.001"), v_max=Decimal(5))
-    DQNOptions(v_min=-2e38, v_max=2e38)  # without atoms they say nothing
+    DQNOptions(learning_rate=Decimal("0.001"), v_max=Decimal(10))
+
+
+def test_former_runs_may_have_hyperparameters_without_effect():
+    """They go on; new runs are refused these."""
+    for settings, former in (
+        (RunnerConfig("dqn", "CartPole-v1"), {"v_min": -20.0, "v_max": 20.0}),
+        (RunnerConfig("dqn", "CartPole-v1"), {"noise_size": 0.1}),
+        (
+            RunnerConfig("sac", "Pendulum-v1", options=SACOptions(ent_coef=0.2)),
+            {"target_entropy": -1.0},
+        ),
+    ):
+        content = json.loads(json.dumps(as_json(settings)))
+        content["options"] |= former
+        assert from_json(content) == settings
+        with pytest.raises(ValueError, match="need"):
+            dataclasses.replace(settings.options, **former)
 
 
 def test_env_options_are_any_mapping_and_a_copy():
