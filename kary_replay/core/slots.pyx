@@ -194,6 +194,7 @@ cdef class Slots:
             raise ValueError(
                 f"max_priority must be from 1 to {self.selector.largest:.3g}, got {value}"
             )
+        self.block.enter()
         with nogil:
             acquire(self.header)
             if value > self.header.max_priority:

@@ -164,13 +164,24 @@ def test_what_a_child_closes_stays_its_parents(fork):
     assert other._slots.block.me != number == buffer._slots.block.me
 
 
+TAKES_THE_LOCK = {
+    "add": lambda buffer: buffer.add(x=-1),
+    "max_priority": lambda buffer: buffer._slots.raise_max_priority(2.0),
+    "noise": lambda buffer: buffer.relative_noise,
+    "reset": lambda buffer: buffer.reset(),
+    "sample": lambda buffer: buffer.sample(2),
+    "uniform_share": lambda buffer: setattr(buffer, "uniform_share", 0.3),
+}
+
+
 @with_each_fork
-def test_a_child_writes_under_a_number_of_its_own(fork):
+@pytest.mark.parametrize("name", TAKES_THE_LOCK)
+def test_a_child_takes_the_lock_under_a_number_of_its_own(fork, name):
     buffer = make()
 
     def work(ready, go):
         assert buffer._slots.block.me == -1
-        buffer.add(x=-1)
+        TAKES_THE_LOCK[name](buffer)
         os.write(number_to, bytes([buffer._slots.block.me]))
 
     number_from, number_to = os.pipe()
