@@ -207,8 +207,8 @@ class OnPolicy(Algorithm):
     log_pi: Tensor
     """log pi(a|s) of the rows of the last step of the minimizer, [B], before that step."""
     learned: Tensors | None = None
-    """Of all rows of the last update, [T * N], as of before it: log pi(a|s), as ``before``, and
-    value and return_."""
+    """What rows were before the last update, [T * N]: log pi(a|s) is ``before``, and there are
+    ``value`` and ``return_``."""
 
     @classmethod
     def check_spaces(cls, observation_space: Any, action_space: Any) -> None:

@@ -346,7 +346,7 @@ def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(tmp_path):
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=in_a_terminal,
         )
     children = descendants(process.pid)
     os.close(theirs)
@@ -357,6 +357,12 @@ def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(tmp_path):
         warnings.warn(f"slow, though not too slow:\n{stacks}", stacklevel=1)
     assert (tmp_path / "outcome").read_text() == "interrupted True"
     assert Runner.resume(directory)
+
+
+def in_a_terminal():
+    """Make standard input the terminal of a process, as a shell does, also under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 @contextlib.contextmanager
