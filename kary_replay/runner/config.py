@@ -713,14 +713,15 @@ def from_json(content: Mapping[str, Any]) -> RunnerConfig:
             for name, value in saved.items()
         }
         # what had no effect, and was not refused at first
-        for is_without, names in (
-            (options.get("n_atoms") == 1, ("v_min", "v_max")),
-            (options.get("noisy") is False, ("noise_size",)),
-            (options.get("ent_coef") is not None, ("target_entropy",)),
-        ):
-            if is_without:
-                for name in names:
-                    options.pop(name, None)
+        without_effect: list[str] = []
+        if options.get("n_atoms") == 1:
+            without_effect += "v_min", "v_max"
+        if options.get("noisy") is False:
+            without_effect += ["noise_size"]
+        if options.get("ent_coef") is not None:
+            without_effect += ["target_entropy"]
+        for name in without_effect:
+            options.pop(name, None)
         # what there were no settings for at first
         has_choice = "prioritize_by" in {field.name for field in dataclasses.fields(options_class)}
         if has_choice and "prioritize_by" not in options:
