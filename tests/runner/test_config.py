@@ -519,9 +519,12 @@ def test_an_environment_that_has_other_spaces_by_now_is_refused(command, tmp_pat
 
 
 def test_a_run_without_a_checkpoint_is_not_gone_on_with(tmp_path, capsys):
-    RunDirectory.new(config("dqn", "CartPole-v1", tmp_path / "run")).unlock()
+    again = config("dqn", "CartPole-v1", tmp_path / "run")
+    RunDirectory.new(again).unlock()
     assert cli.main(["train", "--resume", str(tmp_path / "run")]) == 2
-    assert "has no checkpoint to go on from" in capsys.readouterr().err
+    assert "has no checkpoint to go on from: none was written" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="another one, or remove it, if its run has ended"):
+        RunDirectory.new(again)
 
 
 @pytest.mark.parametrize("algorithm", [["dqn"], None, 3, {}, RunnerConfig], ids=str)

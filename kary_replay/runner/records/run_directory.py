@@ -193,9 +193,14 @@ class RunDirectory:
                 f"directory={config.directory!r} cannot be looked into: {error}"
             ) from None
         if taken:
+            resumable = (path / "checkpoint.json").exists() or not (path / "config.json").exists()
             raise ConfigError(
-                f"directory must be new or empty, got {config.directory}: choose another one, "
-                f"or go on with --resume {config.directory}"
+                f"directory must be new or empty, got {config.directory}: choose another one, or "
+                + (
+                    f"go on with --resume {config.directory}"
+                    if resumable
+                    else "remove it, if its run has ended: that wrote no checkpoint to go on from"
+                )
             )
 
     @classmethod
@@ -252,6 +257,11 @@ class RunDirectory:
         """
         try:
             content = json.loads((self.path / "checkpoint.json").read_text())
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{self.name} has no checkpoint to go on from: none was written. A new run needs "
+                "another directory, or this one removed"
+            ) from None
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self.name} has no checkpoint to go on from: {error}") from None
         needed = {"folder", "env_steps", "updates", "seconds"}
