@@ -7,6 +7,7 @@ and nothing was created; 130 after Ctrl-C.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import functools
@@ -17,9 +18,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from types import MappingProxyType
+from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 from .version import VERSION
 
@@ -150,8 +154,10 @@ def _train(arguments: list[str]) -> int:
             "train needs an algorithm and an environment: see kary-replay train --help"
         )
     if arguments[0] in ("-h", "--help"):
+        width = max(map(len, ALGORITHMS))
         names = "\n".join(
-            f"  {name:6} {(inspect.getdoc(cls) or name).splitlines()[0]}\n         {cls.paper}"
+            f"  {name:{width}} {(inspect.getdoc(cls) or name).splitlines()[0]}\n"
+            f"  {'':{width}} {cls.paper}"
             for name, cls in ALGORITHMS.items()
         )
         print(TRAIN_USAGE.format(algorithms=names), end="")
@@ -282,17 +288,52 @@ def _settings(
         for name in special
     ]
     # RunnerConfig checks itself, below: what it says fits in one line.
-    shown = dataclasses.make_dataclass(
-        "Settings",
+    shown = _explained(RunnerConfig, fields, {"__post_init__": lambda self: None})
+    values = _fields_of(config)
+    hyperparameters = type(config.options)
+    explained = _explained(hyperparameters)(**_fields_of(config.options))
+    default = shown(**{**values, "options": explained})
+    parsed = _fields_of(_parsed(shown, options, command, description, default=default))
+    parsed["options"] = hyperparameters(**_fields_of(parsed["options"]))
+    return {name: parsed[name] for name in values if {name, f"no_{name}"} & _given(options)}
+
+
+def _fields_of(instance: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, as they are."""
+    return {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
+
+
+def _explained(
+    cls: type, fields: Sequence[Any] = (), namespace: Mapping[str, Any] = MappingProxyType({})
+) -> Any:
+    """Return a subclass whose docstring has those of all fields, each in a single line.
+
+    Of indented ones tyro would keep the line breaks.
+    """
+    said: dict[str, str] = {}
+    for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
+        with contextlib.suppress(OSError):  # typed into an interpreter
+            said |= _attribute_docstrings(base)
+    lines = [f":param {name}: {' '.join(text.split())}" for name, text in said.items()]
+    return dataclasses.make_dataclass(
+        cls.__name__,
         fields,
-        bases=(RunnerConfig,),
+        bases=(cls,),
         frozen=True,
-        namespace={"__post_init__": lambda self: None},
+        namespace={"__doc__": "\n".join(lines), **namespace},
     )
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    parsed = _parsed(shown, options, command, description, default=shown(**values))
+
+
+def _attribute_docstrings(cls: type) -> dict[str, str]:
+    """Return the strings that stand below the attributes of a class."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    body = cast(ast.ClassDef, definition).body
     return {
-        name: getattr(parsed, name) for name in values if {name, f"no_{name}"} & _given(options)
+        cast(ast.Name, attribute.target).id: str(text.value.value)
+        for attribute, text in pairwise(body)
+        if isinstance(attribute, ast.AnnAssign)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
     }
 
 
@@ -336,7 +377,7 @@ def _presets(arguments: list[str]) -> int:
         caption_justify="left",
     )
     for name in ("algorithm", "environment", "settings"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     common = {("from replay", "*"): REPLAY, ("from rollouts", "*"): ROLLOUTS}
     for (algorithm, env), row in {**common, **PRESETS}.items():
         settings = {key: value for key, value in row.items() if key != "options"}

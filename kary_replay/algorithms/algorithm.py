@@ -70,6 +70,18 @@ class Options:
         check_finite("adam_epsilon", self.adam_epsilon, FLOAT32.tiny)
         as_fraction("learning_rate_final_share", self.learning_rate_final_share)
 
+    @classmethod
+    def from_saved(cls, saved: Mapping[str, Any]) -> Any:
+        """Return the hyperparameters of a run, of which ``config.json`` has these.
+
+        A class that refuses, or names otherwise, what it took in former runs overrides this.
+        """
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in saved.items()
+        }
+        return cls(**values)
+
 
 def check_bool(name: str, value: Any) -> None:
     """Raise TypeError unless a switch is True or False: "no" would be as good as True."""

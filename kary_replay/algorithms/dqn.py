@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,15 +34,15 @@ class DQNOptions(QLearningOptions):
     n_atoms: int = 1
     """Values of a distributional (C51) network; 1: the mean alone."""
     v_min: float = -10.0
-    """Lowest value of a distribution over atoms."""
+    """Lowest value of a distribution over atoms; only with n_atoms > 1."""
     v_max: float = 10.0
-    """Highest value of a distribution over atoms."""
+    """Highest value of a distribution over atoms; only with n_atoms > 1."""
     n_quantiles: int = 1
     """Quantiles of a network that learns them (QR-DQN); 1: the mean alone."""
     noisy: bool = False
     """Explore by noise of a learned size in the weights behind the encoder, and by nothing else."""
     noise_size: float = 0.5
-    """Of that noise at first, times the square root of a layer's inputs."""
+    """Of that noise at first, times the square root of a layer's inputs; only with noisy."""
     prioritize_by: Literal["td_error", "gradient"] = "gradient"
     """What a row's priority is: its TD error, or the size of its gradient.
 
@@ -68,9 +68,10 @@ class DQNOptions(QLearningOptions):
         default = type(self)
         bounds = default.v_min, default.v_max
         if self.n_atoms == 1 and (self.v_min, self.v_max) != bounds:
+            such_as = "n_atoms=51" + (" and n_quantiles=1" if self.n_quantiles > 1 else "")
             raise ValueError(
                 f"v_min={self.v_min} and v_max={self.v_max} need n_atoms above 1, got 1: they are "
-                "the ends of a distribution over atoms, such as n_atoms=51"
+                f"the ends of a distribution over atoms, such as {such_as}"
             )
         check_bool("noisy", self.noisy)
         check_positive("noise_size", self.noise_size)
@@ -83,6 +84,21 @@ class DQNOptions(QLearningOptions):
             raise ValueError(
                 f"prioritize_by must be 'td_error' or 'gradient', got {self.prioritize_by!r}"
             )
+
+    @classmethod
+    def from_saved(cls, saved: Mapping[str, Any]) -> Any:
+        options = dict(saved)
+        # what had no effect, and was not refused at first
+        without_effect = ["v_min", "v_max"] if options.get("n_atoms") == 1 else []
+        if options.get("noisy") is False:
+            without_effect.append("noise_size")
+        for name in without_effect:
+            options.pop(name, None)
+        if "prioritize_by" not in options:
+            # There was no choice at first: losses, and gradients, were divided by huber_delta.
+            options["max_gradient_norm"] *= options["huber_delta"]
+            options["prioritize_by"] = "td_error"
+        return super().from_saved(options)
 
     def returns(self, device: Any) -> ReturnDistribution:
         """Return how what networks say of returns is to be read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -28,6 +28,7 @@ __all__ = ["OnPolicy", "OnPolicyOptions", "PolicyAndValue"]
 
 ROWS = "observation", "action", "log_prob", "advantage", "return_", "value"
 LEARNED = "before", "return_", "value"
+LOG_STD_MIN = -10.0
 
 
 @dataclass(frozen=True)
@@ -98,17 +99,25 @@ class OnPolicyOptions(Options):
         as_fraction("gae_lambda", self.gae_lambda)
         for name in ("ent_coef", "vf_coef"):
             check_finite(name, getattr(self, name))
-        if not -10 <= as_real("log_std", self.log_std) <= 20:
+        if not LOG_STD_MIN <= as_real("log_std", self.log_std) <= 20:
             raise ValueError(
-                f"log_std must be from -10 to 20, got {self.log_std}: it is the logarithm of what "
-                "the noise begins with, as a share of the actions' range; less noise is lost where "
-                "float32 rounds an action"
+                f"log_std must be from {LOG_STD_MIN:g} to 20, got {self.log_std}: it is the "
+                "logarithm of what the noise begins with, as a share of the actions' range; float32 "
+                "rounds a part of less noise"
             )
         check_positive("max_gradient_norm", self.max_gradient_norm)
         if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
             raise ValueError(
                 f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}"
             )
+
+    @classmethod
+    def from_saved(cls, saved: Mapping[str, Any]) -> Any:
+        options = dict(saved)
+        if as_real("log_std", options["log_std"]) < LOG_STD_MIN:
+            # It was not refused at first; what a run goes on with is what it has learned.
+            options["log_std"] = LOG_STD_MIN
+        return super().from_saved(options)
 
     @property
     def rows_per_update(self) -> int:
@@ -381,6 +390,8 @@ class OnPolicy(Algorithm):
     @torch.no_grad()
     def figures(self, batch: Tensors) -> dict[str, float]:
         """Return how training goes: also how far the last update has moved the policy.
+
+        After an update ``batch`` must be the one that it learned from.
 
         ``kl`` is the mean of r - 1 - log r, Schulman (2020), http://joschu.net/blog/kl-approx.html,
         where r is how much more probable an action is than before the update.

@@ -7,7 +7,7 @@ import inspect
 from dataclasses import is_dataclass
 from typing import TypeVar
 
-from .algorithm import Algorithm
+from .algorithm import Algorithm, Options
 from .off_policy import OffPolicy, OffPolicyOptions
 from .on_policy import OnPolicy, OnPolicyOptions
 
@@ -76,7 +76,8 @@ def register(algorithm: AnyAlgorithm) -> AnyAlgorithm:
             f"options_class of {algorithm.__name__} must be a dataclass, got {options_class!r}: "
             "write @dataclass(frozen=True) above it"
         )
-    for base, options in ((OffPolicy, OffPolicyOptions), (OnPolicy, OnPolicyOptions)):
+    bases = ((OffPolicy, OffPolicyOptions), (OnPolicy, OnPolicyOptions), (Algorithm, Options))
+    for base, options in bases:
         if issubclass(algorithm, base) and not issubclass(options_class, options):
             raise TypeError(
                 f"options_class of {algorithm.__name__} must be derived from "

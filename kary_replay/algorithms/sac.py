@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,11 +40,19 @@ class SACOptions(OffPolicyOptions):
             check_positive("ent_coef", self.ent_coef)
         if self.target_entropy is not None:
             check_finite("target_entropy", self.target_entropy, -math.inf)
-            if self.ent_coef is not None:
+            if self.ent_coef is not None and self.target_entropy != type(self).target_entropy:
                 raise ValueError(
                     f"target_entropy={self.target_entropy} needs ent_coef=None, got "
                     f"{self.ent_coef}: only one that is adjusted has an entropy to reach"
                 )
+
+    @classmethod
+    def from_saved(cls, saved: Mapping[str, Any]) -> Any:
+        options = dict(saved)
+        if options.get("ent_coef") is not None and options.get("target_entropy") is not None:
+            # It had no effect, and was not refused at first.
+            del options["target_entropy"]
+        return super().from_saved(options)
 
 
 class GaussianActor(nn.Module):

@@ -540,6 +540,7 @@ cdef class ShardedReader:
         for s in range(self.n_shards):
             if self.shard[s].is_here:
                 reader = <Reader>self.readers[s]
+                reader.slots.block.enter()
                 with nogil:
                     n_rows += reader.slots.n_to_come()
             elif self.shard[s].total > 0:

@@ -259,6 +259,7 @@ cdef class Slots:
     def n_copying(self):
         """Threads that copy masses, for which others count the changes."""
         cdef int64_t n
+        self.block.enter()
         with nogil:
             acquire(self.header)
             n = self.header.n_copying

@@ -707,30 +707,10 @@ def from_json(content: Mapping[str, Any]) -> RunnerConfig:
     check_algorithm(content.get("algorithm"))
     options_class = find(content["algorithm"]).options_class
     try:
-        saved: Mapping[str, Any] = content["options"]
-        options: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in saved.items()
-        }
-        # what had no effect, and was not refused at first
-        without_effect: list[str] = []
-        if options.get("n_atoms") == 1:
-            without_effect += "v_min", "v_max"
-        if options.get("noisy") is False:
-            without_effect += ["noise_size"]
-        if options.get("ent_coef") is not None:
-            without_effect += ["target_entropy"]
-        for name in without_effect:
-            options.pop(name, None)
-        # what there were no settings for at first
-        has_choice = "prioritize_by" in {field.name for field in dataclasses.fields(options_class)}
-        if has_choice and "prioritize_by" not in options:
-            # Losses, and their gradients, were divided by huber_delta then.
-            options["max_gradient_norm"] *= options["huber_delta"]
-            options["prioritize_by"] = "td_error"
+        options = options_class.from_saved(content["options"])
         is_replay = find(content["algorithm"]).learns_from == "replay"
         before = {"uniform_share": 0.0} if is_replay else {}
-        return RunnerConfig(**{**before, **content, "options": options_class(**options)})
+        return RunnerConfig(**{**before, **content, "options": options})
     except ConfigError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 import io
 import runpy
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -142,6 +143,15 @@ def test_what_is_no_algorithm_is_refused():
     class FormerOptions(DQN):
         name, options_class = "former", Options
 
+    @dataclass(frozen=True)
+    class Width:
+        width: int = 64
+
+    class Direct(Algorithm):
+        name, paper, flow, options_class = "direct", "https://example.org", "replay", Width
+
+    Direct.__abstractmethods__ = frozenset()  # as if all of it was there
+
     class Abstract(OffPolicy):
         name, paper = "abstract", "https://example.org"
 
@@ -167,6 +177,7 @@ def test_what_is_no_algorithm_is_refused():
     cases = {
         "Former names no flow: derive it from kary_replay.algorithms.OffPolicy": Former,
         "must be derived from kary_replay.algorithms.OffPolicyOptions": FormerOptions,
+        r"must be derived from kary_replay.algorithms.Options, got .*Width": Direct,
         "is abstract: it still needs build": Abstract,
         "columns of Given must be a method": Given,
         "needs the class attributes name and paper": Nameless,
@@ -178,7 +189,7 @@ def test_what_is_no_algorithm_is_refused():
     for message, case in cases.items():
         with pytest.raises(TypeError, match=message):
             register(case)
-    assert not {"abstract", "", "optionless", "former", "given"} & set(ALGORITHMS)
+    assert not {"abstract", "", "direct", "optionless", "former", "given"} & set(ALGORITHMS)
 
 
 def test_what_decide_returns_must_be_a_dict():

@@ -192,6 +192,22 @@ def test_a_child_takes_the_lock_under_a_number_of_its_own(fork, name):
 
 
 @with_each_fork
+def test_a_child_that_asks_a_shard_for_more_rows_than_it_has_has_its_own_number(fork):
+    buffer = make()
+    sharded = kr.ShardedReplayBuffer([buffer])
+
+    def work(ready, go):
+        assert buffer._slots.block.me == -1
+        with pytest.raises(ValueError, match="number of rows that can be drawn"):
+            sharded.sample(65, unique=True)
+        return buffer._slots.block.me in (-1, number)
+
+    number = buffer._slots.block.me
+    with child(fork, work) as pid:
+        assert exit_code(pid) == 0
+
+
+@with_each_fork
 def test_a_child_does_not_keep_its_dead_parent_alive(fork):
     """A process is killed while it writes; children that it forked before go on."""
     buffer = kr.ReplayBuffer(8, {"x": kr.Field((1 << 20,), "int64")}, seed=0, shared=True)

@@ -91,6 +91,7 @@ REFUSED = {  # arguments, and what the message has
     "train dqn CartPole-v1 --options.learning-rate-final-share 1.5": (
         "learning_rate_final_share must be"
     ),
+    "train rainbow CartPole-v1 --options.v-min -20": "such as n_atoms=51 and n_quantiles=1",
     "train dqn CartPole-v1 --directory .": "directory must be new or empty",
     "train dqn CartPole-v1 --resume nowhere": "kary-replay train --resume DIRECTORY",
     "train --resume": "takes the directory of a run",
@@ -285,9 +286,20 @@ def test_a_missing_package_is_named(monkeypatch, capsys):
     assert 'needs tyro: pip install "kary-replay[runner]"' in capsys.readouterr().err
 
 
-def test_the_presets_are_shown(capsys):
+def test_the_help_keeps_no_line_breaks_of_the_code(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["train", "td3", "Pendulum-v1", "--help"]) == 0
+    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    (told,) = (line for line in lines if line.startswith("Updates between two moves"))
+    assert "which policy_delay does not change: to move them with the actor, as the paper" in told
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_the_presets_are_shown(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
     assert cli.main(["presets"]) == 0
     out = capsys.readouterr().out
+    assert "…" not in out
     words = " ".join(out.replace("│", " ").split())
     for (algorithm, env), row in PRESETS.items():
         assert (

@@ -548,12 +548,47 @@ def test_former_runs_may_have_hyperparameters_without_effect():
             RunnerConfig("sac", "Pendulum-v1", options=SACOptions(ent_coef=0.2)),
             {"target_entropy": -1.0},
         ),
+        (
+            RunnerConfig("ppo", "Pendulum-v1", options=PPOOptions(log_std=-10.0)),
+            {"log_std": -12.0},
+        ),
     ):
         content = json.loads(json.dumps(as_json(settings)))
         content["options"] |= former
         assert from_json(content) == settings
-        with pytest.raises(ValueError, match="need"):
+        with pytest.raises(ValueError, match=r"need|log_std must be from -10"):
             dataclasses.replace(settings.options, **former)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdjustedOptions(PPOOptions):
+    target_entropy: float = 0.5
+    noisy: bool = False
+    noise_size: float = 0.1
+    n_atoms: int = 1
+    v_min: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class LowEntropyOptions(SACOptions):
+    target_entropy: float | None = -0.5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        AdjustedOptions(target_entropy=0.2, noise_size=0.3, v_min=-1.0),
+        LowEntropyOptions(),
+        LowEntropyOptions(target_entropy=None),
+        LowEntropyOptions(ent_coef=0.2),
+        LowEntropyOptions(ent_coef=0.2, target_entropy=None),
+    ],
+    ids=str,
+)
+def test_hyperparameters_of_ones_own_are_saved_as_they_are(options):
+    """Whatever those of other algorithms mean by the same names."""
+    saved = json.loads(json.dumps(dataclasses.asdict(options)))
+    assert type(options).from_saved(saved) == options
 
 
 def test_env_options_are_any_mapping_and_a_copy():

@@ -177,7 +177,7 @@ class ProcessHandle:
             # Only environments have code of others there.
             what = f"environment {self._env_name} ended the process that it ran in"
             return Problem(f"{what}, {how}", is_environment=True)
-        return Problem(f"its process ended {how}")
+        return Problem(f"its process ended {how}; what it printed, above, may say why")
 
     def end(self, why: Problem) -> None:
         """Kill the process, and give this as the cause of its death."""
