@@ -102,8 +102,8 @@ class OnPolicyOptions(Options):
         if not LOG_STD_MIN <= as_real("log_std", self.log_std) <= 20:
             raise ValueError(
                 f"log_std must be from {LOG_STD_MIN:g} to 20, got {self.log_std}: it is the "
-                "logarithm of what the noise begins with, as a share of the actions' range; float32 "
-                "rounds a part of less noise"
+                "logarithm of what the noise begins with, as a share of the actions' range; of "
+                "less noise float32 rounds a part"
             )
         check_positive("max_gradient_norm", self.max_gradient_norm)
         if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
