@@ -225,5 +225,7 @@ def as_burn_in(value: Any, length: int) -> int:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"burn_in must be an integer, got {value!r}")
     if not 0 <= value < length:
-        raise ValueError(f"burn_in must be from 0 to length - 1, {length - 1}, got {value}")
+        raise ValueError(
+            f"burn_in must be from 0 to {length - 1}, shorter than a sequence, got {value}"
+        )
     return int(value)

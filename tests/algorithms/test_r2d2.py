@@ -464,7 +464,7 @@ def test_a_reset_of_one_environment_leaves_the_steps_of_others():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"burn_in": 80}, "burn_in must be from 0 to length - 1, 79, got 80"),
+        ({"burn_in": 80}, "burn_in must be from 0 to 79, shorter than a sequence, got 80"),
         ({"sequence_length": 13}, r"above burn_in \+ n_step = 13, got 13: there would be nothing"),
         ({"sequence_period": 68}, "at most sequence_length - burn_in - n_step = 67, got 68"),
         ({"lstm_hidden_size": 0}, "lstm_hidden_size"),

@@ -68,6 +68,33 @@ def test_without_opencv_it_is_said_what_to_install(tmp_path, monkeypatch):
         env_factory(config("dqn", PONG, tmp_path / "run"))
 
 
+@pytest.mark.parametrize("module", ["ale_py", "cv2"])
+def test_what_is_installed_and_cannot_be_imported_says_why(module, tmp_path, monkeypatch):
+    """As OpenCV on a machine without a screen."""
+    (tmp_path / f"{module}.py").write_text("raise ImportError('libGL.so.1 is not there')")
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"libGL.so.1 is not there"):
+        env_factory(config("dqn", PONG, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("content", [None, b"another game"], ids=["missing", "another"])
+def test_a_rom_that_is_not_there_says_where_it_was_looked_for(content, tmp_path, monkeypatch):
+    if content:
+        (tmp_path / "pong.bin").write_bytes(content)
+    monkeypatch.setenv("ALE_ROMS_DIR", str(tmp_path))
+    with pytest.raises(ConfigError, match=f"pong.bin.*in ALE_ROMS_DIR={tmp_path}: unset it"):
+        env_factory(config("dqn", PONG, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("value", ["no", 0, None])
+def test_clipped_rewards_are_a_switch(value, tmp_path):
+    with pytest.raises(ConfigError, match="clip_rewards must be True or False, got"):
+        env_factory(config("dqn", PONG, tmp_path / "run", env_options={"clip_rewards": value}))
+
+
 def test_episodes_are_cut_off_after_so_many_steps(tmp_path):
     how = {"env_options": {"max_episode_steps": 10}, "buffer_capacity": 400}
     env = env_factory(config("dqn", PONG, tmp_path / "run", **how))()

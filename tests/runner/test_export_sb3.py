@@ -297,6 +297,8 @@ NO_PLACE = [
         {"observation_space": spaces.Dict({"x": spaces.Box(0, 255, (3, 8, 8), np.uint8)})},
         "too small",
     ),
+    ({}, {"observation_space": spaces.Box(0, 255, (7, 7, 3), np.uint8)}, "axis .* to the front"),
+    ({}, {"observation_space": spaces.Box(0, 255, (20, 3, 20), np.uint8)}, r"\(20, 3, 20\).*front"),
 ]
 
 

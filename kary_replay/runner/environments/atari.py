@@ -6,6 +6,7 @@ with the game, not with a life, and actions are sticky, as ale-py's games of ver
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ from gymnasium.wrappers import (
     TimeLimit,
     TransformReward,
 )
+
+from ...algorithms.algorithm import check_bool
 
 __all__ = ["FAMILY", "hint", "is_game", "make_game"]
 
@@ -61,12 +64,25 @@ def make_game(
     **options
         For gymnasium.make, such as repeat_action_probability.
     """
+    check_bool("clip_rewards", clip_rewards)
     try:
         import cv2  # noqa: F401
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if error.name != "cv2":
+            raise
         message = 'Atari games need OpenCV: pip install "kary-replay[atari]"'
         raise ImportError(message) from None
-    made = gymnasium.make(env, disable_env_checker=True, frameskip=1, **options)
+    try:
+        made = gymnasium.make(env, disable_env_checker=True, frameskip=1, **options)
+    except OSError as error:  # its ROM is missing, or another one
+        folder = os.environ.get("ALE_ROMS_DIR")
+        if not folder:
+            raise
+        what = " ".join(str(error).split()).rstrip(".")
+        raise OSError(
+            f"{what}. ROMs are looked for in ALE_ROMS_DIR={folder}: unset it, and the game has "
+            "the one that comes with ale-py"
+        ) from None
     made = AtariPreprocessing(made, frame_skip=SKIP)
     made.metadata = {**made.metadata, "render_fps": FRAMES_PER_SECOND // SKIP}
     if max_episode_steps is not None:

@@ -114,10 +114,7 @@ def env_factory(config: RunnerConfig) -> EnvFactory:
     """
     env = config.env
     if isinstance(env, str) and env.partition("/")[0] in PACKAGES:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(PACKAGES[env.partition("/")[0]][1])  # registers its ids
-            if is_board_game(env):
-                register_board_games()
+        _register(env)
     if isinstance(env, str) and ":" not in env and env not in gymnasium.registry:
         known = _package_hint(env) or suggestion(env, gymnasium.registry)
         raise ConfigError(
@@ -152,6 +149,26 @@ def env_factory(config: RunnerConfig) -> EnvFactory:
         _check_has_numbers(observation_space)
     factory.observation_space, factory.action_space = observation_space, action_space
     return factory
+
+
+def _register(env: str) -> None:
+    """Import the package that registers an id, if it is installed."""
+    module = PACKAGES[env.partition("/")[0]][1]
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name == module:
+            return
+        raise ConfigError(_not_imported(env, module, error)) from error
+    except Exception as error:
+        raise ConfigError(_not_imported(env, module, error)) from error
+    if is_board_game(env):
+        register_board_games()
+
+
+def _not_imported(env: str, module: str, error: Exception) -> str:
+    what = f"{type(error).__name__}: {error}"
+    return f"env={env!r} needs {module}, which is installed, but could not be imported: {what}"
 
 
 def _spaces(make: Callable[[], Any], name: str) -> tuple[Any, Any, Stacking | None]:

@@ -94,6 +94,9 @@ def export(
 
 def _check(policy: CheckpointPolicy) -> None:
     """Raise ConfigError if Stable-Baselines3 has no place for the policy."""
+    from stable_baselines3.common.preprocessing import is_image_space as is_image_there
+    from stable_baselines3.common.preprocessing import is_image_space_channels_first
+
     config, algorithm = policy.config, policy.algorithm
     if config.algorithm not in COPY:
         raise ConfigError(f"Stable-Baselines3 has no {config.algorithm}, only {', '.join(COPY)}")
@@ -135,6 +138,12 @@ def _check(policy: CheckpointPolicy) -> None:
         ):
             raise ConfigError(
                 f"Stable-Baselines3 sends {part} through convolutions for which it is too small"
+            )
+        if is_image_there(part) and not is_image_space_channels_first(part):
+            raise ConfigError(
+                f"Stable-Baselines3 moves the last axis of {part} to the front, and this policy "
+                "has learned from its numbers in their order: train with "
+                "gymnasium.wrappers.FlattenObservation, or with the channels first"
             )
 
 
