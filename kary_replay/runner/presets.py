@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..algorithms import Options, find
-from .environments import atari
+from .environments import atari, pools
 
 __all__ = ["PRESETS", "REPLAY", "ROLLOUTS", "preset"]
 
@@ -407,6 +407,9 @@ def preset(
     names = ("*", *((f"{family}/*",) if slash else ()), full_name)
     if full_name.startswith(atari.FAMILY) and not atari.is_game(env, env_options):
         names = ("*",)
+    if full_name.startswith(pools.FAMILY):  # the rows of what it is
+        is_game = pools.is_pool_game(full_name, env_options)
+        names = ("*", f"{atari.FAMILY}*" if is_game else full_name.removeprefix(pools.FAMILY))
     for name in names:
         row = PRESETS.get((algorithm, name), {})
         tuned.update(row.get("options", {}))

@@ -23,7 +23,7 @@ from gymnasium.wrappers import (
 
 from ...algorithms.algorithm import check_bool
 
-__all__ = ["FAMILY", "hint", "is_game", "make_game"]
+__all__ = ["FAMILY", "FRAMES_PER_SECOND", "SKIP", "hint", "is_game", "make_game", "stacked"]
 
 FAMILY = "ALE/"
 STACK, SKIP = 4, 4
@@ -64,7 +64,6 @@ def make_game(
     **options
         For gymnasium.make, such as repeat_action_probability.
     """
-    check_bool("clip_rewards", clip_rewards)
     try:
         import cv2  # noqa: F401
     except ModuleNotFoundError as error:
@@ -87,9 +86,15 @@ def make_game(
     made.metadata = {**made.metadata, "render_fps": FRAMES_PER_SECOND // SKIP}
     if max_episode_steps is not None:
         made = TimeLimit(made, max_episode_steps)
+    return stacked(made, clip_rewards)
+
+
+def stacked(env: Any, clip_rewards: bool) -> Any:
+    """Return a game of single frames with stacks of them, and with the sign of rewards."""
+    check_bool("clip_rewards", clip_rewards)
     if clip_rewards:
-        made = TransformReward(RecordEpisodeStatistics(made), _sign)
-    return FrameStackObservation(made, STACK)
+        env = TransformReward(RecordEpisodeStatistics(env), _sign)
+    return FrameStackObservation(env, STACK)
 
 
 def _sign(reward: Any) -> float:

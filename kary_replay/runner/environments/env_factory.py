@@ -20,6 +20,7 @@ from gymnasium.envs.registration import EnvSpec
 from ...algorithms import UnsuitableSpaceError
 from ...algorithms.normalization import Normalization
 from ..config import ConfigError, RunnerConfig, suggestion
+from . import pools
 from .atari import hint, is_game, make_game
 from .minatar import is_board_game, make_board_game, register_board_games
 from .running_statistics import check_no_running_statistics
@@ -31,6 +32,7 @@ __all__ = ["EnvFactory", "env_factory", "trouble_with_name"]
 # What the ids of a package begin with, its name for pip, and the module that registers them.
 PACKAGES = {
     "ALE": ('"kary-replay[atari]"', "ale_py"),
+    "EnvPool": ("envpool", "envpool"),
     "MinAtar": ('"kary-replay[minatar]"', "minatar"),
     "MiniGrid": ("minigrid", "minigrid"),
     "BabyAI": ("minigrid", "minigrid"),
@@ -75,7 +77,8 @@ class EnvFactory:
     def evaluation(self) -> Callable[..., Any]:
         """What makes an environment of evaluations, which `play` shows, too."""
         options = self.eval_options
-        if is_game(self.env, {**self.options, **options}):
+        both = {**self.options, **options}
+        if is_game(self.env, both) or pools.is_pool_game(self.env, both):
             options = {"clip_rewards": False, **options}
         return functools.partial(self, **options)
 
@@ -164,6 +167,10 @@ def _register(env: str) -> None:
         raise ConfigError(_not_imported(env, module, error)) from error
     if is_board_game(env):
         register_board_games()
+    if env.startswith(pools.FAMILY):
+        known = pools.register_pool(env)
+        if env not in gymnasium.registry:
+            raise ConfigError(f"env must be a task of EnvPool, got {env!r}{suggestion(env, known)}")
 
 
 def _not_imported(env: str, module: str, error: Exception) -> str:
