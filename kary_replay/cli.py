@@ -19,10 +19,9 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 from .version import VERSION
@@ -288,7 +287,7 @@ def _settings(
         for name in special
     ]
     # RunnerConfig checks itself, below: what it says fits in one line.
-    shown = _explained(RunnerConfig, fields, {"__post_init__": lambda self: None})
+    shown = _explained(RunnerConfig, fields, __post_init__=lambda self: None)
     values = _fields_of(config)
     hyperparameters = type(config.options)
     explained = _explained(hyperparameters)(**_fields_of(config.options))
@@ -303,9 +302,7 @@ def _fields_of(instance: Any) -> dict[str, Any]:
     return {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
 
 
-def _explained(
-    cls: type, fields: Sequence[Any] = (), namespace: Mapping[str, Any] = MappingProxyType({})
-) -> Any:
+def _explained(cls: type, fields: Sequence[Any] = (), **namespace: Any) -> Any:
     """Return a subclass whose docstring has those of all fields, each in a single line.
 
     Of indented ones tyro would keep the line breaks.

@@ -89,11 +89,10 @@ class DQNOptions(QLearningOptions):
     def from_saved(cls, saved: Mapping[str, Any]) -> Any:
         options = dict(saved)
         # what had no effect, and was not refused at first
-        without_effect = ["v_min", "v_max"] if options.get("n_atoms") == 1 else []
+        if options.get("n_atoms") == 1:
+            options |= {"v_min": cls.v_min, "v_max": cls.v_max}
         if options.get("noisy") is False:
-            without_effect.append("noise_size")
-        for name in without_effect:
-            options.pop(name, None)
+            options["noise_size"] = cls.noise_size
         if "prioritize_by" not in options:
             # There was no choice at first: losses, and gradients, were divided by huber_delta.
             options["max_gradient_norm"] *= options["huber_delta"]

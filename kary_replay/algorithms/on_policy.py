@@ -113,11 +113,9 @@ class OnPolicyOptions(Options):
 
     @classmethod
     def from_saved(cls, saved: Mapping[str, Any]) -> Any:
-        options = dict(saved)
-        if as_real("log_std", options["log_std"]) < LOG_STD_MIN:
-            # It was not refused at first; what a run goes on with is what it has learned.
-            options["log_std"] = LOG_STD_MIN
-        return super().from_saved(options)
+        # Less was not refused at first; what a run goes on with is what it has learned.
+        log_std = max(as_real("log_std", saved["log_std"]), LOG_STD_MIN)
+        return super().from_saved({**saved, "log_std": log_std})
 
     @property
     def rows_per_update(self) -> int:

@@ -1,10 +1,13 @@
 """Small runs for the tests of the runner."""
 
+import contextlib
 import dataclasses
+import shutil
 import threading
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from kary_replay.algorithms import ALGORITHMS
@@ -12,7 +15,7 @@ from kary_replay.runner import Runner, RunnerConfig
 from kary_replay.runner.backends.memory import OwnMemory, SharedMemory
 from kary_replay.runner.environments.env_factory import env_factory
 from kary_replay.runner.flow import HostedFlow
-from kary_replay.runner.records.run_directory import load_state
+from kary_replay.runner.records.run_directory import RunDirectory, load_state
 from kary_replay.runner.streams import Checkpoint
 
 HANG_SECONDS = 300.0
@@ -113,6 +116,21 @@ def stopped(runner, enough):
     result = runner.run()
     thread.join()
     return result
+
+
+@contextlib.contextmanager
+def copied_checkpoints(folder, before):
+    """The directory of a run as each checkpoint of less than so many steps left it: copies."""
+    commit, copies = RunDirectory.commit, []
+
+    def commit_and_copy(self, checkpoint, counters):
+        commit(self, checkpoint, counters)
+        if counters["env_steps"] < before:
+            copies.append(shutil.copytree(self.path, folder / f"copy{len(copies)}"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunDirectory, "commit", commit_and_copy)
+        yield copies
 
 
 def parameters(directory):

@@ -1,6 +1,5 @@
 """Games of MinAtar, which need only their name."""
 
-import shutil
 import sys
 
 import numpy as np
@@ -10,7 +9,7 @@ pytest.importorskip("minatar")
 import gymnasium
 import torch
 from PIL import Image
-from runs import config, parameters, run, same
+from runs import config, copied_checkpoints, parameters, run, same
 
 from kary_replay.algorithms import Encoder, UnsuitableSpaceError
 from kary_replay.algorithms.networks import BoardCNN
@@ -20,7 +19,6 @@ from kary_replay.runner.environments.env_factory import env_factory
 from kary_replay.runner.environments.minatar import BoardGame, is_board_game, make_board_game
 from kary_replay.runner.policies.export import export
 from kary_replay.runner.presets import preset
-from kary_replay.runner.records.run_directory import RunDirectory
 
 BREAKOUT = "MinAtar/Breakout-v1"
 SMALL = {"dqn": {}, "rainbow": {"n_quantiles": 11}, "ppo": {}}
@@ -69,18 +67,10 @@ def test_a_seed_decides_an_episode_whatever_was_before(monkeypatch):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_going_on_from_a_checkpoint_changes_nothing(name, tmp_path, monkeypatch):
-    commit, copied = RunDirectory.commit, []
-
-    def commit_and_copy(self, folder, counters):
-        commit(self, folder, counters)
-        if counters["env_steps"] < 600:
-            copied.append(shutil.copytree(self.path, tmp_path / f"copy{len(copied)}"))
-
-    monkeypatch.setattr(RunDirectory, "commit", commit_and_copy)
+def test_going_on_from_a_checkpoint_changes_nothing(name, tmp_path):
     how = {"total_env_steps": 600, "checkpoint_interval_env_steps": 200}
-    run(name, "MinAtar/Asterix-v1", tmp_path / "whole", SMALL[name], **how)
-    monkeypatch.undo()
+    with copied_checkpoints(tmp_path, before=600) as copied:
+        run(name, "MinAtar/Asterix-v1", tmp_path / "whole", SMALL[name], **how)
     assert len(copied) == 2
     for copy in copied:
         Runner.resume(copy).run()

@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
-from runs import config, run
+from runs import config, copied_checkpoints, run
 
 from kary_replay.runner import Evaluation, Runner, display
 from kary_replay.runner.allocation.cores import allocate
@@ -383,20 +382,12 @@ def test_the_clock_stands_still_while_no_environment_is_stepped(tmp_path):
     )
 
 
-def test_a_resumed_run_continues_its_records(tmp_path, monkeypatch):
+def test_a_resumed_run_continues_its_records(tmp_path):
     """The records of a whole run and of one cut off after a checkpoint differ in times alone."""
-    commit, copies = RunDirectory.commit, []
-
-    def commit_and_copy(self, folder, counters):
-        commit(self, folder, counters)
-        if counters["env_steps"] == 300:
-            copies.append(shutil.copytree(self.path, tmp_path / "copy"))
-
-    monkeypatch.setattr(RunDirectory, "commit", commit_and_copy)
-    whole = run(
-        "dqn", "CartPole-v1", tmp_path / "whole", checkpoint_interval_env_steps=300, **MODEST
-    )
-    monkeypatch.undo()
+    with copied_checkpoints(tmp_path, before=600) as copies:
+        whole = run(
+            "dqn", "CartPole-v1", tmp_path / "whole", checkpoint_interval_env_steps=300, **MODEST
+        )
     (copy,) = copies
     for name, end in (("episodes.jsonl", '{"env_steps": 4'), ("evaluations.jsonl", "\n")):
         # what was done after the checkpoint, the last line half written

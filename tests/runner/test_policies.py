@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from failing_algorithms import Collapsing
-from runs import SMALL, config, hosted, run, stopped, worker
+from runs import SMALL, config, copied_checkpoints, hosted, run, stopped, worker
 
 from kary_replay.runner import ConfigError, Runner, RunnerConfig, play
 from kary_replay.runner.messages import Evaluated
@@ -185,25 +185,17 @@ def test_a_run_that_is_interrupted_and_goes_on_keeps_its_best_policy(worse_every
     assert played(directory) == first.evaluations[0].returns
 
 
-def test_a_policy_that_outlived_a_crash_stays_the_best(tmp_path, monkeypatch):
+def test_a_policy_that_outlived_a_crash_stays_the_best(tmp_path):
     """Its evaluation came after the checkpoint, so that the records have it no more."""
-    commit, copies = RunDirectory.commit, []
-
-    def commit_and_copy(self, folder, counters):
-        commit(self, folder, counters)
-        if counters["env_steps"] == 300:
-            copies.append(shutil.copytree(self.path, tmp_path / "copy"))
-
-    monkeypatch.setattr(RunDirectory, "commit", commit_and_copy)
-    run(
-        "dqn",
-        "CartPole-v1",
-        tmp_path / "whole",
-        total_env_steps=600,
-        checkpoint_interval_env_steps=300,
-        **EVALUATED,
-    )
-    monkeypatch.undo()
+    with copied_checkpoints(tmp_path, before=600) as copies:
+        run(
+            "dqn",
+            "CartPole-v1",
+            tmp_path / "whole",
+            total_env_steps=600,
+            checkpoint_interval_env_steps=300,
+            **EVALUATED,
+        )
     content = load_state(tmp_path / "whole" / "last_policy.pt")
     for name in ("best", "last"):
         torch.save({**content, "mean_return": 1e6}, copies[0] / f"{name}_policy.pt")

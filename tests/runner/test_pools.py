@@ -1,6 +1,5 @@
 """Tasks of EnvPool by their names: of the library itself where it is, and of its like."""
 
-import shutil
 import sys
 import types
 
@@ -8,14 +7,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from runs import config, parameters, run, same
+from runs import config, copied_checkpoints, parameters, run, same
 
 from kary_replay.runner import ConfigError, Runner, RunnerConfig
 from kary_replay.runner.environments import pools
 from kary_replay.runner.environments.env_factory import env_factory
 from kary_replay.runner.environments.stacking import Stacking
 from kary_replay.runner.policies.play import play
-from kary_replay.runner.records.run_directory import RunDirectory
 
 GAME, VECTOR = "EnvPool/Pong-v5", "EnvPool/CartPole-v1"
 
@@ -130,14 +128,11 @@ def test_a_game_is_prepared_as_those_of_ale_py(library):
     assert np.array_equal(observations[5][:3], observations[4][1:])
 
 
-def test_rewards_of_a_game_are_clipped_in_training_alone(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "envpool", likeness())
-    pools._is_atari.cache_clear()
+@pytest.mark.parametrize("library", ["likeness"], indirect=True)
+def test_rewards_of_a_game_are_clipped_in_training_alone(library, tmp_path):
     make = env_factory(config("dqn", GAME, tmp_path / "run"))
     assert set(episode(make(), 0)[1]) == {1.0}
     assert set(episode(make.evaluation(), 0)[1]) == {3.0}
-    pools._is_atari.cache_clear()
-    gymnasium.registry.pop(GAME)
 
 
 @pytest.mark.parametrize(
@@ -168,18 +163,10 @@ def test_without_envpool_it_is_said_what_to_install(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [GAME, VECTOR])
-def test_a_run_goes_on_with_the_same_bits_and_is_played(name, library, tmp_path, monkeypatch):
-    commit, copies = RunDirectory.commit, []
-
-    def commit_and_copy(self, folder, counters):
-        commit(self, folder, counters)
-        if counters["env_steps"] < 180:
-            copies.append(shutil.copytree(self.path, tmp_path / f"copy{len(copies)}"))
-
-    monkeypatch.setattr(RunDirectory, "commit", commit_and_copy)
+def test_a_run_goes_on_with_the_same_bits_and_is_played(name, library, tmp_path):
     how = {"total_env_steps": 180, "buffer_capacity": 400, "checkpoint_interval_env_steps": 70}
-    result = run("dqn", name, tmp_path / "run", **how)
-    monkeypatch.setattr(RunDirectory, "commit", commit)
+    with copied_checkpoints(tmp_path, before=180) as copies:
+        result = run("dqn", name, tmp_path / "run", **how)
     assert len(copies) == 2 and result.updates > 0
     for copy in copies:
         Runner.resume(copy).run()

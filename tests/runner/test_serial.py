@@ -7,13 +7,13 @@ import shutil
 
 import pytest
 import torch
-from runs import SMALL, config, parameters, run, same
+from runs import SMALL, config, copied_checkpoints, parameters, run, same
 
 from kary_replay.algorithms import ALGORITHMS
 from kary_replay.runner import ConfigError, RunFailedError, Runner, RunnerConfig
 from kary_replay.runner.messages import Trained
 from kary_replay.runner.records.monitor import Monitor
-from kary_replay.runner.records.run_directory import RunDirectory, load_state
+from kary_replay.runner.records.run_directory import load_state
 from kary_replay.runner.workers import learner
 
 REPLAY = [name for name, cls in ALGORITHMS.items() if cls.learns_from == "replay"]
@@ -96,17 +96,9 @@ def test_one_seed_twice_ends_with_the_same_bits(algorithm, tmp_path):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_going_on_from_a_checkpoint_changes_nothing(case, tmp_path, monkeypatch):
+def test_going_on_from_a_checkpoint_changes_nothing(case, tmp_path):
     algorithm, settings = CASES[case][0], dict(CASES[case][1])
     env = settings.pop("env", env_of(algorithm))
-    commit, copied = RunDirectory.commit, []
-
-    def commit_and_copy(self, folder, counters):
-        commit(self, folder, counters)
-        if counters["env_steps"] < 600:
-            copied.append(shutil.copytree(self.path, tmp_path / f"copy{len(copied)}"))
-
-    monkeypatch.setattr(RunDirectory, "commit", commit_and_copy)
     whole = config(
         algorithm,
         env,
@@ -115,8 +107,8 @@ def test_going_on_from_a_checkpoint_changes_nothing(case, tmp_path, monkeypatch)
         checkpoint_interval_env_steps=200,
         **settings,
     )
-    result = Runner(whole).run()
-    monkeypatch.undo()
+    with copied_checkpoints(tmp_path, before=600) as copied:
+        result = Runner(whole).run()
     assert len(copied) == 2
     for copy in copied:
         resumed = Runner.resume(copy).run()

@@ -30,9 +30,9 @@ GOOD = {"n_envs": 2, "length": 4, "period": 2, "burn_in": 1}
         (
             {"burn_in": -1},
             ValueError,
-            "burn_in must be from 0 to 3, shorter than a .*, got -1",
+            "burn_in must be from 0 to 3, shorter than a sequence, got -1",
         ),
-        ({"burn_in": 4}, ValueError, "burn_in must be from 0 to 3, shorter than a .*, got 4"),
+        ({"burn_in": 4}, ValueError, "burn_in must be from 0 to 3, shorter than a sequence, got 4"),
         ({"burn_in": True}, TypeError, "burn_in must be an integer, got True"),
         ({"burn_in": None}, TypeError, "burn_in must be an integer, got None"),
         ({"priority": 1.0}, TypeError, "priority must be None or a function"),
@@ -212,13 +212,13 @@ def test_bad_arguments_of_sequence_priority(args, error, message):
             np.zeros((2, 4)),
             4,
             ValueError,
-            "burn_in must be from 0 to 3, shorter than a .*, got 4",
+            "burn_in must be from 0 to 3, shorter than a sequence, got 4",
         ),
         (
             np.zeros((2, 4)),
             -1,
             ValueError,
-            "burn_in must be from 0 to 3, shorter than a .*, got -1",
+            "burn_in must be from 0 to 3, shorter than a sequence, got -1",
         ),
         ({"a": np.zeros((2, 4))}, 1.0, TypeError, "burn_in must be an integer, got 1.0"),
         (

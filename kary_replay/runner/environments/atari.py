@@ -23,7 +23,7 @@ from gymnasium.wrappers import (
 
 from ...algorithms.algorithm import check_bool
 
-__all__ = ["FAMILY", "FRAMES_PER_SECOND", "SKIP", "hint", "is_game", "make_game", "stacked"]
+__all__ = ["FAMILY", "hint", "is_game", "make_game", "stacked"]
 
 FAMILY = "ALE/"
 STACK, SKIP = 4, 4
@@ -83,7 +83,6 @@ def make_game(
             "the one that comes with ale-py"
         ) from None
     made = AtariPreprocessing(made, frame_skip=SKIP)
-    made.metadata = {**made.metadata, "render_fps": FRAMES_PER_SECOND // SKIP}
     if max_episode_steps is not None:
         made = TimeLimit(made, max_episode_steps)
     return stacked(made, clip_rewards)
@@ -92,6 +91,7 @@ def make_game(
 def stacked(env: Any, clip_rewards: bool) -> Any:
     """Return a game of single frames with stacks of them, and with the sign of rewards."""
     check_bool("clip_rewards", clip_rewards)
+    env.metadata = {**env.metadata, "render_fps": FRAMES_PER_SECOND // SKIP}
     if clip_rewards:
         env = TransformReward(RecordEpisodeStatistics(env), _sign)
     return FrameStackObservation(env, STACK)

@@ -159,23 +159,19 @@ def _register(env: str) -> None:
     module = PACKAGES[env.partition("/")[0]][1]
     try:
         importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name == module:
-            return
-        raise ConfigError(_not_imported(env, module, error)) from error
     except Exception as error:
-        raise ConfigError(_not_imported(env, module, error)) from error
+        if isinstance(error, ModuleNotFoundError) and error.name == module:
+            return
+        raise ConfigError(
+            f"env={env!r} needs {module}, which is installed, but could not be imported: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     if is_board_game(env):
         register_board_games()
     if env.startswith(pools.FAMILY):
         known = pools.register_pool(env)
         if env not in gymnasium.registry:
             raise ConfigError(f"env must be a task of EnvPool, got {env!r}{suggestion(env, known)}")
-
-
-def _not_imported(env: str, module: str, error: Exception) -> str:
-    what = f"{type(error).__name__}: {error}"
-    return f"env={env!r} needs {module}, which is installed, but could not be imported: {what}"
 
 
 def _spaces(make: Callable[[], Any], name: str) -> tuple[Any, Any, Stacking | None]:

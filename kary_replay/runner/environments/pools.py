@@ -83,7 +83,6 @@ def make_pool(
             )
         return PoolOfOne(task, render_mode, options)
     made: Any = PoolOfOne(task, render_mode, {**PREPARED, **options})
-    made.metadata = {**made.metadata, "render_fps": atari.FRAMES_PER_SECOND // atari.SKIP}
     frame = made.observation_space
     space = gymnasium.spaces.Box(0, 255, frame.shape[1:], frame.dtype.type)
     made = TransformObservation(made, lambda observation: observation[0], space)

@@ -194,13 +194,14 @@ class RunDirectory:
             ) from None
         if taken:
             resumable = (path / "checkpoint.json").exists() or not (path / "config.json").exists()
+            remedy = (
+                f"go on with --resume {config.directory}"
+                if resumable
+                else "remove it, if its run has ended: that wrote no checkpoint to go on from"
+            )
             raise ConfigError(
-                f"directory must be new or empty, got {config.directory}: choose another one, or "
-                + (
-                    f"go on with --resume {config.directory}"
-                    if resumable
-                    else "remove it, if its run has ended: that wrote no checkpoint to go on from"
-                )
+                f"directory must be new or empty, got {config.directory}: choose another one, "
+                f"or {remedy}"
             )
 
     @classmethod
